@@ -1,0 +1,34 @@
+"""coattn: attention over a KV cache that does not fit in GPU memory, shared between GPU and CPU, merged exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coattn._version import __version__
+from coattn.errors import CoattnError
+
+if TYPE_CHECKING:
+    from coattn.hf.attach import attach as attach
+    from coattn.method import Method as Method
+    from coattn.method import compose as compose
+    from coattn.state import AttnState as AttnState
+    from coattn.state import merge as merge
+
+_LAZY = {
+    "attach": "coattn.hf.attach",
+    "Method": "coattn.method",
+    "compose": "coattn.method",
+    "AttnState": "coattn.state",
+    "merge": "coattn.state",
+}
+
+__all__ = ["AttnState", "CoattnError", "Method", "__version__", "attach", "compose", "merge"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and transformers take seconds to import: only those who use them wait
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'coattn' has no attribute {name!r}")

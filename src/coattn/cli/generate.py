@@ -1,0 +1,162 @@
+"""`coattn generate`: a prompt in, an answer out, and what it took."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coattn.cli.options import json_option, method_options, model_options, parse_settings
+from coattn.cli.output import err, is_piped, model_progress, print_json
+from coattn.errors import ConfigError, InputError
+from coattn.text import decode, read_bytes
+from coattn.units import format_bytes
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--file", "file", metavar="FILE", help="Read the prompt from a file; with PROMPT, the file comes first.")
+@model_options
+@method_options()
+@click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(1), help="Longest answer.")
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0 is greedy.")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from the likeliest tokens of this mass."
+)
+@click.option("--top-k", type=click.IntRange(1), help="Sample from so many of the likeliest tokens.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--raw", is_flag=True, help="Send the prompt as it is, without the model's chat template.")
+@click.option("--fidelity", is_flag=True, help="Also measure how close the answer's predictions are to full attention.")
+@json_option
+def generate(
+    prompt: str | None,
+    file: str | None,
+    model: str,
+    dtype: str,
+    device: str,
+    method: str,
+    gpu_kv: str | None,
+    host_kv: str | None,
+    settings: tuple[str, ...],
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    raw: bool,
+    fidelity: bool,
+    as_json: bool,
+) -> None:
+    """Answer a prompt, streaming the text to stdout.
+
+    The prompt is PROMPT, a file, or standard input. At the end: tokens per second, KV bytes per tier and, if asked
+    for, the fidelity to full attention, on stderr.
+    """
+    from coattn.method import compose
+    from coattn.methods import find_method
+
+    params = parse_settings(settings)
+    row = find_method(method)
+    compose(row, **params)  # refuse before the model is loaded
+    text = read_prompt(prompt, file)
+    sampling = sampling_arguments(temperature, top_p, top_k)
+
+    import torch
+
+    from coattn.hf.generate import encode_prompt
+    from coattn.hf.generate import generate as run
+    from coattn.hf.load import load
+
+    with model_progress() as show:
+        loaded = load(model, dtype=dtype, device=device, on_progress=show)
+    ids = encode_prompt(loaded, text, raw)
+    if seed is not None:
+        torch.manual_seed(seed)
+    result = run(
+        loaded,
+        ids,
+        row,
+        max_new_tokens=max_new_tokens,
+        gpu_kv=gpu_kv,
+        host_kv=host_kv,
+        params=params,
+        on_text=None if as_json else write,
+        **sampling,
+    )
+    measured = measure(loaded, result, row, gpu_kv, params) if fidelity else None
+    summary = {
+        "text": result.text,
+        "prompt_tokens": len(result.prompt_ids),
+        "new_tokens": len(result.new_ids),
+        "prefill_s": round(result.prefill_s, 4),
+        "decode_s": round(result.decode_s, 4),
+        "tokens_per_s": None if result.tokens_per_s is None else round(result.tokens_per_s, 3),
+        "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "device": str(loaded.model.device),
+        **result.report,
+        "fidelity": measured,
+    }
+    if as_json:
+        print_json(summary)
+        return
+    click.echo()
+    err.print(footer(summary), style="dim", highlight=False)
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """PROMPT, the file, both, or standard input."""
+    parts = []
+    if file is not None:
+        parts.append(decode(read_bytes(Path(file)), file))
+    if prompt is not None:
+        parts.append(prompt)
+    if not parts and is_piped():
+        parts.append(decode(sys.stdin.buffer.read(), "standard input"))
+    text = "\n\n".join(parts)
+    if not text.strip():
+        raise InputError("There is no prompt.", "Give one as an argument, with --file, or on standard input.")
+    return text
+
+
+def sampling_arguments(temperature: float, top_p: float | None, top_k: int | None) -> dict[str, Any]:
+    """What `model.generate` needs for these options."""
+    if temperature == 0:
+        if top_p is not None or top_k is not None:
+            raise ConfigError(
+                "--top-p and --top-k do nothing at --temperature 0.", "Set --temperature above 0 to sample."
+            )
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0, "top_k": top_k or 0}
+
+
+def measure(loaded: Any, result: Any, row: Any, gpu_kv: str | None, params: dict[str, Any]) -> dict[str, Any]:
+    """KL and top-1 agreement of the answer's predictions, with the answer forced under the method and under full."""
+    import torch
+
+    from coattn.evaluate.fidelity import compare
+    from coattn.evaluate.forced import force
+
+    ids = torch.cat([result.prompt_ids, result.new_ids])
+    own = force(loaded.model, ids, len(result.prompt_ids), row, gpu_kv, **params)
+    return compare(own, force(loaded.model, ids, len(result.prompt_ids), "full"))
+
+
+def write(piece: str) -> None:
+    """Streams to stdout."""
+    click.echo(piece, nl=False)
+
+
+def footer(summary: dict[str, Any]) -> str:
+    """The last line for people."""
+    speed = "" if summary["tokens_per_s"] is None else f", {summary['tokens_per_s']:.1f} tokens/s"
+    line = (
+        f"{summary['method']} ({'exact' if summary['exact'] else 'lossy'}): {summary['prompt_tokens']:,} tokens read "
+        f"in {summary['prefill_s']:.2f} s, {summary['new_tokens']} written{speed}; KV at most "
+        f"{format_bytes(summary['gpu_kv_peak'])} in the GPU tier, {format_bytes(summary['host_kv_peak'])} in DRAM"
+    )
+    if summary["fidelity"]:
+        line += f"; fidelity to full: KL {summary['fidelity']['kl']:.2g}, top-1 {summary['fidelity']['top1']:.1%}"
+    return line

@@ -1,0 +1,43 @@
+"""`coattn`: the command group, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from coattn._version import __version__
+from coattn.cli import demo, doctor, evaluate, generate, methods, models
+from coattn.cli.output import print_error
+from coattn.errors import CoattnError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="coattn %(version)s")
+def cli() -> None:
+    """Language models on contexts whose KV cache does not fit in GPU memory.
+
+    The KV cache lives in tiers, GPU and CPU each attend to their part, and the partial results are merged exactly.
+    """
+
+
+for command in (doctor.doctor, methods.methods, models.models, generate.generate, evaluate.evaluate, demo.demo):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Runs the command line. Exit code 2 and one sentence with a hint for anything the user can mend."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except CoattnError as error:
+        print_error(error)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

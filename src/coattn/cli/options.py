@@ -1,0 +1,68 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from coattn.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def model_options(command: F) -> F:
+    """--model, --dtype, --device."""
+    for option in (
+        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
+        click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
+        click.option("--model", default="smollm2", show_default=True, help="smollm2, a model folder or a hub name."),
+    ):
+        command = option(command)
+    return command
+
+
+def method_options(default: str = "full") -> Callable[[F], F]:
+    """--method, --gpu-kv, --host-kv, --set."""
+
+    def decorate(command: F) -> F:
+        for option in (
+            click.option(
+                "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable."
+            ),
+            click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
+            click.option("--gpu-kv", metavar="SIZE", help='Most KV memory in the GPU tier, such as "512MiB".'),
+            click.option(
+                "--method",
+                default=default,
+                show_default=True,
+                help="A name from `coattn methods`, or rows.toml[:name].",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def json_option(command: F) -> F:
+    """--json."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
+    )(command)
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
+    """`("sinks=4", "overlap=true")` -> `{"sinks": 4, "overlap": True}`; values are TOML, bare words are strings."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {setting!r} is not NAME=VALUE.", "Write it like --set sinks=4.")
+        try:
+            found[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip().replace("-", "_")] = value
+    return found

@@ -1,0 +1,78 @@
+"""Where output goes: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coattn.errors import CoattnError, InputError
+
+PAGE = 140
+"""Columns when the output is not a terminal: files and pipes should not wrap tables at 80."""
+
+out = Console(width=None if sys.stdout.isatty() else PAGE)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else PAGE)
+
+
+def print_json(data: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(data, indent=2, default=str))
+
+
+def print_error(error: CoattnError) -> None:
+    """One sentence and a hint on stderr."""
+    click.echo(f"error: {error}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+@contextmanager
+def progress(label: str, total: int | None) -> Iterator[Progress]:
+    """A progress bar on stderr, with the time left; nothing where stderr is not a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        bar.add_task(label, total=total)
+        yield bar
+
+
+@contextmanager
+def model_progress() -> Iterator[Any]:
+    """A callback for fetching and converting a model, shown as one bar per stage."""
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err, transient=True
+    ) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(f"model: {stage}", total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def writable(path: str | None) -> Path | None:
+    """A path that a result can be written to, checked before the work starts; its folder is made."""
+    if path is None:
+        return None
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("a"):
+            pass
+    except OSError as error:
+        raise InputError(f"{target} cannot be written: {error.strerror}.", "Choose another path for --out.") from None
+    return target
+
+
+def is_piped() -> bool:
+    """Whether standard input comes from a file or another program."""
+    return not sys.stdin.isatty()

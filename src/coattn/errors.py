@@ -1,0 +1,39 @@
+"""Errors that a person can act on: one sentence that says what is wrong, one hint that says what to do next."""
+
+from __future__ import annotations
+
+
+class CoattnError(Exception):
+    """Base of every error coattn raises on purpose.
+
+    `str(error)` is the sentence; `error.hint` is what to do next. The command line prints both and exits with 2.
+    """
+
+    def __init__(self, sentence: str, hint: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.hint = hint
+
+
+class ConfigError(CoattnError):
+    """An unknown key, a value of the wrong type or out of range."""
+
+
+class MethodError(CoattnError):
+    """A method row that does not exist or whose parts do not fit together."""
+
+
+class BudgetError(CoattnError):
+    """A memory budget that cannot hold what was asked of it; the sentence names the minimum."""
+
+
+class ModelError(CoattnError):
+    """A model that cannot be found, read or used."""
+
+
+class UnsupportedError(CoattnError):
+    """A model family, an option or a call that coattn refuses, by name and with the reason."""
+
+
+class InputError(CoattnError):
+    """A prompt, text or file that cannot be used."""

@@ -1,0 +1,1 @@
+"""How much a method costs in quality: perplexity and fidelity to full attention."""

@@ -1,0 +1,1 @@
+"""Every import of Transformers: architectures, the attention hook, the cache, loading."""

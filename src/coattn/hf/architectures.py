@@ -1,0 +1,109 @@
+"""Which model families coattn knows, and what their configs say about attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coattn.errors import UnsupportedError
+from coattn.types import LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FAMILIES = {
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (text)",
+    "glm": "GLM",
+    "glm4": "GLM-4",
+    "phi3": "Phi-3",
+    "opt": "OPT",
+    "gpt_neox": "GPT-NeoX",
+}
+"""`config.model_type` -> the family's name. Each is tested on a tiny random config."""
+
+
+def check_family(model: PreTrainedModel) -> None:
+    """Raises UnsupportedError naming the family or the option that coattn does not run."""
+    kind = getattr(model.config, "model_type", type(model).__name__)
+    if kind not in FAMILIES:
+        raise UnsupportedError(
+            f"Models of family {kind!r} are not supported.",
+            f"Supported: {', '.join(sorted(FAMILIES.values()))}.",
+        )
+    if model.training:
+        raise UnsupportedError(
+            "The model is in training mode, and coattn is for inference.", "Call model.eval() first."
+        )
+    if not hasattr(model, "generate") or model.get_output_embeddings() is None:
+        raise UnsupportedError(
+            f"{type(model).__name__} is not a causal language model.", "Load it with AutoModelForCausalLM."
+        )
+    if getattr(model.config, "is_causal", True) is False:
+        raise UnsupportedError("The model's config sets is_causal to false.", "Use a causal model.")
+
+
+def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The attention module of each layer, in order."""
+    found = {}
+    for module in model.get_decoder().modules():
+        # attention modules are those that know their layer and have a projection; decoder layers may know it as well
+        if hasattr(module, "layer_idx") and hasattr(module, "config") and _is_attention(module):
+            found[int(module.layer_idx)] = module
+    layers = int(model.config.num_hidden_layers)
+    if sorted(found) != list(range(layers)):
+        raise UnsupportedError(
+            f"{type(model).__name__} has {layers} layers, but attention was found in {len(found)} of them.",
+            "Models that mix attention with other layers are not supported.",
+        )
+    return [found[i] for i in range(layers)]
+
+
+def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
+    """Shape, window, soft-cap, dtype and device of each layer's attention."""
+    config = model.config
+    q_heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or q_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // q_heads)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    shapes = []
+    for i, module in enumerate(attention_modules(model)):
+        weight = next(module.parameters())
+        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        shapes.append(
+            LayerShape(
+                q_heads,
+                kv_heads,
+                head_dim,
+                model.dtype if not weight.dtype.is_floating_point else weight.dtype,
+                torch.device(device) if device is not None else weight.device,
+                sliding_window(config, i),
+                float(softcap) if softcap is not None else None,
+            )
+        )
+    return shapes
+
+
+def sliding_window(config: Any, layer: int) -> int | None:
+    """Tokens that a layer looks back, itself included, or None."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is not None:
+        if kinds[layer] not in ("full_attention", "sliding_attention"):
+            raise UnsupportedError(
+                f"Layer {layer} has attention of type {kinds[layer]!r}, which is not supported.",
+                "Full and sliding-window attention are.",
+            )
+        if kinds[layer] == "full_attention":
+            return None
+    return None if window is None else int(window)
+
+
+def _is_attention(module: torch.nn.Module) -> bool:
+    return any(hasattr(module, name) for name in ("q_proj", "qkv_proj", "query_key_value"))

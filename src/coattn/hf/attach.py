@@ -1,0 +1,170 @@
+"""`attach`: run any supported Transformers model under a method, and leave it as it was."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+
+from coattn.errors import InputError, UnsupportedError
+from coattn.hf import attention
+from coattn.hf.architectures import attention_modules, check_family, describe_layers
+from coattn.hf.cache import CoattnCache, refusal
+from coattn.hf.conversation import Conversation
+from coattn.method import Method, compose
+from coattn.methods import find_method
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODES = {"greedy_search", "sample"}
+REFUSED = {
+    "beam_search": ("Beam search", "it copies whole sequences between steps, which would move every block"),
+    "assisted_generation": (
+        "Assisted decoding",
+        "it takes tokens back, and what a window has dropped cannot come back",
+    ),
+}
+
+
+class Attachment:
+    """A model under a method. Made by `attach`; `report()` says what is held where."""
+
+    def __init__(self, model: PreTrainedModel, method: str | Method, ledger: Ledger, params: dict[str, Any]) -> None:
+        check_family(model)
+        self.model, self.ledger = model, ledger
+        self.composed = compose(find_method(method), **params)
+        self.layers = describe_layers(model)
+        self.modules = attention_modules(model)
+        self.conversations: WeakSet[Conversation] = WeakSet()
+        self.conversation: Conversation | None = None
+        """What the forward call that is running continues; None for a call without a cache."""
+        self.tokens: torch.Tensor | None = None
+        """Which columns of the running call are tokens, `[batch, columns]`; None when all are."""
+
+    def new_cache(self, tokens: int | None = None) -> CoattnCache:
+        """An empty cache. tokens: the longest a sequence will get, where that is known; it is checked and reserved."""
+        conversation = Conversation(self._new_runtime, tokens)
+        self.conversations.add(conversation)
+        return CoattnCache(len(self.layers), conversation)
+
+    def report(self) -> dict[str, Any]:
+        """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""
+        return {
+            "method": self.composed.method.name,
+            "exact": self.composed.exact,
+            "params": dict(self.composed.params),
+            "gpu_kv_bytes": self.ledger.held["gpu"],
+            "host_kv_bytes": self.ledger.held["host"],
+            "gpu_kv_peak": self.ledger.peak["gpu"],
+            "host_kv_peak": self.ledger.peak["host"],
+        }
+
+    def close(self) -> None:
+        """Gives the memory of every cache back."""
+        for conversation in list(self.conversations):
+            conversation.close()
+
+    def _new_runtime(self, seqs: int, tokens: int | None) -> Runtime:
+        return Runtime(self.layers, self.composed, self.ledger, seqs, tokens)
+
+    def before_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[tuple[()], dict[str, Any]]:
+        """Starts a step: finds or makes the cache, reads the mask."""
+        call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        call |= call.pop("kwargs", {})
+        inputs = call.get("input_ids") if call.get("input_ids") is not None else call.get("inputs_embeds")
+        if inputs is None:
+            raise InputError("The model was called without input_ids or inputs_embeds.", "Give one of them.")
+        batch, columns = inputs.shape[:2]
+        mask = call.get("attention_mask")
+        if mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2):
+            raise UnsupportedError(
+                "attention_mask is not a [batch, columns] tensor, and custom masks are not supported.",
+                "Give a two-dimensional mask that marks padding.",
+            )
+        cache = call.get("past_key_values")
+        use_cache = call.get("use_cache")
+        if cache is None and (getattr(module.config, "use_cache", True) if use_cache is None else use_cache):
+            cache = call["past_key_values"] = self.new_cache()
+        if cache is None:
+            self.conversation = None
+            self.tokens = None if mask is None or bool(mask.all()) else mask.to("cpu").bool()
+            return (), call
+        if not isinstance(cache, CoattnCache) or cache.conversation not in self.conversations:
+            raise UnsupportedError(
+                f"past_key_values is a {type(cache).__name__} that this attachment did not make.",
+                "Leave past_key_values out, or pass the one that an earlier call under this attachment returned.",
+            )
+        self.tokens = cache.conversation.begin(batch, columns, mask)
+        self.conversation = cache.conversation
+        return (), call
+
+    def after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Ends a step that went through every layer."""
+        if self.conversation is not None:
+            self.conversation.commit()
+        self.conversation = self.tokens = None
+
+    def prepare_cache(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """Stands in for the model's own method: `generate` gets a coattn cache that knows how long it will become."""
+        mode = str(getattr(generation_mode, "value", generation_mode))
+        if mode not in MODES:
+            raise refusal(*REFUSED.get(mode, (f"Generation mode {mode!r}", "only greedy search and sampling are")))
+        if getattr(generation_config, "cache_implementation", None) is not None:
+            raise UnsupportedError(
+                f"cache_implementation={generation_config.cache_implementation!r} conflicts with an attached method.",
+                "Leave cache_implementation out.",
+            )
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = self.new_cache(int(max_cache_length))
+
+
+@contextmanager
+def attach(
+    model: PreTrainedModel,
+    method: str | Method = "full",
+    *,
+    gpu_kv: int | float | str | None = None,
+    host_kv: int | float | str | None = None,
+    **params: Any,
+) -> Iterator[Attachment]:
+    """Runs `model` under `method` inside a `with` block; `model.generate(...)` works unchanged.
+
+    method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
+    gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`; unlimited when left out.
+    params: the method's parameters.
+
+    On exit, also after an exception, the model is as it was before, and the caches made inside give their memory back.
+    """
+    ledger = Ledger(parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv"))
+    attachment = Attachment(model, method, ledger, params)
+    config, decoder = model.config, model.get_decoder()
+    if config._attn_implementation == attention.NAME:
+        raise UnsupportedError(
+            "This model is attached already.", "Leave the first `with` block before attaching again."
+        )
+    with ExitStack() as undo:
+        undo.callback(attachment.close)
+        attention.enable(attachment)
+        undo.callback(attention.disable, attachment)
+        undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
+        config._attn_implementation_internal = attention.NAME
+        undo.callback(decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True).remove)
+        undo.callback(decoder.register_forward_hook(attachment.after_forward).remove)
+        model._prepare_cache_for_generation = attachment.prepare_cache
+        undo.callback(model.__dict__.pop, "_prepare_cache_for_generation")
+        yield attachment

@@ -1,0 +1,115 @@
+"""The attention function that Transformers' modules call while a model is attached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from coattn.errors import UnsupportedError
+from coattn.ops.prefill import prefill
+
+if TYPE_CHECKING:
+    from coattn.hf.attach import Attachment
+
+NAME = "coattn"
+_attached: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()
+"""Attention module -> the attachment it runs under."""
+
+
+def enable(attachment: Attachment) -> None:
+    """Routes the attachment's modules here. The function is registered while any model is attached, not at import."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention_forward)
+    for module in attachment.modules:
+        _attached[module] = attachment
+
+
+def disable(attachment: Attachment) -> None:
+    """Undoes `enable`."""
+    for module in attachment.modules:
+        _attached.pop(module, None)
+    if not _attached:
+        type(ALL_ATTENTION_FUNCTIONS)._global_mapping.pop(NAME, None)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query `[batch, q_heads, t, d]`, key, value `[batch, kv_heads, t, d]` of the new columns -> `[batch, t, q_heads, d]`."""
+    attachment = _attached[module]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    shape = attachment.layers[layer]
+    if dropout:
+        raise UnsupportedError("Attention dropout is not supported.", "Call model.eval() first.")
+    if kwargs.get("output_attentions"):
+        raise UnsupportedError(
+            "Attention weights are not kept, so output_attentions is not supported.", "Leave it out."
+        )
+    if (query.shape[1], key.shape[1], query.shape[3]) != (shape.q_heads, shape.kv_heads, shape.head_dim):
+        raise UnsupportedError(
+            f"Layer {layer} has {query.shape[1]} query and {key.shape[1]} KV heads of size {query.shape[3]}, "
+            f"but the config says {shape.q_heads}, {shape.kv_heads} and {shape.head_dim}.",
+            "Models whose layers differ from their config are not supported.",
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    tokens = attachment.tokens
+    with torch.no_grad():
+        q, k, v = (_pack(x, tokens) for x in (query, key, value))
+        if attachment.conversation is not None and attachment.conversation.runtime is not None:
+            out = attachment.conversation.runtime.attend(layer, q, k, v, scale)
+        else:
+            out = _without_cache(q, k, v, scale, attachment, layer, query.shape[0], query.shape[2])
+        out = _unpack(out, tokens, query.shape[0], query.shape[2])
+    if torch.is_grad_enabled() and query.requires_grad:
+        out = _InferenceOnly.apply(query, out)  # type: ignore[no-untyped-call]
+    return out, None
+
+
+def _without_cache(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attachment: Attachment, layer: int, batch: int, columns: int
+) -> Tensor:
+    """A forward call with `use_cache=False`: dense over each sequence's own tokens."""
+    counts = [columns] * batch if attachment.tokens is None else attachment.tokens.sum(1).tolist()
+    sequences = zip(*(torch.split(x, counts) for x in (q, k, v)), strict=True)
+    shape = attachment.layers[layer]
+    return torch.cat([prefill(a, b, c, scale, shape) for a, b, c in sequences if len(a)])
+
+
+def _pack(x: Tensor, tokens: Tensor | None) -> Tensor:
+    """`[batch, heads, t, d]` -> `[tokens, heads, d]`, sequence after sequence, without padding."""
+    x = x.transpose(1, 2)
+    return x.flatten(0, 1) if tokens is None else x[tokens.to(x.device)]
+
+
+def _unpack(x: Tensor, tokens: Tensor | None, batch: int, columns: int) -> Tensor:
+    if tokens is None:
+        return x.view(batch, columns, *x.shape[1:])
+    out = x.new_zeros(batch, columns, *x.shape[1:])
+    out[tokens.to(x.device)] = x
+    return out
+
+
+class _InferenceOnly(torch.autograd.Function):
+    """Passes the attention output through, and refuses a backward pass instead of giving wrong gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, out: Tensor) -> Tensor:
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UnsupportedError(
+            "An attached model cannot be trained: coattn is for inference.", "Leave the `with` block first."
+        )

@@ -1,0 +1,78 @@
+"""The cache object that Transformers carries around: a thin face of a Conversation."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from coattn.errors import CoattnError, UnsupportedError
+from coattn.hf.conversation import Conversation
+
+
+class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
+    """What Transformers asks of a layer. The tokens themselves are in the runtime's stores."""
+
+    is_compileable = False
+    is_sliding = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the runtime opens its stores at the first step."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Hands the new keys and values on: the attention function stores them."""
+        if not self.conversation.stepping:
+            raise UnsupportedError(
+                "A coattn cache was used outside the attachment that made it.", "Use it inside its `with` block."
+            )
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.conversation.columns + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.conversation.columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The older name of `get_max_length`."""
+        return -1
+
+    def reset(self) -> None:
+        self.conversation.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        raise refusal("Reordering a cache", "it would copy whole sequences between steps")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise refusal("Cropping a cache", "what a window has dropped cannot come back")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise refusal("Repeating a cache", "it would copy whole sequences")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        raise refusal("Selecting from a cache", "it would copy whole sequences")
+
+
+class CoattnCache(Cache):  # type: ignore[misc]
+    """One conversation, or a batch of them, under one method. Its memory goes back when nobody holds it any more."""
+
+    def __init__(self, layers: int, conversation: Conversation) -> None:
+        super().__init__(layers=[CoattnLayer(conversation) for _ in range(layers)])
+        self.conversation = conversation
+        weakref.finalize(self, conversation.close)
+
+
+def refusal(what: str, why: str) -> CoattnError:
+    return UnsupportedError(f"{what} is not supported: {why}.", "Use greedy search or sampling.")

@@ -1,0 +1,137 @@
+"""A batch of running sequences under one method: which columns are tokens, and the runtime that stores them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coattn.errors import BudgetError, InputError, UnsupportedError
+from coattn.runtime import Runtime
+from coattn.types import Step
+
+NewRuntime = Callable[[int, "int | None"], Runtime]
+"""`(sequences, longest length or None) -> Runtime`"""
+
+
+class Conversation:
+    """What a cache stands for.
+
+    Transformers counts columns, padding included; the stores count real tokens. `real` `[batch, columns]` says which is
+    which, so padding is never stored and never attended.
+    """
+
+    def __init__(self, new_runtime: NewRuntime, tokens: int | None) -> None:
+        self.new_runtime, self.tokens = new_runtime, tokens
+        self.runtime: Runtime | None = None
+        self.real = torch.zeros(0, 0, dtype=torch.bool)
+        self.stepping = False
+        """Between `begin` and `commit`."""
+        self.closed = False
+
+    @property
+    def columns(self) -> int:
+        return int(self.real.shape[1])
+
+    def lengths(self) -> tuple[int, ...]:
+        """Stored tokens of each sequence."""
+        return tuple(self.real.sum(1).tolist())
+
+    def begin(self, batch: int, columns: int, mask: Tensor | None) -> Tensor | None:
+        """Starts a step of `[batch, columns]` new columns; mask `[batch, past + columns]` or None.
+
+        Returns which of the new columns are tokens, `[batch, columns]`, or None when all are. Raises, leaving everything
+        as it was, when the step cannot run.
+        """
+        self._check_usable(batch)
+        past, new = self._split(batch, columns, mask)
+        self._forget(past)
+        if self.runtime is None:
+            self.runtime = self._open(batch)
+            self.real = torch.zeros(batch, 0, dtype=torch.bool)
+        step = Step.of(tuple(range(batch)), self.lengths(), tuple(new.sum(1).tolist()))
+        self.runtime.begin(step)
+        self._new, self.stepping = new, True
+        return None if bool(new.all()) else new
+
+    def commit(self) -> None:
+        """The step went through every layer."""
+        assert self.runtime is not None
+        self.runtime.commit()
+        self.real = torch.cat([self.real, self._new], 1)
+        self.stepping = False
+
+    def reset(self) -> None:
+        """Forgets everything and gives the memory back."""
+        if self.runtime is not None:
+            self.runtime.release()
+            self.runtime = None
+        self.real = torch.zeros(0, 0, dtype=torch.bool)
+        self.stepping = False
+
+    def close(self) -> None:
+        """`reset`, for good."""
+        self.reset()
+        self.closed = True
+
+    def _open(self, batch: int) -> Runtime:
+        try:
+            return self.new_runtime(batch, self.tokens)
+        except BudgetError:
+            gc.collect()  # caches that nobody holds any more may sit in reference cycles of their owners
+            return self.new_runtime(batch, self.tokens)
+
+    def _check_usable(self, batch: int) -> None:
+        if self.closed:
+            raise InputError(
+                "This cache belongs to an attachment that has ended.", "Use it inside the `with` block that made it."
+            )
+        if self.stepping:
+            raise InputError(
+                "This cache was left behind by a step that failed half way, so its contents cannot be trusted.",
+                "Start again without past_key_values.",
+            )
+        if self.runtime is not None and batch != len(self.real):
+            raise InputError(
+                f"The cache holds {len(self.real)} sequence(s), but the step has {batch}.",
+                "Continue a cache with the batch it was made with.",
+            )
+
+    def _split(self, batch: int, columns: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The mask over past columns and over new ones."""
+        if mask is None:
+            return self.real, torch.ones(batch, columns, dtype=torch.bool)
+        mask = mask.to("cpu").bool()
+        if mask.shape == (batch, columns) and self.columns:
+            return self.real, mask  # only the new columns are given
+        if mask.shape != (batch, self.columns + columns):
+            raise InputError(
+                f"attention_mask has shape {list(mask.shape)}, but the cache holds {self.columns} columns and the step "
+                f"adds {columns}.",
+                "Give a mask over all columns, past and new.",
+            )
+        return mask[:, : self.columns], mask[:, self.columns :]
+
+    def _forget(self, past: Tensor) -> None:
+        """Takes back tokens that the mask now hides, as a new turn does with what was generated after an end token."""
+        if self.runtime is None or torch.equal(past, self.real):
+            return
+        if (past & ~self.real).any():
+            raise UnsupportedError(
+                "attention_mask shows a column that was hidden when it was computed, so it was never stored.",
+                "Start again without past_key_values.",
+            )
+        kept, lengths = past.sum(1).tolist(), self.lengths()
+        for slot, (keep, length) in enumerate(zip(kept, lengths, strict=True)):
+            order = past[slot][self.real[slot]]
+            if not bool(order[:keep].all()):
+                raise UnsupportedError(
+                    f"attention_mask hides tokens in the middle of sequence {slot}, which are already stored.",
+                    "Only the last tokens of a sequence can be taken back; start again without past_key_values.",
+                )
+        for slot, (keep, length) in enumerate(zip(kept, lengths, strict=True)):
+            if keep < length:
+                self.runtime.truncate(slot, length, keep)
+        self.real = past.clone()

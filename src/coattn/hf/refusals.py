@@ -1,0 +1,67 @@
+"""What Transformers raises when a model cannot be loaded, as one sentence and a hint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from coattn.errors import CoattnError, ModelError
+from coattn.hf.hub import hint
+
+LONGEST = 240
+"""Characters of a foreign message that are worth repeating."""
+
+_REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("does not recognize this architecture",),
+        "This version of Transformers does not know the model type of {}.",
+        "Upgrade transformers, or choose another model.",
+    ),
+    (
+        ("unrecognized configuration class",),
+        "{} is not a causal language model.",
+        "Choose a model that generates text.",
+    ),
+    (
+        ("trust_remote_code", "custom code"),
+        "{} needs code of its own to run, and coattn never runs code that ships with a model.",
+        "Choose a model whose architecture is part of Transformers.",
+    ),
+    (
+        ("a file named model.safetensors", "no file named model.safetensors"),
+        "{} has no weights in safetensors, the only form coattn opens.",
+        "Choose a model that offers them, or save it as safetensors where you trust it.",
+    ),
+    (
+        ("gated repo",),
+        "{} on the model hub asks for permission first.",
+        "Ask for it there, then log in with `hf auth login`.",
+    ),
+)
+
+
+def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
+    """The error to raise instead of `error`, met while loading `part` of `where`: a folder or a hub name."""
+    if isinstance(error, CoattnError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return ModelError(f"The weights of {where} do not fit on the device.", "Use the CPU, or a smaller model.")
+    said = str(error).lower()
+    for marks, sentence, advice in _REASONS:
+        if any(mark in said for mark in marks):
+            return ModelError(sentence.format(where), advice)
+    if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or "cached" in said):
+        return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", hint(where))
+    return ModelError(
+        f"The {part} of {where} cannot be loaded: {one_line(error)}.",
+        "Check that its files are whole and belong together; copy or download them again.",
+    )
+
+
+def one_line(error: Exception) -> str:
+    """The message of a foreign error, on one line, of bearable length."""
+    text = " ".join(str(error).split()).rstrip(".:")
+    if len(text) > LONGEST:
+        text = text[:LONGEST].rsplit(" ", 1)[0] + " ..."
+    return f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text or type(error).__name__

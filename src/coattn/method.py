@@ -1,0 +1,151 @@
+"""A method is data: one part per axis. `compose` puts the parts together or says everything that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coattn.errors import ConfigError, MethodError
+from coattn.part import Part
+from coattn.parts import PARTS
+from coattn.place.base import Place
+from coattn.schedule.base import Schedule
+from coattn.select.base import Select
+from coattn.store.base import Store
+
+ORIGIN = {
+    "near": "a store with a GPU tier",
+    "far": "a store with an arena in DRAM",
+    "window": "a store that is a window of sinks and recent tokens",
+    "all_tokens": "a store that keeps every token",
+    "query_free": "a selection rule that can pick before the query is known",
+    "whole_blocks": "a selection rule that picks the same whole blocks for every head",
+    "prefetch": "a place that can be told what comes next",
+    "host_place": "a place that computes on the host",
+}
+"""What a need means, for people."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table."""
+
+    name: str
+    store: str
+    select: str
+    place: tuple[str, ...]
+    schedule: str
+    summary: str = ""
+    paper: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that differ from the parts' own defaults."""
+
+    def parts(self) -> list[tuple[str, str]]:
+        """`(axis, part name)` of every part."""
+        return [
+            ("store", self.store),
+            ("select", self.select),
+            *(("place", name) for name in self.place),
+            ("schedule", self.schedule),
+        ]
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A method whose parts exist, fit together and have valid parameters. `build` makes fresh parts."""
+
+    method: Method
+    params: Mapping[str, Any]
+    """Every parameter of the row with its value, defaults included."""
+    exact: bool
+    """Whether its result equals full attention."""
+
+    def build(self) -> Parts:
+        """New part objects: one set per running cache."""
+
+        def make(axis: str, name: str) -> Any:
+            kind = PARTS[axis][name]
+            return kind(**{k: self.params[k] for k in kind.parameters()})
+
+        method = self.method
+        places = tuple(make("place", name) for name in method.place)
+        return Parts(
+            make("store", method.store), make("select", method.select), places, make("schedule", method.schedule)
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one running method."""
+
+    store: Store
+    select: Select
+    places: tuple[Place, ...]
+    schedule: Schedule
+
+
+def compose(method: Method, **overrides: Any) -> Composed:
+    """Checks a row and its parameters. Raises one error that lists every mismatch.
+
+    overrides: parameters that replace the row's own.
+    """
+    kinds = _find_parts(method)
+    problems = [*_mismatches(method, kinds)]
+    if problems:
+        raise MethodError(
+            f"Method {method.name!r} does not fit together: " + "; ".join(problems) + ".",
+            "Change the named parts; `coattn methods` shows rows that fit.",
+        )
+    params = _parameters(method, kinds, overrides)
+    store, select = kinds[0], kinds[1]
+    exact = bool(getattr(store, "keeps_all", False) and getattr(select, "exact", False))
+    composed = Composed(method, params, exact)
+    composed.build()  # parts check their own values
+    return composed
+
+
+def _find_parts(method: Method) -> list[type[Part]]:
+    missing = [
+        f"{axis} {name!r} (there is: {', '.join(PARTS[axis])})"
+        for axis, name in method.parts()
+        if name not in PARTS[axis]
+    ]
+    if missing:
+        raise MethodError(
+            f"Method {method.name!r} names parts that do not exist: " + "; ".join(missing) + ".", "Correct the names."
+        )
+    if not method.place:
+        raise MethodError(f"Method {method.name!r} names no place.", 'Add place = ["gpu"] or another place.')
+    return [PARTS[axis][name] for axis, name in method.parts()]
+
+
+def _mismatches(method: Method, kinds: list[type[Part]]) -> list[str]:
+    provided = frozenset().union(*(kind.provides for kind in kinds))
+    found = [
+        f"{kind.axis} {kind.name!r} needs {ORIGIN.get(need, need)}"
+        for kind in kinds
+        for need in sorted(kind.needs - provided)
+    ]
+    covered = [place.covers for place in kinds if issubclass(place, Place)]
+    for tier in ("near", "far"):
+        where = "GPU tier" if tier == "near" else "arena"
+        if tier in kinds[0].provides and tier not in covered:
+            found.append(f"store {method.store!r} keeps tokens in its {where}, which none of its places attends to")
+        if covered.count(tier) > 1:
+            found.append(f"more than one place attends to the {where}, so its tokens would count twice")
+    return found
+
+
+def _parameters(method: Method, kinds: list[type[Part]], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    for kind in kinds:
+        known |= kind.parameters()
+    given = {**method.params, **overrides}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"Method {method.name!r} has no parameter {', '.join(map(repr, unknown))}.",
+            f"It has: {', '.join(sorted(known)) or 'none'}; `coattn methods {method.name}` explains them.",
+        )
+    return {**known, **given}

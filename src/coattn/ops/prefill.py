@@ -1,0 +1,35 @@
+"""`prefill`: dense causal attention over tokens that are all in hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from coattn.ops.reference.attend_causal import attend_causal
+from coattn.types import LayerShape
+
+
+def prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> Tensor:
+    """q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` of one sequence -> `[t, q_heads, d]`. No log-sum-exp is needed.
+
+    PyTorch's fused attention where it can express the layer, else the chunked reference (soft-capped scores).
+    """
+    if layer.softcap is not None:
+        return attend_causal(q, k, v, scale, layer.softcap, layer.sliding_window).out.to(q.dtype)
+    mask = None
+    if layer.sliding_window is not None and len(q) > layer.sliding_window:
+        offset = torch.arange(len(q), device=q.device)
+        distance = offset[:, None] - offset[None, :]
+        mask = (distance >= 0) & (distance < layer.sliding_window)
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = functional.scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=layer.q_heads != layer.kv_heads,
+    )
+    return out[0].transpose(0, 1)

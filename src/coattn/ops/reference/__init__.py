@@ -1,0 +1,1 @@
+"""Plain-PyTorch meaning of every operation: short, obviously right, any device. Every backend is tested against these."""

@@ -1,0 +1,45 @@
+"""Causal attention of the last tokens of a run over the whole run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.state import AttnState
+
+CHUNK = 256
+"""Queries per chunk: bounds the score matrix to `q_heads x CHUNK x keys` floats."""
+
+
+def attend_causal(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, window: int | None, sinks: int = 0
+) -> AttnState:
+    """q `[t, q_heads, d]` are the last t of the tokens of k, v `[n, kv_heads, d]` -> out like q, lse `[t, q_heads]`.
+
+    A query at position p sees keys at `max(0, p - window + 1) .. p`, and the first `sinks` keys where they are not later.
+    """
+    t, q_heads, d = q.shape
+    n, kv_heads, _ = k.shape
+    keys, values = (x.to(torch.float32).transpose(0, 1) for x in (k, v))
+    outs, lses = [], []
+    for start in range(0, t, CHUNK):
+        part = q[start : start + CHUNK].to(torch.float32) * scale
+        position = torch.arange(start, start + len(part), device=q.device)[:, None] + (n - t)
+        first = 0 if window is None or sinks else max(0, n - t + start - window + 1)
+        end = n - t + start + len(part)
+        key_position = torch.arange(first, end, device=q.device)[None, :]
+        seen = key_position <= position
+        if window is not None:
+            seen &= (key_position > position - window) | (key_position < sinks)
+        grouped = part.view(len(part), kv_heads, q_heads // kv_heads, d)
+        scores = torch.einsum("thgd,hnd->htgn", grouped, keys[:, first:end])
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~seen[None, :, None, :], -torch.inf)
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[..., None]).exp()
+        outs.append(torch.einsum("htgn,hnd->thgd", weights, values[:, first:end]).reshape(part.shape))
+        lses.append(lse.permute(1, 0, 2).reshape(len(part), q_heads))
+    if not outs:
+        return AttnState.empty(q)
+    return AttnState(torch.cat(outs), torch.cat(lses))

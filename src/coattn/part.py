@@ -1,0 +1,39 @@
+"""What every part of a method shares: a name, parameters, needs and provides."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
+
+from coattn.errors import ConfigError
+
+
+@dataclass
+class Part:
+    """One answer on one axis. A part never knows method names; it says what it needs and what it provides.
+
+    The fields of the dataclass that `__init__` takes are the part's parameters; `help_text` explains each.
+    """
+
+    axis: ClassVar[str]
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
+    help_text: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """Parameter name -> default."""
+        found = {}
+        for f in fields(cls):
+            if f.init:
+                found[f.name] = f.default if f.default is not MISSING else None
+        return found
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises ConfigError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"{name} is {value!r}, but must be a whole number of at least {least}.", f"Set {name}={least} or more."
+        )

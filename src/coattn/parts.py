@@ -1,0 +1,35 @@
+"""The parts that rows can name. A new part is one file and one line here."""
+
+from __future__ import annotations
+
+from coattn.part import Part
+from coattn.place.cpu import Cpu
+from coattn.place.gpu import Gpu
+from coattn.place.pull import Pull
+from coattn.schedule.inline import Inline
+from coattn.schedule.next_layer import NextLayer
+from coattn.schedule.same_layer import SameLayer
+from coattn.select.everything import Everything
+from coattn.select.sinks_recent import SinksRecent
+from coattn.store.arena import Arena
+from coattn.store.pool import Pool
+from coattn.store.window import Window
+
+_ALL: tuple[type[Part], ...] = (
+    Pool,
+    Window,
+    Arena,
+    Everything,
+    SinksRecent,
+    Gpu,
+    Cpu,
+    Pull,
+    Inline,
+    SameLayer,
+    NextLayer,
+)
+
+PARTS: dict[str, dict[str, type[Part]]] = {
+    axis: {part.name: part for part in _ALL if part.axis == axis} for axis in ("store", "select", "place", "schedule")
+}
+"""Axis -> name -> part."""

@@ -1,0 +1,1 @@
+"""Who computes: one file per place."""

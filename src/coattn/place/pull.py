@@ -1,0 +1,120 @@
+"""The GPU, over arena blocks that it brings in through a small staging memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from coattn.ops.attend import attend
+from coattn.place.base import Call, Place
+from coattn.place.staging import Filling, Staging
+from coattn.state import AttnState, merge
+from coattn.store.base import Opening, Store
+from coattn.types import BlockList, Selection
+
+
+@dataclass(frozen=True)
+class Piece:
+    """As many of a selection's blocks as a staging half holds."""
+
+    ids: list[int]
+    """Arena block ids, in staging order."""
+    picked: BlockList
+    """The same blocks by their place in the half, on the host."""
+
+
+@dataclass
+class Pull(Place):
+    """Brings far blocks over PCIe into a staging memory in the GPU tier and attends to them there.
+
+    The staging memory takes what the budget leaves, at most two layers' worth; a layer that does not fit goes through
+    in pieces, the next piece on its way while one is attended, and the partial results are merged.
+    """
+
+    name = "pull"
+    covers = "far"
+    needs = frozenset({"far", "whole_blocks"})
+    provides = frozenset({"prefetch"})
+
+    _expected: tuple[int, BlockList] | None = field(init=False, repr=False, default=None)
+    _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
+    _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+
+    def least(self, opening: Opening, store: Store) -> int:
+        return Staging.unit_bytes(opening.layers, store.block)
+
+    def open(self, opening: Opening, store: Store) -> None:
+        self.store = store
+        self.staging = Staging(opening.layers, opening.ledger, store.block)
+        if opening.tokens is not None:
+            self.staging.reserve(opening.seqs * (opening.tokens // store.block))
+
+    def expect(self, layer: int, picked: Selection) -> None:
+        """Says what `run` will be asked next, so that it can be on its way before."""
+        self._expected = None if picked.far is None else (layer, picked.far)
+
+    def run(self, call: Call, picked: Selection) -> AttnState:
+        if picked.far is None:
+            return AttnState.empty(call.q)
+        pieces = self._cut(picked.far)
+        following = [(call.layer, piece) for piece in pieces[1:]]
+        if self._expected is not None:
+            following.append((self._expected[0], self._cut(self._expected[1])[0]))
+        arriving = self._arrived(call.layer, picked.far) or self._fill(call.layer, pieces[0])
+        states = []
+        for i, piece in enumerate(pieces):
+            current = arriving
+            if i < len(following):
+                arriving = self._fill(*following[i])
+            states.append(
+                attend(call.q, current.wait(), _on(piece.picked, call.q.device), call.scale, call.shape.softcap)
+            )
+            self.staging.done(current)
+        self._arriving = None if self._expected is None else (*self._expected, arriving)
+        self._expected = None
+        return merge(*states)
+
+    def release(self) -> None:
+        self.staging.release()
+        self._expected = self._arriving = self._pieces = None
+
+    def _fill(self, layer: int, piece: Piece) -> Filling:
+        return self.staging.fill(layer, self.store.far, piece.ids)
+
+    def _arrived(self, layer: int, picked: BlockList) -> Filling | None:
+        arriving, self._arriving = self._arriving, None
+        return arriving[2] if arriving and arriving[0] == layer and arriving[1] is picked else None
+
+    def _cut(self, picked: BlockList) -> list[Piece]:
+        """The selection in pieces; the same for every layer of a step, so cut once."""
+        if self._pieces is None or self._pieces[0] is not picked:
+            block = self.store.block
+            counts = [-(-n // block) for n in picked.tokens[:, 0].tolist()]
+            if self._arriving is None:
+                self.staging.reserve(sum(counts))
+            self._pieces = (picked, cut(picked, counts, block, self.staging.blocks))
+        return self._pieces[1]
+
+
+def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Piece]:
+    """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks."""
+    flat = [(seq, i) for seq, count in enumerate(counts) for i in range(count)]
+    table, tokens = picked.table[:, 0].tolist(), picked.tokens[:, 0].tolist()
+    pieces = []
+    for start in range(0, len(flat), most):
+        part = flat[start : start + most]
+        rows: list[list[int]] = [[] for _ in counts]
+        held = [0] * len(counts)
+        for place, (seq, i) in enumerate(part):
+            rows[seq].append(place)
+            held[seq] += min(block, tokens[seq] - i * block)
+        width = max(map(len, rows))
+        listing = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int32)
+        piece = BlockList(listing[:, None], torch.tensor(held, dtype=torch.int32)[:, None], max(held))
+        pieces.append(Piece([table[seq][i] for seq, i in part], piece))
+    return pieces
+
+
+def _on(picked: BlockList, device: torch.device) -> BlockList:
+    return BlockList(picked.table.to(device), picked.tokens.to(device), picked.longest)

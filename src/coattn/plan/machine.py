@@ -1,0 +1,96 @@
+"""What this machine has, and what coattn does with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from coattn.provenance import cpu_name
+from coattn.units import format_bytes
+
+COMFORTABLE = 8 << 30
+"""Free memory under which a hint is given: smaller ones hold few tokens beside a model."""
+
+
+def examine() -> dict[str, Any]:
+    """Facts (`machine`), choices with reasons (`uses`) and `hints`. Starts nothing, allocates nothing."""
+    import torch
+
+    features, native_problem = _features()
+    total, available = _memory()
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    sets = [name for name in ("avx2", "avx512", "avx512_bf16", "avx512_vnni", "amx") if features.get(name)]
+    machine = {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "instruction_sets": ", ".join(sets) or "generic",
+        "memory": format_bytes(total),
+        "memory_available": format_bytes(available),
+        "gpu": ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus) or None,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers")},
+    }
+    uses = [_tiers(gpus), _dtype(gpus), _kernels(native_problem)]
+    hints = []
+    if not gpus:
+        hints.append("No GPU was found: the GPU tier is ordinary memory with the same budget, and every method works.")
+    if native_problem:
+        hints.append("Build the native extension with `pip install .` and a C++ compiler.")
+    if available < COMFORTABLE:
+        hints.append(f"Only {format_bytes(available)} of memory is free: long contexts in DRAM will not fit.")
+    return {"machine": machine, "uses": uses, "hints": hints}
+
+
+def _tiers(gpus: list[Any]) -> dict[str, str]:
+    if gpus:
+        return _use("GPU tier", gpus[0].name, "the first GPU; layers spread over several keep their KV with them")
+    return _use("GPU tier", "ordinary memory", "there is no GPU; the budget and the results are the same")
+
+
+def _dtype(gpus: list[Any]) -> dict[str, str]:
+    import torch
+
+    from coattn.hf.load import choose_dtype
+
+    choice = choose_dtype("auto", torch.device("cuda" if gpus else "cpu"))
+    reason = "a GPU or AMX makes it the fastest" if choice is torch.bfloat16 else "without AMX it is the fastest"
+    return _use("numbers", str(choice).removeprefix("torch."), reason)
+
+
+def _kernels(problem: str | None) -> dict[str, str]:
+    if problem:
+        return _use("CPU attention", "PyTorch reference", problem)
+    return _use("CPU attention", "PyTorch reference", "the only one so far")
+
+
+def _use(part: str, choice: str, reason: str) -> dict[str, str]:
+    return {"part": part, "choice": choice, "reason": reason}
+
+
+def _features() -> tuple[dict[str, Any], str | None]:
+    try:
+        from coattn import _native
+    except ImportError as error:
+        return {}, f"the native extension is not there ({error})"
+    return dict(_native.cpu_features()), None
+
+
+def _memory() -> tuple[int, int]:
+    """Total and available bytes."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = available = page * os.sysconf("SC_PHYS_PAGES")
+    return total, available
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

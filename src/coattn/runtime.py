@@ -1,0 +1,143 @@
+"""The step: append, pick, launch, merge. One runtime per cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from coattn.method import Composed, Parts, compose
+from coattn.methods import SLIDING
+from coattn.ops.prefill import prefill
+from coattn.ops.reference.attend_causal import attend_causal
+from coattn.place.base import Call
+from coattn.state import AttnState, merge
+from coattn.store.base import Opening
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Phase, Step
+
+
+class Runtime:
+    """Runs one method over the layers of one model for a fixed number of sequences.
+
+    Layers that look back a fixed number of tokens by themselves run as a bounded window under every method; the others
+    run the method. Life: per step `begin`, then `attend` for every layer in order, then `commit`.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, seqs: int, tokens: int | None
+    ) -> None:
+        self.layers, self.ledger = layers, ledger
+        self.step: Step | None = None
+        self._parts: dict[int, Parts] = {}
+        self._groups: list[Parts] = []
+        self._closers: list[Callable[[], None]] = []
+        groups: dict[tuple[int | None, int, int, torch.dtype], list[int]] = {}
+        for i, shape in enumerate(layers):
+            groups.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype), []).append(i)
+        plan = []
+        # windows first: their need is fixed, the method takes what is left
+        for (window, *_), members in sorted(groups.items(), key=lambda item: item[0][0] is None):
+            row = composed if window is None else compose(SLIDING, recent=window)
+            plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens)))
+        least = sum(_least(parts, opening) for parts, opening in plan)
+        ledger.require("gpu", least, f"Method {composed.method.name!r} for {_amount(seqs, tokens)}")
+        try:
+            for parts, opening in plan:
+                self._open(parts, opening)
+        except Exception:
+            self.release()
+            raise
+
+    def _open(self, parts: Parts, opening: Opening) -> None:
+        self._groups.append(parts)
+        parts.store.open(opening)
+        self._closers.append(parts.store.release)
+        for place in parts.places:
+            place.open(opening, parts.store)
+            self._closers.append(place.release)
+        self._closers.append(parts.schedule.release)
+        parts.schedule.open(parts.places, parts.select, list(opening.layers))
+        for layer in opening.layers:
+            self._parts[layer] = parts
+
+    def begin(self, step: Step) -> None:
+        """Makes room for a step. Raises BudgetError before anything has changed."""
+        for parts in self._groups:
+            parts.store.plan(step)
+        self.step = step
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
+        assert self.step is not None, "begin() comes first"
+        if self.step.phase is Phase.DECODE:
+            return self.decode(self.step, layer, q, k, v, scale)
+        return self.extend(self.step, layer, q, k, v, scale)
+
+    def decode(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """One new token per sequence, which sees itself in the store."""
+        parts = self._parts[layer]
+        parts.store.append(layer, k, v, step)
+        queries = q[:, None]
+        picked = parts.select.pick(layer, queries, parts.store, step)
+        call = Call(layer, self.layers[layer], queries, scale, step, parts.store)
+        state = merge(*parts.schedule.launch(call, picked))
+        parts.select.observe(layer, state, picked)
+        return state.out[:, 0].to(q.dtype)
+
+    def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Several new tokens per sequence: dense among themselves, the method's way over the history."""
+        parts, shape = self._parts[layer], self.layers[layer]
+        out = torch.empty_like(q)
+        for i, (start, end) in enumerate(step.spans):
+            if start == end:
+                continue
+            alone = Step(step.phase, step.slots[i : i + 1], step.history[i : i + 1], step.new[i : i + 1])
+            own_q, own_k, own_v = q[start:end], k[start:end], v[start:end]
+            if not step.history[i]:
+                out[start:end] = prefill(own_q, own_k, own_v, scale, shape)
+                continue
+            run = parts.store.run(layer, step.slots[i], alone)
+            if run is not None:
+                keys, values = torch.cat([run.k, own_k]), torch.cat([run.v, own_v])
+                state = attend_causal(own_q, keys, values, scale, shape.softcap, run.window, run.sinks)
+            else:
+                queries = own_q[None]
+                picked = parts.select.pick(layer, queries, parts.store, alone)
+                call = Call(layer, shape, queries, scale, alone, parts.store)
+                states = parts.schedule.launch(call, picked)
+                own = attend_causal(own_q, own_k, own_v, scale, shape.softcap, None)
+                history = merge(*states)
+                state = merge(own, AttnState(history.out[0], history.lse[0]))
+            out[start:end] = state.out.to(q.dtype)
+        parts.store.append(layer, k, v, step)
+        return out
+
+    def commit(self) -> None:
+        """The step is over: its tokens are history now."""
+        assert self.step is not None, "begin() comes first"
+        for parts in self._groups:
+            parts.store.commit(self.step)
+        self.step = None
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
+        for parts in self._groups:
+            parts.store.truncate(slot, length, keep)
+
+    def release(self) -> None:
+        """Gives every byte back to the ledger."""
+        while self._closers:
+            self._closers.pop()()
+        self._groups.clear()
+        self._parts.clear()
+
+
+def _least(parts: Parts, opening: Opening) -> int:
+    return parts.store.least(opening) + sum(place.least(opening, parts.store) for place in parts.places)
+
+
+def _amount(seqs: int, tokens: int | None) -> str:
+    sequences = "one sequence" if seqs == 1 else f"{seqs} sequences"
+    return sequences if tokens is None else f"{sequences} of {tokens:,} tokens"

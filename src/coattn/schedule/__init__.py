@@ -1,0 +1,1 @@
+"""When the places work: one file per schedule."""

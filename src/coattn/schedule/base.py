@@ -1,0 +1,36 @@
+"""What a schedule is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from coattn.part import Part
+from coattn.place.base import Call, Place
+from coattn.select.base import Select
+from coattn.state import AttnState
+from coattn.types import Selection
+
+
+@dataclass
+class Schedule(Part):
+    """Decides when each place works on a layer's selection."""
+
+    axis: ClassVar[str] = "schedule"
+
+    places: Sequence[Place] = field(init=False, repr=False)
+    select: Select = field(init=False, repr=False)
+    layers: Sequence[int] = field(init=False, repr=False)
+
+    def open(self, places: Sequence[Place], select: Select, layers: Sequence[int]) -> None:
+        """Tells the schedule whom it commands, and the layers it will see, in order."""
+        self.places, self.select, self.layers = places, select, layers
+
+    @abstractmethod
+    def launch(self, call: Call, picked: Selection) -> list[AttnState]:
+        """The partial result of every place. Returns when all are there."""
+
+    def release(self) -> None:
+        """Stops what the schedule started."""

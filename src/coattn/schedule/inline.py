@@ -1,0 +1,20 @@
+"""One place after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coattn.place.base import Call
+from coattn.schedule.base import Schedule
+from coattn.state import AttnState
+from coattn.types import Selection
+
+
+@dataclass
+class Inline(Schedule):
+    """Every place at once, in order, on the calling thread."""
+
+    name = "inline"
+
+    def launch(self, call: Call, picked: Selection) -> list[AttnState]:
+        return [place.run(call, picked) for place in self.places]

@@ -1,0 +1,1 @@
+"""Which of the stored KV is attended: one file per rule."""

@@ -1,0 +1,34 @@
+"""What a selection rule is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from coattn.part import Part
+from coattn.state import AttnState
+from coattn.store.base import Store
+from coattn.types import Selection, Step
+
+
+@dataclass
+class Select(Part):
+    """Picks, per layer and step, the stored entries that the queries attend to."""
+
+    axis: ClassVar[str] = "select"
+    exact: ClassVar[bool]
+    """Whether nothing that the store keeps is left out: the rule's half of an exact method."""
+
+    @abstractmethod
+    def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        """What q `[seqs, queries, q_heads, head_dim]` attends to of what the store shows in this step."""
+
+    def pick_ahead(self, layer: int, store: Store, step: Step) -> Selection:
+        """The same before the layer's query is known; only rules that provide `query_free`."""
+        raise AttributeError(f"select {self.name!r} needs the query")
+
+    def observe(self, layer: int, state: AttnState, picked: Selection) -> None:
+        """Learns from what was attended. Nothing to learn by default."""

@@ -1,0 +1,1 @@
+"""Where the KV lives: one file per store."""

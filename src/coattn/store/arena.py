@@ -1,0 +1,135 @@
+"""Every token in DRAM, in blocks; the newest blocks also in GPU memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.ops.reference.append import read_rows, write_blocks, write_rows
+from coattn.part import check_count
+from coattn.store.base import Listing, Opening, Store, visible
+from coattn.store.blocks import BlockMemory, BlockTable
+from coattn.types import Phase, Step
+
+
+@dataclass
+class Arena(Store):
+    """Full blocks are written through to the arena; a ring of the newest blocks (the filling one included) is near.
+
+    Block b of the sequence in slot s lies near at `s * window_blocks + b % window_blocks` while it is among the newest
+    `window_blocks`, and far at `table.owned[s][b]` from the moment it is full. A step attends to each token once: the
+    newest blocks near, the rest far. Dropping a near copy is free, because every full block is already in DRAM.
+    """
+
+    name = "arena"
+    provides = frozenset({"near", "far", "all_tokens"})
+    keeps_all = True
+    help_text = {
+        "block": "tokens per block",
+        "window_blocks": "newest blocks that also stay in GPU memory, per sequence",
+    }
+
+    block: int = 32
+    window_blocks: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1)
+        check_count("window_blocks", self.window_blocks, 1)
+
+    def least(self, opening: Opening) -> int:
+        return opening.seqs * self.window_blocks * opening.block_bytes(self.block)
+
+    def open(self, opening: Opening) -> None:
+        self.opening = opening
+        what = f"A window of {self.window_blocks} block(s) for {opening.seqs} sequence(s)"
+        self.window = BlockMemory("gpu", opening.layers, self.block, opening.ledger, what)
+        self.table = BlockTable(BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token"))
+        self.window.reserve(opening.seqs * self.window_blocks)
+        if opening.tokens is not None:
+            self.far.reserve(opening.seqs * (opening.tokens // self.block))
+
+    def plan(self, step: Step) -> None:
+        wanted = [(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)]
+        self.table.require(wanted)
+        for slot, blocks in wanted:
+            self.table.ensure(slot, blocks)
+
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        if step.phase is Phase.DECODE:
+            self._append_one(layer, k, v, step)
+        else:
+            self._append_many(layer, k, v, step)
+
+    def listing(self, step: Step) -> tuple[Listing | None, Listing | None]:
+        near, far = Listing([], []), Listing([], [])
+        for slot, seen in zip(step.slots, visible(step), strict=True):
+            first, blocks = self._first_near(seen), -(-seen // self.block)
+            near.ids.append([self._near_id(slot, b) for b in range(first, blocks)])
+            near.tokens.append(seen - first * self.block)
+            far.ids.append(self.table.owned[slot][:first])
+            far.tokens.append(first * self.block)
+        return near, far
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """Blocks that had left the window and are among the newest again come back from the arena."""
+        newest = -(-length // self.block)
+        for b in range(self._first_near(keep), -(-keep // self.block)):
+            if b < newest - self.window_blocks:
+                for layer in self.opening.layers:
+                    self.window[layer][self._near_id(slot, b)].copy_(self.far[layer][self.table.owned[slot][b]])
+        self.table.shrink(slot, keep // self.block)
+
+    @property
+    def near(self) -> BlockMemory:
+        return self.window
+
+    @property
+    def far(self) -> BlockMemory:
+        return self.table.memory
+
+    def release(self) -> None:
+        self.window.release()
+        self.table.release()
+
+    def _first_near(self, tokens: int) -> int:
+        """The oldest block that is attended near, of a sequence of so many tokens."""
+        return max(0, -(-tokens // self.block) - self.window_blocks)
+
+    def _near_id(self, slot: int, block: int) -> int:
+        return slot * self.window_blocks + block % self.window_blocks
+
+    def _append_one(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        def places() -> tuple[Tensor, Tensor]:
+            ids = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
+            rows = [h % self.block for h in step.history]
+            return torch.tensor(ids).to(k.device), torch.tensor(rows).to(k.device)
+
+        write_rows(self.window[layer], *self._once(("places", k.device), places), k, v)
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            if length % self.block == 0:
+                b = length // self.block - 1
+                # a blocking copy: with a window of one block the CPU reads this block in the very next step
+                self.far[layer][self.table.owned[slot][b]].copy_(self.window[layer][self._near_id(slot, b)])
+
+    def _append_many(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        """The filling block and the new tokens make a run that starts at a block: full blocks go far, the newest near."""
+        for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
+            first, filled = divmod(history, self.block)
+            keys, values = k[start:end], v[start:end]
+            if filled:
+                ids = torch.full((filled,), self._near_id(slot, first), device=k.device)
+                old_k, old_v = read_rows(self.window[layer], ids, torch.arange(filled, device=k.device))
+                keys, values = torch.cat([old_k, keys]), torch.cat([old_v, values])
+            full = len(keys) // self.block
+            if full:
+                whole = full * self.block
+                ids = torch.tensor(self.table.owned[slot][first : first + full])
+                write_blocks(self.far[layer], ids, keys[:whole], values[:whole])
+            position = torch.arange(first * self.block, first * self.block + len(keys))
+            kept = position >= self._first_near(first * self.block + len(keys)) * self.block
+            position = position[kept]
+            ids = slot * self.window_blocks + position // self.block % self.window_blocks
+            kept, ids, rows = (x.to(k.device) for x in (kept, ids, position % self.block))
+            write_rows(self.window[layer], ids, rows, keys[kept], values[kept])

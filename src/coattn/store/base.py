@@ -1,0 +1,146 @@
+"""What a store is: it keeps keys and values, and says where they lie."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from coattn.part import Part
+from coattn.store.blocks import BlockMemory
+from coattn.store.ledger import Ledger
+from coattn.types import BlockList, LayerShape, Phase, Selection, Step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a store is opened with: the layers it serves, the budget, and how much is to come."""
+
+    layers: Mapping[int, LayerShape]
+    ledger: Ledger
+    seqs: int
+    """Sequences the store serves at a time; slots are `0 .. seqs - 1`."""
+    tokens: int | None
+    """The longest a sequence will get, where that is known; lets a store refuse early and allocate once."""
+
+    def block_bytes(self, block: int) -> int:
+        """Bytes of one block of every layer."""
+        return block * sum(shape.token_bytes for shape in self.layers.values())
+
+
+@dataclass(frozen=True)
+class Run:
+    """A window's history in hand, oldest first: k, v `[tokens, kv_heads, head_dim]`, the first `sinks` always visible."""
+
+    k: Tensor
+    v: Tensor
+    sinks: int
+    window: int
+
+
+class Listing(NamedTuple):
+    """Block ids and token counts of each sequence, on the host."""
+
+    ids: list[list[int]]
+    tokens: list[int]
+
+
+@dataclass
+class Store(Part):
+    """Keeps the KV of a group of layers.
+
+    Life: `open` once; then per step `plan` (host decisions and allocation; refuses without changing anything),
+    `append` per layer, `commit`. Parameters are the dataclass's own fields.
+    """
+
+    axis: ClassVar[str] = "store"
+    keeps_all: ClassVar[bool]
+    """Whether every token stays reachable: the store's half of an exact method."""
+
+    block: int
+    """Tokens per block."""
+    opening: Opening = field(init=False, repr=False)
+    _cache: dict[object, object] = field(init=False, repr=False, default_factory=dict)
+
+    @abstractmethod
+    def least(self, opening: Opening) -> int:
+        """Bytes of the GPU tier without which the store cannot work for what `opening` says is to come."""
+
+    @abstractmethod
+    def open(self, opening: Opening) -> None:
+        """Allocates what is fixed. Raises BudgetError naming the minimum."""
+
+    @abstractmethod
+    def plan(self, step: Step) -> None:
+        """Makes room for the step's tokens. Raises BudgetError and leaves the store as it was."""
+
+    @abstractmethod
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        """Stores packed k, v `[tokens, kv_heads, head_dim]` of a planned step."""
+
+    @abstractmethod
+    def listing(self, step: Step) -> tuple[Listing | None, Listing | None]:
+        """Everything the step's queries may see, near and far: in decode with the step's own token, else the history."""
+
+    def commit(self, step: Step) -> None:
+        """The step is over: its tokens are history now."""
+        self._cache.clear()
+
+    def run(self, layer: int, slot: int, step: Step) -> Run | None:
+        """History that must be attended position by position (windows), or None where it is a set."""
+        return None
+
+    @abstractmethod
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
+
+    @property
+    def near(self) -> BlockMemory:
+        """Block memory in the GPU tier."""
+        raise AttributeError(f"store {self.name!r} has no GPU tier")
+
+    @property
+    def far(self) -> BlockMemory:
+        """Block memory in DRAM."""
+        raise AttributeError(f"store {self.name!r} has no arena")
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives every byte back to the ledger."""
+
+    def view(self, layer: int, step: Step) -> Selection:
+        """`listing` as tensors, near on the layer's device, far on the host. The same for every layer of a device."""
+        device = self.opening.layers[layer].device
+
+        def build() -> Selection:
+            near, far = self.listing(step)
+            return Selection(_block_list(near, device), _block_list(far, torch.device("cpu")))
+
+        return self._once(("view", step, device), build)
+
+    def _once(self, key: object, build: Callable[[], T]) -> T:
+        """`build()`, computed once per step."""
+        if key not in self._cache:
+            self._cache[key] = build()
+        return cast("T", self._cache[key])
+
+
+def visible(step: Step) -> tuple[int, ...]:
+    """Tokens of each sequence that a set-wise view covers in this step."""
+    return step.lengths if step.phase is Phase.DECODE else step.history
+
+
+def _block_list(listing: Listing | None, device: torch.device) -> BlockList | None:
+    longest = max(listing.tokens, default=0) if listing else 0
+    if listing is None or longest == 0:
+        return None
+    width = max(map(len, listing.ids))
+    table = torch.tensor([row + [0] * (width - len(row)) for row in listing.ids], dtype=torch.int32)
+    tokens = torch.tensor(listing.tokens, dtype=torch.int32)
+    return BlockList(table[:, None].to(device), tokens[:, None].to(device), longest)

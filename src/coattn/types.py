@@ -1,0 +1,117 @@
+"""What travels through a step: its phase and lengths, the shape of a layer, what is selected."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Phase(enum.Enum):
+    """What a step does. A field of the step, never guessed from shapes further down."""
+
+    PREFILL = "prefill"
+    """No sequence has history; attention is dense over the step's own tokens."""
+    APPEND = "append"
+    """Several new tokens after a history: a new turn, or a later chunk of a prompt."""
+    DECODE = "decode"
+    """Exactly one new token for every sequence."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward call: which sequences, what they had, what they add.
+
+    Tokens travel packed: `[tokens, heads, head_dim]`, sequence after sequence, no padding. All three tuples have one
+    entry per sequence of the step.
+    """
+
+    phase: Phase
+    slots: tuple[int, ...]
+    """Which row of the stores each sequence owns."""
+    history: tuple[int, ...]
+    """Tokens stored before this step."""
+    new: tuple[int, ...]
+    """Tokens this step adds; zero is allowed outside decode."""
+
+    @staticmethod
+    def of(slots: tuple[int, ...], history: tuple[int, ...], new: tuple[int, ...]) -> Step:
+        """A step with the phase that its lengths say."""
+        if not any(history):
+            phase = Phase.PREFILL
+        elif all(n == 1 for n in new):
+            phase = Phase.DECODE
+        else:
+            phase = Phase.APPEND
+        return Step(phase, slots, history, new)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence after the step."""
+        return tuple(h + n for h, n in zip(self.history, self.new, strict=True))
+
+    @cached_property
+    def tokens(self) -> int:
+        """Packed tokens in the step."""
+        return sum(self.new)
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each sequence's tokens lie in the packed tensors: `[start, end)`."""
+        ends, total = [], 0
+        for n in self.new:
+            ends.append((total, total + n))
+            total += n
+        return tuple(ends)
+
+    @property
+    def seqs(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What the stores and the attention of one layer need to know of the model."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    sliding_window: int | None = None
+    """Tokens a query may look back, itself included; None for all."""
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)` before the softmax."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in this layer."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """Some blocks of one block memory, per sequence and (where they differ) per KV head.
+
+    table: `[seqs, lists, blocks]` int32 block ids; `lists` is 1 (the same for every KV head) or kv_heads.
+    tokens: `[seqs, lists]` int32, entries attended: every listed block is full but the last, which may be partial.
+    Entries of `table` past the last needed block are ignored.
+    """
+
+    table: Tensor
+    tokens: Tensor
+    longest: int
+    """The largest entry of `tokens`, known on the host: the loop bound of a kernel."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is attended in one layer of one step, split by where it lies; None: nothing there."""
+
+    near: BlockList | None = None
+    """In the GPU tier: a pool of resident blocks, or a window of recent ones."""
+    far: BlockList | None = None
+    """In the arena, in DRAM."""

@@ -1,0 +1,43 @@
+"""Bytes as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from coattn.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
+}
+
+
+def parse_bytes(value: int | float | str | None, name: str = "size") -> int | None:
+    """`"2GiB"`, `"512 MiB"`, `1e9`, `4096` -> bytes; None stays None. Raises ConfigError otherwise."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ConfigError(f"{name} is {value!r}, which is not a number of bytes.", 'Write it like "2GiB" or 4096.')
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", value)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ConfigError(f"{name} is {value!r}, which is not a number of bytes.", 'Write it like "2GiB" or 4096.')
+        value = float(match[1]) * _UNITS[match[2].lower()]
+    value = float(value)
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(
+            f"{name} is {value}, but a memory budget cannot be negative or infinite.", "Give a positive size."
+        )
+    return int(value)
+
+
+def format_bytes(count: int) -> str:
+    """`94371840` -> `"90.0 MiB"`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
