@@ -112,10 +112,9 @@ def _row(path: Path, name: str, row: Any) -> Method:
     if unknown or missing:
         problems = [f"unknown key {k!r}" for k in unknown] + [f"missing key {k!r}" for k in missing]
         raise ConfigError(f"{path}: [method.{name}] has {', '.join(problems)}.", f"Keys: {', '.join(sorted(_KEYS))}.")
-    place = row["place"]
-    place = (place,) if isinstance(place, str) else place
-    texts = [row[k] for k in ("store", "select", "schedule")] + [row.get("summary", ""), row.get("paper", ""), *place]
-    if not isinstance(place, list | tuple) or not all(isinstance(t, str) for t in texts):
+    place = row["place"] if isinstance(row["place"], list) else [row["place"]]
+    texts = [row["store"], row["select"], row["schedule"], row.get("summary", ""), row.get("paper", ""), *place]
+    if not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{path}: [method.{name}] has a part that is not a name.", 'Write parts as "name".')
     if not isinstance(row.get("params", {}), dict):
         raise ConfigError(f"{path}: method.{name}.params is not a table.", f"Write [method.{name}.params].")

@@ -28,6 +28,7 @@ def provenance() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
+    """The processor, as the system names it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -36,6 +36,7 @@ def read_text(path: str | Path | None) -> Text:
 
 
 def read_bytes(path: Path) -> bytes:
+    """A file's bytes. Raises InputError when it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -40,23 +40,29 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    softcap: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """query `[batch, q_heads, t, d]`, key, value `[batch, kv_heads, t, d]` of the new columns -> `[batch, t, q_heads, d]`."""
+    """query `[batch, q_heads, t, d]`, key, value `[batch, kv_heads, t, d]` of the new columns -> attention output
+    `[batch, t, q_heads, d]`. The mask is not needed: the step already says which columns are tokens.
+    """
     attachment = _attached[module]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = attachment.layers[layer]
     if dropout:
         raise UnsupportedError("Attention dropout is not supported.", "Call model.eval() first.")
-    if kwargs.get("output_attentions"):
+    if options.get("output_attentions"):
         raise UnsupportedError(
             "Attention weights are not kept, so output_attentions is not supported.", "Leave it out."
         )
+    for name, planned in (("sliding_window", shape.sliding_window), ("softcap", shape.softcap), ("s_aux", None)):
+        if name in options and options[name] != planned:
+            raise UnsupportedError(
+                f"Layer {layer} attends with {name}={options[name]!r}, but its config says {planned!r}.",
+                "Models whose layers differ from their config are not supported.",
+            )
     if (query.shape[1], key.shape[1], query.shape[3]) != (shape.q_heads, shape.kv_heads, shape.head_dim):
         raise UnsupportedError(
             f"Layer {layer} has {query.shape[1]} query and {key.shape[1]} KV heads of size {query.shape[3]}, "
@@ -105,11 +111,11 @@ class _InferenceOnly(torch.autograd.Function):
     """Passes the attention output through, and refuses a backward pass instead of giving wrong gradients."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, out: Tensor) -> Tensor:
+    def forward(_ctx: Any, _query: Tensor, out: Tensor) -> Tensor:
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(_ctx: Any, *_grads: Any) -> Any:
         raise UnsupportedError(
             "An attached model cannot be trained: coattn is for inference.", "Leave the `with` block first."
         )

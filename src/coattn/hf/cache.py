@@ -75,4 +75,5 @@ class CoattnCache(Cache):  # type: ignore[misc]
 
 
 def refusal(what: str, why: str) -> CoattnError:
+    """The error for a kind of generation that coattn does not run."""
     return UnsupportedError(f"{what} is not supported: {why}.", "Use greedy search or sampling.")

@@ -42,8 +42,8 @@ class Conversation:
     def begin(self, batch: int, columns: int, mask: Tensor | None) -> Tensor | None:
         """Starts a step of `[batch, columns]` new columns; mask `[batch, past + columns]` or None.
 
-        Returns which of the new columns are tokens, `[batch, columns]`, or None when all are. Raises, leaving everything
-        as it was, when the step cannot run.
+        Returns which of the new columns are tokens, `[batch, columns]`, or None when all are. Raises, leaving
+        everything as it was, when the step cannot run.
         """
         self._check_usable(batch)
         past, new = self._split(batch, columns, mask)
@@ -124,7 +124,7 @@ class Conversation:
                 "Start again without past_key_values.",
             )
         kept, lengths = past.sum(1).tolist(), self.lengths()
-        for slot, (keep, length) in enumerate(zip(kept, lengths, strict=True)):
+        for slot, keep in enumerate(kept):
             order = past[slot][self.real[slot]]
             if not bool(order[:keep].all()):
                 raise UnsupportedError(

@@ -16,7 +16,7 @@ CHUNK = 512
 
 
 def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """hidden `[tokens, hidden_size]` from the decoder -> float32 logits `[tokens, vocabulary]`, as the model's own forward."""
+    """hidden `[tokens, hidden_size]` from the decoder -> the model's logits `[tokens, vocabulary]`, in float32."""
     logits: Tensor = model.get_output_embeddings()(hidden)
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap is not None:

@@ -114,7 +114,7 @@ class Arena(Store):
                 self.far[layer][self.table.owned[slot][b]].copy_(self.window[layer][self._near_id(slot, b)])
 
     def _append_many(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        """The filling block and the new tokens make a run that starts at a block: full blocks go far, the newest near."""
+        """The filling block and the new tokens make a run that starts at a block: full ones go far, the newest near."""
         for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
             first, filled = divmod(history, self.block)
             keys, values = k[start:end], v[start:end]

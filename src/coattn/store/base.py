@@ -36,7 +36,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Run:
-    """A window's history in hand, oldest first: k, v `[tokens, kv_heads, head_dim]`, the first `sinks` always visible."""
+    """A window's history, oldest first: k, v `[tokens, kv_heads, head_dim]`, the first `sinks` always visible."""
 
     k: Tensor
     v: Tensor
@@ -86,7 +86,7 @@ class Store(Part):
 
     @abstractmethod
     def listing(self, step: Step) -> tuple[Listing | None, Listing | None]:
-        """Everything the step's queries may see, near and far: in decode with the step's own token, else the history."""
+        """All the step's queries may see, near and far: in decode with the step's own token, else the history."""
 
     def commit(self, step: Step) -> None:
         """The step is over: its tokens are history now."""

@@ -16,7 +16,7 @@ def attend_causal(
 ) -> AttnState:
     """q `[t, q_heads, d]` are the last t of the tokens of k, v `[n, kv_heads, d]` -> out like q, lse `[t, q_heads]`.
 
-    A query at position p sees keys at `max(0, p - window + 1) .. p`, and the first `sinks` keys where they are not later.
+    A query at position p sees keys at `max(0, p - window + 1) .. p`, and the first `sinks` keys up to p.
     """
     t, q_heads, d = q.shape
     n, kv_heads, _ = k.shape

@@ -1,0 +1,57 @@
+"""A tiny random model of every supported family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {**COMMON, "num_key_value_heads": 2}
+GEMMA = {**GROUPED, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 19}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", GROUPED),
+    "llama_multi_query": ("LlamaConfig", {**COMMON, "num_key_value_heads": 1, "head_dim": 24}),
+    "qwen2": ("Qwen2Config", GROUPED),
+    "qwen2_sliding": (
+        "Qwen2Config",
+        {**GROUPED, "use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
+    "mistral": ("MistralConfig", {**GROUPED, "sliding_window": None}),
+    "mistral_sliding": ("MistralConfig", {**GROUPED, "sliding_window": 23}),
+    "gemma": ("GemmaConfig", {**GROUPED, "head_dim": 32}),
+    "gemma2": ("Gemma2Config", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}),
+    "gemma3": ("Gemma3TextConfig", {**GEMMA, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+    "glm": ("GlmConfig", {**GROUPED, "head_dim": 16}),
+    "glm4": ("Glm4Config", {**GROUPED, "head_dim": 16}),
+    "phi3": ("Phi3Config", {**GROUPED, "sliding_window": None}),
+    "phi3_sliding": ("Phi3Config", {**GROUPED, "sliding_window": 25}),
+    "opt": ("OPTConfig", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "gpt_neox": ("GPTNeoXConfig", COMMON),
+}
+
+
+def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model, the same at every call. Weights are large enough that attention is far from uniform."""
+    name, options = FAMILIES[family]
+    torch.manual_seed(sum(map(ord, family)))
+    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.14)
+    return model.to(device=device, dtype=dtype).eval()

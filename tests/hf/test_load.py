@@ -1,0 +1,232 @@
+"""Loading: quiet, whole, from safetensors, and one sentence with a hint for everything that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
+
+from coattn.errors import CoattnError, ConfigError, ModelError
+from coattn.hf import load as load_module
+from coattn.hf.load import choose_device, choose_dtype, load
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer that names no pad token."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    backend = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="<end>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def test_it_loads_exactly_the_saved_weights(folder: Path) -> None:
+    loaded = load(str(folder), dtype="float32", device="cpu")
+    assert (loaded.name, loaded.path) == (str(folder), folder)
+    assert not loaded.model.training
+    assert loaded.model.dtype == torch.float32
+    saved, state = load_file(folder / "model.safetensors"), loaded.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in saved.items())
+
+
+def test_the_tokenizer_pads_on_the_left_with_the_end(folder: Path) -> None:
+    tokenizer = load(folder, device="cpu").tokenizer
+    batch = tokenizer(["a b", "b"], padding=True)
+    assert batch["input_ids"] == [[1, 2], [0, 2]]
+    assert batch["attention_mask"] == [[1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", torch.float32])
+def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: str | torch.dtype) -> None:
+    expected = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    assert {p.dtype for p in load(folder, dtype=dtype, device="cpu").model.parameters()} == {expected}
+
+
+@pytest.mark.parametrize(("amx", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bfloat16_only_where_it_is_fast(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(load_module, "_has_amx", lambda: amx)
+    assert choose_dtype("auto", torch.device("cpu")) == expected
+    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
+def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="'int3' is not a dtype"):
+        load(folder, dtype="int3")
+    with pytest.raises(ConfigError, match="'abacus' is not a device"):
+        load(folder, device="abacus")
+    with pytest.raises(ConfigError, match="There is no device cuda:99"):
+        choose_device("cuda:99")
+
+
+def test_loading_is_quiet_and_restores_the_settings(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved = load_file(folder / "model.safetensors")
+    save_file({**saved, "surplus": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
+    before = (
+        hf_logging.get_verbosity(),
+        hf_logging.is_progress_bar_enabled(),
+        sys.stderr,
+        warnings.filters[:],
+    )
+    load(folder, device="cpu")
+    assert before == (
+        hf_logging.get_verbosity(),
+        hf_logging.is_progress_bar_enabled(),
+        sys.stderr,
+        warnings.filters[:],
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def scramble(folder: Path) -> None:
+    """A header that is whole and a name in it that no model has."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"model.norm.weight", b"model.mron.weight"))
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "does not know the model type": edit_config(model_type="xyzzy"),
+    "is not a causal language model": edit_config(model_type="t5"),
+    "needs code of its own": edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}),
+    "lack model.layers.2.input_layernorm.weight and 8 more": edit_config(num_hidden_layers=3),
+    "The model of": edit_config(intermediate_size=48),
+    "The config of": edit_config(num_attention_heads="nine"),
+    "The tokenizer of": lambda f: (f / "tokenizer.json").write_text("{}"),
+    "lack model.norm.weight": scramble,
+    "is truncated": lambda f: (f / "model.safetensors").write_bytes(
+        (f / "model.safetensors").read_bytes()[:-8]
+    ),
+    "has no config.json": lambda f: (f / "config.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_a_broken_folder_is_one_sentence_and_a_hint(
+    folder: Path, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    BROKEN[said](folder)
+    with pytest.raises(CoattnError) as caught:
+        load(folder, device="cpu")
+    assert said in caught.value.sentence
+    assert "\n" not in caught.value.sentence
+    assert caught.value.sentence.endswith(".")
+    assert caught.value.hint
+    assert capfd.readouterr() == ("", "")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os._exit, (99,))
+
+
+def test_pickled_weights_are_never_opened(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ModelError, match="pickled weights only"):
+        load(folder)
+
+
+def test_code_in_the_folder_is_never_run(folder: Path) -> None:
+    edit_config(auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})(folder)
+    (folder / "own.py").write_text("import os\nos._exit(99)\n")
+    assert load(folder, device="cpu").model.config.model_type == "llama"
+
+
+HUB_SCRIPT = """
+import sys, time
+from coattn.errors import ModelError
+from coattn.hf.load import load
+start = time.perf_counter()
+try:
+    load(sys.argv[1])
+except ModelError as error:
+    print(error.sentence, error.hint, sep="\\n")
+    print(time.perf_counter() - start)
+"""
+
+
+def ask_hub(endpoint: str, name: str, tmp_path: Path) -> tuple[str, str, float]:
+    """Sentence, hint and seconds of a failing load, in a new process: the hub's address is read at import."""
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
+    env["PYTHONPATH"] = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    env.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", HUB_SCRIPT, name], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    sentence, hint, seconds = done.stdout.splitlines()
+    return sentence, hint, float(seconds)
+
+
+def test_an_unreachable_hub_is_said_soon(tmp_path: Path) -> None:
+    sentence, hint, seconds = ask_hub("http://127.0.0.1:9", "smolm2", tmp_path)
+    assert "hub cannot be reached" in sentence
+    assert "Did you mean smollm2?" in hint
+    assert seconds < 15
+
+
+def test_a_name_the_hub_does_not_know_is_said(tmp_path: Path) -> None:
+    class Unknown(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: Any) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Unknown)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        sentence, hint, _ = ask_hub(f"http://127.0.0.1:{server.server_port}", "some/thing", tmp_path)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "no public model some/thing on the hub" in sentence
+    assert "Check the name" in hint

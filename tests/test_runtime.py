@@ -1,0 +1,189 @@
+"""The runtime against the textbook: every row, mixed lengths, prefill, decode, append, windows, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from coattn.errors import BudgetError
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Step
+from tests.dense import assert_as_exact, dense
+
+TURNS = [(40, 3, 77), *[(1, 1, 1)] * 40, (5, 0, 33), (1, 1, 1), (70, 2, 1), *[(1, 1, 1)] * 20]
+LOOK_BACK = 17
+
+
+@dataclass
+class World:
+    """A runtime and everything it was ever given."""
+
+    method: str
+    device: torch.device
+    params: dict[str, Any] = field(default_factory=dict)
+    gpu: int | None = None
+    seqs: int = 3
+    dtype: torch.dtype = torch.float32
+    softcap: float | None = None
+    tokens: int | None = None
+    look_back: int | None = LOOK_BACK
+    """Of the middle layer."""
+
+    def __post_init__(self) -> None:
+        windows = (None, self.look_back, None)
+        self.shapes = [LayerShape(6, 2, 16, self.dtype, self.device, window, self.softcap) for window in windows]
+        self.ledger = Ledger(self.gpu)
+        self.runtime = Runtime(
+            self.shapes, compose(METHODS[self.method], **self.params), self.ledger, self.seqs, self.tokens
+        )
+        empty = torch.empty(0, 2, 16, dtype=self.dtype, device=self.device)
+        self.seen = [[(empty, empty)] * self.seqs for _ in self.shapes]
+        self.lengths = [0] * self.seqs
+
+    def step(self, new: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Runs one step; yields (output, exact, same-precision) for every layer and sequence with new tokens."""
+        step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
+        self.runtime.begin(step)
+        for layer, shape in enumerate(self.shapes):
+            size = (sum(new), 16)
+            q, k, v = (
+                torch.randn(size[0], heads, size[1], device=self.device).to(self.dtype) for heads in (6, 2, 2)
+            )
+            out = self.runtime.attend(layer, q, k, v, 0.4)
+            for i, (start, end) in enumerate(step.spans):
+                keys, values = self.seen[layer][i]
+                keys, values = torch.cat([keys, k[start:end]]), torch.cat([values, v[start:end]])
+                self.seen[layer][i] = keys, values
+                if end > start:
+                    limits = self.limits(shape, step.history[i])
+                    args = (q[start:end], keys, values, 0.4)
+                    exact = dense(*args, **limits, softcap=self.softcap)
+                    same = dense(*args, **limits, softcap=self.softcap, dtype=self.dtype)
+                    yield out[start:end], exact, same
+        self.runtime.commit()
+        self.lengths = list(step.lengths)
+
+    def limits(self, shape: LayerShape, history: int) -> dict[str, int]:
+        if shape.sliding_window is not None:
+            return {"window": shape.sliding_window}
+        if self.method == "streaming" and history:
+            return {"window": self.params["recent"], "sinks": self.params["sinks"]}
+        return {}
+
+    def run(self, turns: list[tuple[int, ...]]) -> None:
+        """All outputs of all turns together: an error bound over few numbers would be a matter of luck."""
+        outs, exacts, sames = zip(*(part for new in turns for part in self.step(new)), strict=True)
+        assert_as_exact(torch.cat(outs), torch.cat(exacts), torch.cat(sames))
+
+
+CASES = [
+    ("full", {}, None),
+    ("full", {"block": 5}, None),
+    ("offload", {}, None),
+    ("offload", {"window_blocks": 3}, None),
+    ("offload", {"block": 8}, 45_000),
+    ("cpu", {}, None),
+    ("cpu", {"block": 4, "window_blocks": 2}, None),
+    ("cpu", {"overlap": True}, None),
+    ("streaming", {"sinks": 4, "recent": 20}, None),
+    ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
+]
+
+
+@pytest.mark.parametrize(("method", "params", "gpu"), CASES)
+def test_equals_the_textbook(method: str, params: dict[str, Any], gpu: int | None, device: torch.device) -> None:
+    World(method, device, params, gpu).run(TURNS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["full", "offload", "cpu"])
+def test_equals_the_textbook_in_half_precision(method: str, dtype: torch.dtype, device: torch.device) -> None:
+    World(method, device, dtype=dtype).run(TURNS[:45])
+
+
+@pytest.mark.parametrize("method", ["full", "offload", "cpu"])
+def test_equals_the_textbook_with_soft_capping(method: str, device: torch.device) -> None:
+    World(method, device, softcap=0.7).run(TURNS[:45])
+
+
+@pytest.mark.parametrize(("method", "params", "gpu"), CASES)
+def test_gives_every_byte_back(method: str, params: dict[str, Any], gpu: int | None) -> None:
+    world = World(method, torch.device("cpu"), params, gpu)
+    world.run(TURNS[:5])
+    assert world.ledger.held["gpu"] > 0
+    world.runtime.release()
+    assert world.ledger.held == {"gpu": 0, "host": 0}
+
+
+def test_a_capped_method_never_passes_its_cap() -> None:
+    world = World("offload", torch.device("cpu"), {"block": 8}, gpu=45_000)
+    world.run(TURNS)
+    assert 0 < world.ledger.peak["gpu"] <= 45_000
+    kept = sum(keys.shape[0] // 8 * 8 for keys, _ in world.seen[0]) * 2 * world.shapes[0].token_bytes
+    assert world.ledger.held["host"] >= kept > 45_000
+
+
+@pytest.mark.parametrize(("method", "params"), [(m, p) for m, p, _ in CASES])
+def test_the_minimum_it_names_is_enough_and_one_byte_less_is_not(method: str, params: dict[str, Any]) -> None:
+    tokens = max(map(sum, zip(*TURNS[:5], strict=True)))
+    with pytest.raises(BudgetError, match="needs at least") as caught:
+        World(method, torch.device("cpu"), params, gpu=1, tokens=tokens)
+    least = int(caught.value.hint.split("(")[1].split(" ")[0])
+    with pytest.raises(BudgetError):
+        World(method, torch.device("cpu"), params, gpu=least - 1, tokens=tokens)
+    World(method, torch.device("cpu"), params, gpu=least, tokens=tokens).run(TURNS[:5])
+
+
+def test_a_refused_step_changes_nothing() -> None:
+    world = World("full", torch.device("cpu"), {"block": 4}, gpu=120_000)
+    world.run(TURNS[:3])
+    held = dict(world.ledger.held)
+    with pytest.raises(BudgetError, match="gpu_kv"):
+        world.runtime.begin(Step.of((0, 1, 2), tuple(world.lengths), (10_000, 1, 1)))
+    assert world.ledger.held == held
+    world.run([(1, 1, 1), (2, 1, 1)])
+
+
+@pytest.mark.parametrize("window_blocks", [1, 3])
+@pytest.mark.parametrize(("method", "params"), [("full", {}), ("cpu", {}), ("offload", {})])
+def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_blocks: int) -> None:
+    if method != "full":
+        params = {**params, "window_blocks": window_blocks, "block": 8}
+    # no sliding layer here: what it has dropped cannot come back
+    world = World(method, torch.device("cpu"), params, look_back=None)
+    world.run(TURNS[:20])
+    for slot, keep in ((0, 41), (2, 16)):
+        world.runtime.truncate(slot, world.lengths[slot], keep)
+        world.lengths[slot] = keep
+        for layer in range(3):
+            keys, values = world.seen[layer][slot]
+            world.seen[layer][slot] = keys[:keep], values[:keep]
+    world.run([(1, 1, 1)] * 12 + [(3, 40, 2), (1, 1, 1)])
+
+
+def test_a_window_forgets_what_is_taken_back() -> None:
+    world = World("streaming", torch.device("cpu"), {"sinks": 4, "recent": 30}, look_back=None)
+    world.run([(20, 3, 25)])
+    world.runtime.truncate(2, 25, 10)
+    world.lengths[2] = 10
+    for layer in range(3):
+        keys, values = world.seen[layer][2]
+        world.seen[layer][2] = keys[:10], values[:10]
+    world.run([(1, 1, 1)] * 3 + [(1, 1, 2)])
+
+
+def test_a_window_holds_exactly_what_it_declares() -> None:
+    world = World("streaming", torch.device("cpu"), {"sinks": 4, "recent": 28, "block": 8})
+    world.run([(50, 50, 50), (1, 1, 1)])
+    near = world.runtime._parts[0].store.view(0, Step.of((0, 1, 2), (51,) * 3, (1, 1, 1))).near
+    assert near is not None
+    assert near.tokens.flatten().tolist() == [32, 32, 32]
+    sliding = 1 * 32 * world.shapes[0].token_bytes  # one layer, 17 tokens in a block of 32
+    assert world.ledger.held["gpu"] == 3 * (2 * 32 * world.shapes[0].token_bytes + sliding)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from coattn.errors import ConfigError
+from coattn.units import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (None, None),
+        (4096, 4096),
+        ("4096", 4096),
+        ("2GiB", 2 << 30),
+        ("2 gib", 2 << 30),
+        ("1.5k", 1536),
+        ("1MB", 10**6),
+        (1e9, 10**9),
+        ("0", 0),
+    ],
+)
+def test_sizes_are_read(text: object, count: int | None) -> None:
+    assert parse_bytes(text) == count  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "two", "2XiB", "-1", -1, float("inf"), float("nan"), True, [1], "1e"])
+def test_other_things_are_refused(text: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_bytes(text)  # type: ignore[arg-type]
+
+
+def test_sizes_are_written() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1024, 94371840, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "90.0 MiB",
+        "3.0 TiB",
+    ]
