@@ -14,7 +14,7 @@ SECONDS = 10.0
 
 
 def reachable(name: str) -> bool:
-    """Whether the hub answers for model `name`; False means only what its cache on this machine holds can be used.
+    """Whether the hub answers for model `name`; if not, only its cache here can serve.
 
     Raises ModelError when the hub answers that it has no such model. One request, at most `SECONDS`.
     """

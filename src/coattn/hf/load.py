@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from coattn.errors import ConfigError, ModelError
 from coattn.hf.hub import reachable
@@ -49,15 +55,18 @@ def load(
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     where = resolve(name, on_progress=on_progress)
-    part = "tokenizer"
+    part = "config"
     try:
         with quiet():
             local = isinstance(where, Path) or not reachable(where)
             shared = {"trust_remote_code": False, "local_files_only": local}
-            tokenizer = AutoTokenizer.from_pretrained(where, **shared)
+            config = AutoConfig.from_pretrained(where, **shared)
+            part = "tokenizer"
+            tokenizer = AutoTokenizer.from_pretrained(where, config=config, **shared)
             part = "model"
             model, report = _causal.from_pretrained(
                 where,
+                config=config,
                 dtype=number,
                 device_map=device_map,
                 use_safetensors=True,
@@ -85,7 +94,9 @@ def choose_device(device: str | torch.device) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"{device!r} is not a device.", "Give auto, cpu, cuda or cuda:N.") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`.")
+        raise ConfigError(
+            f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`."
+        )
     return place
 
 

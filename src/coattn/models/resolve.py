@@ -1,0 +1,44 @@
+"""One word for a model, wherever one is asked for: a catalog name, a local folder or a hub name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from coattn.errors import ModelError
+from coattn.models.catalog import CATALOG
+from coattn.models.folder import check_folder
+from coattn.models.get import get
+from coattn.models.progress import Progress, silent
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+KNOWN = "Give the name of a model of coattn ({}), a local folder or a hub name (owner/model)."
+
+
+def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
+    """The folder to load `name` from, or `name` itself when it is a hub name.
+
+    A catalog name is fetched and converted first when missing (network, about a minute). An existing path is
+    checked to be a model folder. A catalog name wins over a folder of the same name: write `./smollm2` for
+    the folder.
+    """
+    text = str(name)
+    if not isinstance(name, Path) and text in CATALOG:
+        return get(text, on_progress=on_progress)
+    hint = KNOWN.format(", ".join(sorted(CATALOG)))
+    if not text or "\0" in text:
+        raise ModelError("The model has no name.", hint)
+    folder = Path(text).expanduser()
+    try:
+        exists = folder.exists()
+    except OSError as error:
+        raise ModelError(
+            f"The model folder {folder} cannot be read: {error.strerror or error}.",
+            "Check its permissions, and those of the folders above it.",
+        ) from error
+    if exists:
+        check_folder(folder)
+        return folder
+    if isinstance(name, Path) or not HUB_NAME.fullmatch(text):
+        raise ModelError(f"There is no model folder {folder}.", hint)
+    return text
