@@ -35,16 +35,22 @@ class World:
     tokens: int | None = None
     look_back: int | None = LOOK_BACK
     """Of the middle layer."""
+    devices: list[torch.device] | None = None
+    """Of each layer; all on `device` when left out."""
 
     def __post_init__(self) -> None:
         windows = (None, self.look_back, None)
-        self.shapes = [LayerShape(6, 2, 16, self.dtype, self.device, window, self.softcap) for window in windows]
+        self.devices = self.devices or [self.device] * 3
+        self.shapes = [
+            LayerShape(6, 2, 16, self.dtype, device, window, self.softcap)
+            for device, window in zip(self.devices, windows, strict=True)
+        ]
         self.ledger = Ledger(self.gpu)
         self.runtime = Runtime(
             self.shapes, compose(METHODS[self.method], **self.params), self.ledger, self.seqs, self.tokens
         )
-        empty = torch.empty(0, 2, 16, dtype=self.dtype, device=self.device)
-        self.seen = [[(empty, empty)] * self.seqs for _ in self.shapes]
+        empty = torch.empty(0, 2, 16, dtype=self.dtype)
+        self.seen = [[(empty.to(shape.device),) * 2] * self.seqs for shape in self.shapes]
         self.lengths = [0] * self.seqs
 
     def step(self, new: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -52,10 +58,7 @@ class World:
         step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
         self.runtime.begin(step)
         for layer, shape in enumerate(self.shapes):
-            size = (sum(new), 16)
-            q, k, v = (
-                torch.randn(size[0], heads, size[1], device=self.device).to(self.dtype) for heads in (6, 2, 2)
-            )
+            q, k, v = (torch.randn(sum(new), heads, 16).to(shape.device, self.dtype) for heads in (6, 2, 2))
             out = self.runtime.attend(layer, q, k, v, 0.4)
             for i, (start, end) in enumerate(step.spans):
                 keys, values = self.seen[layer][i]
@@ -66,7 +69,7 @@ class World:
                     args = (q[start:end], keys, values, 0.4)
                     exact = dense(*args, **limits, softcap=self.softcap)
                     same = dense(*args, **limits, softcap=self.softcap, dtype=self.dtype)
-                    yield out[start:end], exact, same
+                    yield out[start:end].cpu(), exact.cpu(), same.cpu()
         self.runtime.commit()
         self.lengths = list(step.lengths)
 
@@ -187,3 +190,12 @@ def test_a_window_holds_exactly_what_it_declares() -> None:
     assert near.tokens.flatten().tolist() == [32, 32, 32]
     sliding = 1 * 32 * world.shapes[0].token_bytes  # one layer, 17 tokens in a block of 32
     assert world.ledger.held["gpu"] == 3 * (2 * 32 * world.shapes[0].token_bytes + sliding)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("method", "params", "gpu"), CASES)
+def test_layers_on_two_devices_keep_their_stores_with_them(method: str, params: dict[str, Any], gpu: int | None) -> None:
+    devices = [torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:0")]
+    world = World(method, devices[1], params, None if gpu is None else 2 * gpu, devices=devices)
+    assert [world.runtime._parts[i].store.near[i].device for i in range(3)] == devices
+    world.run(TURNS)

@@ -49,7 +49,8 @@ def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = t
     """A random model, the same at every call. Weights are large enough that attention is far from uniform."""
     name, options = FAMILIES[family]
     torch.manual_seed(sum(map(ord, family)))
-    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**options))
+    # eager: what else Transformers may choose by itself leaves out soft-capping in some releases
+    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**options), attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

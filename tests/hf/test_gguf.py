@@ -177,9 +177,7 @@ def refused(entry: Embedded, gguf_file: Path, folder: Path) -> ModelError:
     return caught.value
 
 
-def test_a_file_of_another_shape_is_refused(
-    source: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
-) -> None:
+def test_a_file_of_another_shape_is_refused(source: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
     assert "of shape (2, 64, 4, 2, 16, 128)" in str(refused(replace(ENTRY, layers=3), source[0], tmp_path))
 
 

@@ -102,7 +102,9 @@ def test_loading_is_quiet_and_restores_the_settings(folder: Path, capfd: pytest.
         sys.stderr,
         warnings.filters[:],
     )
-    load(folder, device="cpu")
+    loaded = load(folder, device="cpu")
+    loaded.tokenizer.model_max_length = 4
+    loaded.tokenizer("a b a b a b")
     assert before == (
         hf_logging.get_verbosity(),
         hf_logging.is_progress_bar_enabled(),
@@ -135,17 +137,13 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "The config of": edit_config(num_attention_heads="nine"),
     "The tokenizer of": lambda f: (f / "tokenizer.json").write_text("{}"),
     "lack model.norm.weight": scramble,
-    "is truncated": lambda f: (f / "model.safetensors").write_bytes(
-        (f / "model.safetensors").read_bytes()[:-8]
-    ),
+    "is truncated": lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-8]),
     "has no config.json": lambda f: (f / "config.json").unlink(),
 }
 
 
 @pytest.mark.parametrize("said", BROKEN)
-def test_a_broken_folder_is_one_sentence_and_a_hint(
-    folder: Path, said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_folder_is_one_sentence_and_a_hint(folder: Path, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     BROKEN[said](folder)
     with pytest.raises(CoattnError) as caught:
         load(folder, device="cpu")
@@ -216,7 +214,8 @@ def test_a_name_the_hub_does_not_know_is_said(tmp_path: Path) -> None:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *args: Any) -> None:
             return

@@ -49,9 +49,7 @@ def describe(wheel: Path, content: bytes = CONTENT) -> Embedded:
 def wheel(tmp_path: Path) -> Path:
     (tmp_path / "index").mkdir()
     path = tmp_path / "index" / "tiny_model-1.0-py3-none-any.whl"
-    return make_wheel(
-        path, {"tiny_model/weights.gguf": CONTENT, "tiny_model/__init__.py": b"raise SystemExit(99)"}
-    )
+    return make_wheel(path, {"tiny_model/weights.gguf": CONTENT, "tiny_model/__init__.py": b"raise SystemExit(99)"})
 
 
 @pytest.fixture

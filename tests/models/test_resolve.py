@@ -50,21 +50,15 @@ def test_anything_else_is_a_hub_name(name: str, tmp_path: Path, monkeypatch: pyt
     assert resolve(name) == name
 
 
-@pytest.mark.parametrize(
-    "name", ["./model", "/no/such/folder", "a/b/c", "~/no-such-folder", "", "a b", "../x"]
-)
-def test_a_path_that_is_not_there_is_no_hub_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["./model", "/no/such/folder", "a/b/c", "~/no-such-folder", "", "a b", "../x"])
+def test_a_path_that_is_not_there_is_no_hub_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError) as caught:
         resolve(name)
     assert "smollm2" in caught.value.hint
 
 
-def test_a_path_object_is_never_a_catalog_or_hub_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_object_is_never_a_catalog_or_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("smollm2", "gpt2"):
         with pytest.raises(ModelError, match="There is no model folder"):

@@ -13,8 +13,6 @@ from safetensors import safe_open
 from coattn.hf.load import Loaded, load
 from coattn.models import CATALOG, get, list_models
 
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-
 
 @pytest.fixture(scope="module")
 def loaded(smollm2: Path) -> Loaded:
@@ -123,12 +121,13 @@ def test_it_predicts_english_well_and_shuffled_english_badly(loaded: Loaded) -> 
     assert bad > 20 * good
 
 
-def test_it_finds_a_passkey_in_a_thousand_tokens(loaded: Loaded) -> None:
-    half = FILLER * 21
-    prompt, answer = chat(
-        loaded,
-        f"{half}The pass key is 71432. Remember it. 71432 is the pass key. {half}\nWhat is the pass key?",
-        16,
-    )
-    assert 1_000 <= prompt <= 1_400
-    assert "71432" in answer
+@pytest.mark.parametrize("depth", [0.1, 0.5, 0.9])
+def test_it_finds_a_passkey_in_a_thousand_tokens(loaded: Loaded, depth: float) -> None:
+    key = str(71_432 + int(depth * 4_444))
+    words = " ".join(pydoc_data.topics.topics["objects"].split()).split(" ")[:730]
+    at = int(len(words) * depth)
+    words.insert(at, f"The pass key is {key}. Remember it. {key} is the pass key.")
+    question = "What is the pass key? Answer with the number only."
+    prompt, answer = chat(loaded, " ".join(words) + "\n\n" + question, 16)
+    assert 950 <= prompt <= 1_400
+    assert key in answer

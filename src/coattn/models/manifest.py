@@ -54,9 +54,7 @@ def read(folder: Path) -> Manifest | None:
         return None
 
 
-def fault(
-    folder: Path, entry: Embedded, *, verify: bool = False, on_progress: Progress = silent
-) -> str | None:
+def fault(folder: Path, entry: Embedded, *, verify: bool = False, on_progress: Progress = silent) -> str | None:
     """Why `folder` cannot serve as the converted `entry`, or None when it can.
 
     Looks at sizes only (microseconds); with `verify` it also hashes every file (about a second per gigabyte).

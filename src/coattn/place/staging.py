@@ -61,6 +61,12 @@ class Staging:
         size = (HALVES, target, self.shape.kv_heads, 2, self.block, self.shape.head_dim)
         for device in self.devices:
             self._halves[device] = torch.zeros(size, dtype=self.shape.dtype, device=device)
+            if device.type == "cuda":
+                # the zeros are written on the current stream: copies on the side stream come after them, and the
+                # memory is not given to others while such a copy may still be on its way
+                self._halves[device].record_stream(self._stream(device))
+                for half in range(HALVES):
+                    self._mark_free(device, half)
 
     def release(self) -> None:
         self.ledger.give("gpu", self.blocks * self.unit)
@@ -77,9 +83,8 @@ class Staging:
         if device.type != "cuda":
             _copy(target, far[layer], ids)
             return Filling(self, device, half, target, None)
-        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        if (device, half) in self._free:
-            stream.wait_event(self._free[device, half])
+        stream = self._stream(device)
+        stream.wait_event(self._free[device, half])
         with torch.cuda.stream(stream):
             _copy(target, far[layer], ids)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -89,9 +94,17 @@ class Staging:
     def done(self, filling: Filling) -> None:
         """The attention over this half has been launched on the current stream."""
         if filling.ready is not None:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._free[filling.device, filling.half] = event
-            event.record(torch.cuda.current_stream(filling.device))
+            self._mark_free(filling.device, filling.half)
+
+    def _mark_free(self, device: torch.device, half: int) -> None:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        self._free[device, half] = event
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
 
 
 @dataclass

@@ -1,0 +1,5 @@
+"""`python -m coattn`."""
+
+from coattn.cli.main import main
+
+main()

@@ -1,0 +1,35 @@
+#include "block_layout.h"
+
+#include "errors.h"
+
+namespace coattn {
+
+BlockLayout block_layout(Elem elem, int block, int head_size) {
+  if (head_size < 8 || head_size > 1024 || head_size % 8 != 0) {
+    throw Refusal("Head size " + std::to_string(head_size) + " is not a multiple of 8 between 8 and 1024.",
+                  "Pad the heads with zero channels.");
+  }
+  if (block < 1 || block > 1024) {
+    throw Refusal("A block of " + std::to_string(block) + " tokens is outside 1..1024.", "32 is the default.");
+  }
+  BlockLayout b{};
+  b.elem = elem;
+  b.block = block;
+  b.head_size = head_size;
+  b.row_bytes = elem_bytes(elem, head_size);
+  b.v = b.row_bytes * block;
+  b.k_scale = b.k_min = b.v_scale = b.v_min = 2 * b.v;
+  if (is_quantised(elem)) {
+    b.v_groups = elem == Elem::int8 ? 1 : 2;
+    b.k_min = b.k_scale + 2 * head_size;
+    b.v_scale = b.k_min + 2 * head_size;
+    b.v_min = b.v_scale + int64_t{2} * b.v_groups * block;
+    b.bytes = b.v_min + int64_t{2} * b.v_groups * block;
+  } else {
+    b.bytes = 2 * b.v;
+  }
+  b.bytes = (b.bytes + 63) / 64 * 64;
+  return b;
+}
+
+}  // namespace coattn

@@ -1,0 +1,43 @@
+// One (block, KV head) of the arena:
+//
+//   offset            bytes                       what
+//   k                 block rows                  key rows
+//   v                 block rows                  value rows
+//   k_scale, k_min    2 * head_size each          float16 per channel         (int8, int4)
+//   v_scale, v_min    2 * v_groups * block each   float16 [v_groups][block]   (int8, int4)
+//
+// The whole is padded to `bytes`, a multiple of 64. Rows follow each other without padding.
+//
+// int8 and int4 follow KIVI (Liu et al. 2024, section 3): keys have outlier channels, so each channel of a block has
+// its own scale over the block's tokens; values do not, so each token has its own. A stored code c stands for
+// min + scale * c with c in 0..255 or 0..15. int8 values have one group of all channels; int4 values have two, the
+// lower and the upper half of the channels. An int4 byte j of a row holds channel j in its low and channel
+// j + head_size / 2 in its high half, so that unpacking is a mask and a shift and never a shuffle.
+//
+// A code's error is at most half a step: scale / 2 = (max - min) / (2 * 255) or (max - min) / (2 * 15), over the
+// channel's tokens of the block for keys and over the token's group for values. Scales are rounded up and minima
+// down to float16, so no code clips.
+//
+// Bytes a token and head at head_size 128 and block 32: bf16 512, int8 276 (1.86x less), int4 152 (3.37x less).
+#pragma once
+
+#include <cstdint>
+
+#include "element.h"
+
+namespace coattn {
+
+struct BlockLayout {
+  Elem elem;
+  int block;
+  int head_size;
+  int v_groups;  // 0 for float elements
+  int64_t row_bytes;
+  int64_t k, v, k_scale, k_min, v_scale, v_min;
+  int64_t bytes;
+};
+
+// Refuses head sizes that are not a positive multiple of 8 (at most 1024) and blocks outside 1..1024.
+BlockLayout block_layout(Elem elem, int block, int head_size);
+
+}  // namespace coattn

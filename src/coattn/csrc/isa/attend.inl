@@ -1,0 +1,145 @@
+// attend: scores, online softmax and weighted values of one tile, for up to kQueryBatch queries at a time. The next
+// batch of a large group finds the tile in the L1 cache, so each row comes from DRAM once.
+namespace coattn::COATTN_ISA {
+namespace {
+
+// Scores in float32, whatever the keys are.
+template <Elem E>
+struct FloatDot {
+  static void begin(AttendGroup& s) {
+    for (int g = 0; g < s.group; ++g) to_pair_order<E>(s.q + g * s.stride, s.prep + g * s.stride, s.head_size);
+  }
+
+  static void run(const AttendGroup& s, int g0, int batch, const AttendTile& tile, Ahead& ahead, float* scores) {
+    const float* q = s.prep + g0 * s.stride;
+    float bias[kQueryBatch] = {};
+    if constexpr (is_quantised(E)) {
+      fold(s, q, batch, tile, bias);
+      q = s.fold;
+    }
+    dot_tile<E>(q, s.stride, batch, s.head_size, Strided{tile.k, tile.k_stride}, tile.n, ahead, scores);
+    if constexpr (is_quantised(E)) {
+      for (int g = 0; g < batch; ++g) {
+        for (int t = 0; t < tile.n; t += W) {
+          vstore(scores + g * kTile + t, vadd(vload(scores + g * kTile + t), vset(bias[g])));
+        }
+      }
+    }
+  }
+
+ private:
+  // q . (min + scale * code) = (q * scale) . code + q . min: one pass over q a block instead of one a key.
+  static void fold(const AttendGroup& s, const float* q, int batch, const AttendTile& tile, float* bias) {
+    float scale[2 * W], low[2 * W];
+    vf sums[kQueryBatch];
+    for (int g = 0; g < batch; ++g) sums[g] = vzero();
+    for (int c = 0; c < pairs<E>(s.head_size); ++c) {
+      for (int lane = 0; lane < 2 * W; ++lane) {
+        const int ch = channel<E>(s.head_size, c, lane);
+        scale[lane] = ch < 0 ? 0.0f : f16_to_f32(tile.k_scale[ch]);
+        low[lane] = ch < 0 ? 0.0f : f16_to_f32(tile.k_min[ch]);
+      }
+      for (int g = 0; g < batch; ++g) {
+        for (int h = 0; h < 2 * W; h += W) {
+          const vf x = vload(q + g * s.stride + c * 2 * W + h);
+          vstore(s.fold + g * s.stride + c * 2 * W + h, vmul(x, vload(scale + h)));
+          sums[g] = vfma(x, vload(low + h), sums[g]);
+        }
+      }
+    }
+    for (int g = 0; g < batch; ++g) bias[g] = vhsum(sums[g]);
+  }
+};
+
+// p -> p * scale[token], and the running sum of p * min[token], for one query and one value group.
+inline void fold_values(const float* p, int n, const uint16_t* scale, const uint16_t* low, float* folded, float factor,
+                        float& bias) {
+  vf sum = vzero();
+  for (int t = 0; t < n; t += W) {
+    vf step, base;
+    if (n - t >= W) {
+      step = vload_f16(scale + t);
+      base = vload_f16(low + t);
+    } else {
+      uint16_t buffer[2][W] = {};
+      std::memcpy(buffer[0], scale + t, sizeof(uint16_t) * static_cast<size_t>(n - t));
+      std::memcpy(buffer[1], low + t, sizeof(uint16_t) * static_cast<size_t>(n - t));
+      step = vload_f16(buffer[0]);
+      base = vload_f16(buffer[1]);
+    }
+    const vf x = vload(p + t);
+    vstore(folded + t, vmul(x, step));
+    sum = vfma(x, base, sum);
+  }
+  bias = bias * factor + vhsum(sum);
+}
+
+template <Elem E, class Dot>
+void attend_begin(AttendGroup& s) {
+  Dot::begin(s);
+  std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(s.group) * static_cast<size_t>(s.stride));
+  for (int g = 0; g < s.group; ++g) {
+    s.max[g] = -__builtin_inff();
+    s.sum[g] = s.v_bias[2 * g] = s.v_bias[2 * g + 1] = 0;
+  }
+}
+
+template <Elem E, class Dot>
+void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
+  const int64_t row_bytes = elem_bytes(E, s.head_size);
+  Ahead next_k{nullptr, nullptr}, next_v{nullptr, nullptr};
+  if (next) {
+    next_k = ahead_of(next->k, next->k_stride, next->n, row_bytes);
+    next_v = ahead_of(next->v, next->v_stride, next->n, row_bytes);
+    if constexpr (is_quantised(E)) {
+      Ahead scales{reinterpret_cast<const uint8_t*>(next->k_scale),
+                   reinterpret_cast<const uint8_t*>(next->v_min + 2 * next->n)};
+      while (scales.at < scales.end) scales.step<1>();
+    }
+  }
+  alignas(64) float scores[kQueryBatch * kTile];
+  alignas(64) float folded[is_quantised(E) ? 2 * kQueryBatch * kTile : 1];
+  for (int g0 = 0; g0 < s.group; g0 += kQueryBatch) {
+    const int batch = s.group - g0 < kQueryBatch ? s.group - g0 : kQueryBatch;
+    Dot::run(s, g0, batch, tile, next_k, scores);
+    float alpha[kQueryBatch];
+    Weights weights{scores, scores};
+    for (int g = 0; g < batch; ++g) {
+      float* raw = s.weights ? s.weights[g0 + g] + tile.token0 : nullptr;
+      alpha[g] = softmax_tile(scores + g * kTile, tile.n, s.scale, s.softcap, s.max[g0 + g], s.sum[g0 + g], raw);
+      if constexpr (is_quantised(E)) {
+        const float* p = scores + g * kTile;
+        float* bias = s.v_bias + 2 * (g0 + g);
+        fold_values(p, tile.n, tile.v_scale, tile.v_min, folded + g * kTile, alpha[g], bias[0]);
+        if constexpr (E == Elem::int4) {
+          fold_values(p, tile.n, tile.v_scale + tile.v_group_stride, tile.v_min + tile.v_group_stride,
+                      folded + (kQueryBatch + g) * kTile, alpha[g], bias[1]);
+        } else {
+          bias[1] = bias[0];
+        }
+      }
+    }
+    if constexpr (is_quantised(E)) weights = {folded, folded + (E == Elem::int4 ? kQueryBatch * kTile : 0)};
+    accumulate_tile<E>(s.acc + g0 * s.stride, s.stride, alpha, batch, s.head_size, Strided{tile.v, tile.v_stride},
+                       tile.n, weights, next_v);
+  }
+}
+
+template <Elem E>
+void attend_end(AttendGroup& s, float* out) {
+  for (int g = 0; g < s.group; ++g) {
+    float* row = out + static_cast<int64_t>(g) * s.head_size;
+    from_pair_order<E>(s.acc + g * s.stride, row, s.head_size);
+    if constexpr (is_quantised(E)) {
+      for (int d = 0; d < s.head_size; ++d) row[d] += s.v_bias[2 * g + (2 * d >= s.head_size)];
+    }
+  }
+}
+
+template <Elem E, class Dot>
+constexpr AttendKernel attend_kernel(const char* name) {
+  return {name, attend_begin<E, Dot>, attend_tile<E, Dot>, attend_end<E>};
+}
+
+}  // namespace
+}  // namespace coattn::COATTN_ISA

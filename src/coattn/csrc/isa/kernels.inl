@@ -1,0 +1,44 @@
+// Everything an instruction set's translation unit compiles, given COATTN_ISA and its isa/vec_*.h.
+#include "isa/math.inl"
+#include "isa/rows.inl"
+
+#include "isa/dot.inl"
+
+#include "isa/accumulate.inl"
+#include "isa/softmax.inl"
+
+#include "isa/attend.inl"
+#include "isa/convert.inl"
+#include "isa/gathered.inl"
+
+namespace coattn::COATTN_ISA {
+namespace {
+
+static_assert(kTile == kTileRows);
+
+template <Elem E>
+void add_element(Kernels& t, const char* isa) {
+  constexpr int e = static_cast<int>(E);
+  t.attend[e][0] = t.attend[e][1] = attend_kernel<E, FloatDot<E>>(isa);
+  t.weighted_sum[e] = {sum_tile<E>, from_pair_order<E>};
+  if constexpr (!is_quantised(E)) t.score[e] = {to_pair_order<E>, score_tile<E>};
+}
+
+Kernels make_table(const char* isa) {
+  Kernels t{};
+  t.isa = isa;
+  add_element<Elem::f32>(t, isa);
+  add_element<Elem::bf16>(t, isa);
+  add_element<Elem::f16>(t, isa);
+  add_element<Elem::int8>(t, isa);
+  add_element<Elem::int4>(t, isa);
+  t.read = read;
+  t.exp_minus = exp_minus;
+  t.convert = convert;
+  t.quantise = quantise;
+  t.read_row = read_row;
+  return t;
+}
+
+}  // namespace
+}  // namespace coattn::COATTN_ISA

@@ -1,0 +1,52 @@
+// attend: queries over lists of arena blocks or over contiguous runs of rows -> (out, lse), optionally the weights.
+#pragma once
+
+#include <cstdint>
+
+#include "element.h"
+#include "worker_pool.h"
+
+namespace coattn {
+
+// A plain description of one call. Everything it points to is read (or written) until attend() returns.
+struct AttendJob {
+  int seqs, q_tokens, q_heads, kv_heads, head_size;
+
+  const void* q;  // [seqs, q_tokens, q_heads, head_size], the last dimension contiguous
+  Elem q_elem;
+  int64_t q_seq, q_token, q_head;  // strides in elements
+  float scale;
+  float softcap;       // 0: none; else cap * tanh(score / cap)
+  const float* sinks;  // [q_heads] logits that take part in the denominator only, or null
+
+  Elem elem;  // of keys and values
+
+  // Lists of blocks, if table is not null. Only the last block of a list is partly filled.
+  const int32_t* table;   // [seqs, table_heads, max_blocks]
+  const int32_t* tokens;  // [seqs, table_heads]
+  int table_heads;        // 1 (all KV heads share a list) or kv_heads
+  int64_t max_blocks;
+  const uint8_t* base;  // block b of head h lies at base + b * block_stride + h * head_stride
+  int64_t block_stride, head_stride, num_blocks;
+  int block;
+
+  // Otherwise runs of rows: [seqs, kv_heads, rows, head_size] with strides in bytes.
+  const uint8_t* k;
+  const uint8_t* v;
+  int64_t k_seq, k_head, k_row, v_seq, v_head, v_row, rows;
+  const int32_t* runs;  // [seqs, run_heads, max_runs, 2] of (first row, count)
+  int run_heads;        // 1 or kv_heads
+  int max_runs;
+
+  float* out;      // [seqs, q_tokens, q_heads, head_size]
+  float* lse;      // [seqs, q_tokens, q_heads]
+  float* weights;  // [seqs, q_tokens, q_heads, max_tokens], zero past the list's end, or null
+  int64_t max_tokens;
+};
+
+void attend(const AttendJob& job, WorkerPool& pool);
+
+// The kernel that a call with these types and this many queries per KV head would use.
+const char* attend_kernel_name(Elem elem, Elem q_elem, int group);
+
+}  // namespace coattn

@@ -1,0 +1,56 @@
+// What the attend driver and the instruction sets' kernels share. Plain structs only: see isa/elements.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace coattn {
+
+inline constexpr int kTileRows = 64;   // most rows of one tile
+inline constexpr int kQueryBatch = 8;  // queries whose scores a kernel keeps at once
+inline constexpr int kFoldRows = 64;   // floats of a kernel's working memory, in rows
+
+// Up to kTileRows keys and values of one KV head.
+struct AttendTile {
+  const uint8_t* k = nullptr;
+  const uint8_t* v = nullptr;
+  int64_t k_stride = 0;  // bytes between rows
+  int64_t v_stride = 0;
+  int n = 0;
+  int64_t token0 = 0;  // where the tile's weights start in a weight row
+  // Quantised blocks only; float16, already advanced to the tile's first row where they are per token.
+  const uint16_t* k_scale = nullptr;
+  const uint16_t* k_min = nullptr;
+  const uint16_t* v_scale = nullptr;
+  const uint16_t* v_min = nullptr;
+  int v_group_stride = 0;  // elements between the two groups of int4 values
+};
+
+// The queries that share one KV head, and their running softmax. All memory belongs to the worker's scratch.
+struct AttendGroup {
+  int group = 0;
+  int head_size = 0;
+  int stride = 0;  // head_size rounded up to 32: floats between rows of q, prep and acc
+  float scale = 1;
+  float softcap = 0;             // 0: none
+  const float* q = nullptr;      // [group][stride], zero past head_size
+  // Rows of the following are there for group rounded up to 16, and 64-byte aligned.
+  float* prep = nullptr;    // [group][stride], the kernel's own form of q
+  float* acc = nullptr;     // [group][stride], not normalised, in the kernel's own channel order
+  float* v_bias = nullptr;  // [group][2], sum of weight * v_min for each value group
+  float* max = nullptr;     // [group]
+  float* sum = nullptr;     // [group]
+  float* fold = nullptr;    // [kFoldRows][stride], the kernel's own working memory
+  float* const* weights = nullptr;  // [group] rows that receive scores (after scale and cap), or null
+};
+
+struct AttendKernel {
+  const char* name;
+  void (*begin)(AttendGroup&);
+  // `next` may be null; its bytes are prefetched while `tile` is computed.
+  void (*tile)(AttendGroup&, const AttendTile& tile, const AttendTile* next);
+  // acc in natural channel order, [group][head_size], not normalised.
+  void (*end)(AttendGroup&, float* out);
+};
+
+}  // namespace coattn

@@ -1,0 +1,75 @@
+// Single entries (one token of one KV head) of an arena or of plain rows, by their position in the sequence.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "block_layout.h"
+#include "errors.h"
+
+namespace coattn {
+
+struct EntrySource {
+  Elem elem;
+  int kv_heads, head_size;
+  // Blocks, if table is not null: as in AttendJob.
+  const int32_t* table;  // [seqs, table_heads, max_blocks]
+  int table_heads;
+  int64_t max_blocks;
+  const uint8_t* base;
+  int64_t block_stride, head_stride, num_blocks;
+  int block;
+  // Otherwise rows [seqs, kv_heads, rows, head_size], strides in bytes.
+  const uint8_t* k;
+  const uint8_t* v;
+  int64_t k_seq, k_head, k_row, v_seq, v_head, v_row, rows;
+};
+
+// Where an entry lies: a row of a block, or two plain rows (block is null).
+struct Entry {
+  const uint8_t* block;
+  int row;
+  const uint8_t* k;
+  const uint8_t* v;
+};
+
+class Entries {
+ public:
+  explicit Entries(const EntrySource& s)
+      : s_(s), layout_(block_layout(s.elem, s.table ? s.block : 1, s.head_size)) {
+    if (!s.table && is_quantised(s.elem)) {
+      throw Refusal("Quantised entries lie in blocks, not in plain rows.", "Pass a block table.");
+    }
+  }
+
+  const BlockLayout& layout() const { return layout_; }
+
+  // item = seq * kv_heads + head.
+  Entry at(int64_t item, int32_t token) const {
+    const int64_t seq = item / s_.kv_heads, head = item % s_.kv_heads;
+    const int64_t room = s_.table ? s_.max_blocks * s_.block : s_.rows;
+    if (token < 0 || token >= room) {
+      throw Refusal("Entry " + std::to_string(token) + " is outside the " + std::to_string(room) + " there are.",
+                    "Indices count tokens from the start of the sequence's list.");
+    }
+    if (!s_.table) {
+      return {nullptr, 0, s_.k + seq * s_.k_seq + head * s_.k_head + token * s_.k_row,
+              s_.v + seq * s_.v_seq + head * s_.v_head + token * s_.v_row};
+    }
+    const int64_t list = s_.table_heads == 1 ? seq : item;
+    const int32_t id = s_.table[list * s_.max_blocks + token / s_.block];
+    if (id < 0 || id >= s_.num_blocks) {
+      throw Refusal("Block " + std::to_string(id) + " is not one of the arena's " + std::to_string(s_.num_blocks) + ".",
+                    "A block table may only name blocks that the arena handed out.");
+    }
+    const uint8_t* block = s_.base + id * s_.block_stride + head * s_.head_stride;
+    const int row = token % s_.block;
+    return {block, row, block + layout_.k + row * layout_.row_bytes, block + layout_.v + row * layout_.row_bytes};
+  }
+
+ private:
+  const EntrySource& s_;
+  const BlockLayout layout_;
+};
+
+}  // namespace coattn

@@ -1,0 +1,120 @@
+// Splitting items of unequal length over the pool, with results that do not depend on timing.
+//
+// The items' tiles form one long list, cut into chunks. Where the cuts fall depends on the lengths and the number of
+// workers only; which worker takes a chunk is decided by a counter. An item cut in several pieces leaves one partial
+// result per piece, and whoever finishes its last piece merges them in order of position.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "worker_pool.h"
+
+namespace coattn {
+
+class SplitPlan {
+ public:
+  // tiles(item) for items 0..items-1. Keeps its memory between calls.
+  template <class Tiles>
+  void build(int64_t items, int workers, int64_t min_tiles, Tiles&& tiles) {
+    first_.resize(static_cast<size_t>(items) + 1);
+    first_[0] = 0;
+    for (int64_t i = 0; i < items; ++i) first_[i + 1] = first_[i] + tiles(i);
+    const int64_t total = first_[items];
+    // Four chunks a worker even out cores of different speed; one worker needs no cuts.
+    const int64_t most = workers == 1 ? 1 : int64_t{4} * workers;
+    chunks_ = total == 0 ? 0 : std::clamp<int64_t>(total / std::max<int64_t>(min_tiles, 1), 1, most);
+    cut_.resize(static_cast<size_t>(chunks_) + 1);
+    for (int64_t c = 0; c <= chunks_; ++c) cut_[c] = c == chunks_ ? total : snap(total * c / chunks_);
+    if (static_cast<int64_t>(pieces_size_) < items) {
+      pieces_ = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(items));
+      pieces_size_ = static_cast<size_t>(items);
+    }
+    for (int64_t i = 0; i < items; ++i) pieces_[i].store(0, std::memory_order_relaxed);
+    for (int64_t c = 0; c < chunks_; ++c) {
+      for_parts(c, [&](int64_t item, int64_t, int64_t, bool) { pieces_[item].fetch_add(1, std::memory_order_relaxed); });
+    }
+    next_.store(0, std::memory_order_relaxed);
+  }
+
+  int64_t chunks() const { return chunks_; }
+  int64_t tiles(int64_t item) const { return first_[item + 1] - first_[item]; }
+
+  // Calls work.whole(worker, item, tiles) or work.part(worker, item, lo, hi, slot), and work.merge(worker, item,
+  // first_slot_of_each_piece) once per cut item.
+  template <class Work>
+  void run(WorkerPool& pool, Work& work) {
+    if (chunks_ == 0) return;
+    pool.run(Join::willing, [&](int worker, int) {
+      std::vector<int64_t>& slots = slots_of(worker);
+      for (int64_t c; (c = next_.fetch_add(1, std::memory_order_relaxed)) < chunks_;) {
+        for_parts(c, [&](int64_t item, int64_t lo, int64_t hi, bool leading) {
+          if (lo == 0 && hi == tiles(item)) {
+            work.whole(worker, item, hi);
+            return;
+          }
+          work.part(worker, item, lo, hi, slot(c, leading));
+          // Release publishes this piece; acquire by the last one makes all pieces visible to it.
+          if (pieces_[item].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+          slots.clear();
+          for (int64_t d = chunk_of(first_[item]); d < chunks_ && cut_[d] < first_[item + 1]; ++d) {
+            if (cut_[d + 1] > first_[item]) slots.push_back(slot(d, item_at(cut_[d]) == item));
+          }
+          work.merge(worker, item, slots);
+        });
+      }
+    });
+  }
+
+  // One leading and one trailing partial result per chunk; items in between are whole.
+  int64_t slots() const { return 2 * chunks_; }
+
+ private:
+  static int64_t slot(int64_t chunk, bool leading) { return 2 * chunk + (leading ? 0 : 1); }
+
+  int64_t item_at(int64_t tile) const {
+    return std::upper_bound(first_.begin(), first_.end(), tile) - first_.begin() - 1;
+  }
+  int64_t chunk_of(int64_t tile) const {
+    return std::max<int64_t>(std::upper_bound(cut_.begin(), cut_.end(), tile) - cut_.begin() - 1, 0);
+  }
+
+  // A cut close to the border of an item moves there and saves a merge. Monotonic, so chunks stay in order.
+  int64_t snap(int64_t tile) const {
+    const int64_t near = first_.back() / chunks_ / 8;
+    const int64_t item = item_at(tile);
+    if (tile - first_[item] <= near) return first_[item];
+    if (first_[item + 1] - tile <= near) return first_[item + 1];
+    return tile;
+  }
+
+  template <class F>
+  void for_parts(int64_t chunk, F&& f) const {
+    int64_t at = cut_[chunk];
+    const int64_t end = cut_[chunk + 1];
+    if (at >= end) return;
+    for (int64_t item = item_at(at); at < end; ++item) {
+      const int64_t stop = std::min(end, first_[item + 1]);
+      if (stop > at) f(item, at - first_[item], stop - first_[item], at == cut_[chunk]);
+      at = stop;
+    }
+  }
+
+  // Grown by run()'s workers, each its own.
+  std::vector<int64_t>& slots_of(int) {
+    thread_local std::vector<int64_t> slots;
+    return slots;
+  }
+
+  std::vector<int64_t> first_;  // [items + 1] tiles before each item
+  std::vector<int64_t> cut_;    // [chunks + 1]
+  int64_t chunks_ = 0;
+  std::unique_ptr<std::atomic<int>[]> pieces_;  // pieces of each item not yet done
+  size_t pieces_size_ = 0;
+  alignas(128) std::atomic<int64_t> next_{0};
+};
+
+}  // namespace coattn

@@ -1,0 +1,53 @@
+// The kernels of one instruction set. dispatch.h chooses a table once; everything above works through it.
+#pragma once
+
+#include "block_layout.h"
+#include "kernels/attend_kernel.h"
+
+namespace coattn {
+
+// Scores of a group of queries against rows anywhere in memory.
+struct ScoreKernel {
+  // [width] floats -> [stride] in the kernel's channel order; stride is width rounded up to 32.
+  void (*prepare)(const float* q, float* prepared, int width);
+  // out[g * kTileRows + t], n <= kTileRows.
+  void (*tile)(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n, float* out);
+};
+
+// Weighted sums of value rows anywhere in memory.
+struct SumKernel {
+  // acc [group][stride] += w * row; weights of two queries lie kTileRows apart, w1 is for the upper half of int4 rows.
+  void (*tile)(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n, const float* w0,
+               const float* w1);
+  void (*end)(const float* acc, float* natural, int head_size);
+};
+
+struct Kernels {
+  const char* isa;
+  AttendKernel attend[kElems][2];  // [element of the arena][query is bf16]
+  // Used instead for groups of at least large_group queries, where there is one (tile not null).
+  AttendKernel large_attend[kElems][2];
+  int large_group[kElems];
+  ScoreKernel score[kFloatElems];
+  SumKernel weighted_sum[kElems];
+  // Reads every byte (a multiple of 64 of them) and, where next is not null, prefetches as many from there.
+  void (*read)(const uint8_t* p, int64_t bytes, const uint8_t* next);
+  // row[i] = exp(row[i] - shift), for shift >= every row[i].
+  void (*exp_minus)(float* row, int64_t n, float shift);
+  // n elements between float types; from == to copies.
+  void (*convert)(Elem from, const void* src, Elem to, void* dst, int64_t n);
+  // Rows [n][head_size] of one head into a quantised block. Rows n.. of the block keep their old codes.
+  void (*quantise)(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block);
+  // One row of a block of any element type as floats.
+  void (*read_row)(const BlockLayout& layout, const uint8_t* block, int row, float* k, float* v);
+};
+
+const Kernels& generic_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+// AVX-512's table with AMX kernels where they measure faster; see isa/amx.cpp.
+const Kernels& amx_kernels();
+#endif
+
+}  // namespace coattn

@@ -1,0 +1,21 @@
+// What the machine can do at most, measured on the same pool as the kernels: the figures printed beside theirs.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace coattn {
+
+// GB/s of reading `bytes` once, each thread one contiguous share. Best of `repeats`.
+double stream_read_gbps(int threads, int64_t bytes, int repeats);
+
+// GB/s of reading all blocks of `bytes` once in random order, the next block prefetched. Best of `repeats`.
+double random_gather_gbps(int threads, int64_t block_bytes, int64_t bytes, int repeats);
+
+// Nanoseconds from the call of an empty job to its return, n times in a row.
+std::vector<int64_t> empty_job_latency(int threads, int n);
+
+// The same for a job in which every worker spins for `us` microseconds.
+std::vector<int64_t> busy_job_latency(int threads, int n, double us);
+
+}  // namespace coattn

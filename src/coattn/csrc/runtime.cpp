@@ -1,0 +1,137 @@
+#include "runtime.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "errors.h"
+
+namespace coattn {
+namespace {
+
+// fork() copies one thread only: the child must not touch the parent's pool, and must not inherit a lock held by a
+// thread that no longer exists. So fork waits for the running job, and the child forgets (leaks) the old runtime.
+struct Global {
+  std::mutex mutex;
+  std::shared_ptr<Runtime> runtime;
+  std::unique_lock<std::mutex> fork_lock, fork_run_lock;
+  int threads = 0;
+};
+
+Global& global() {
+  static Global state;
+  return state;
+}
+
+void before_fork() {
+  Global& g = global();
+  g.fork_lock = std::unique_lock(g.mutex);
+  if (g.runtime) g.fork_run_lock = std::unique_lock(g.runtime->pool.run_mutex());
+}
+
+void after_fork_parent() {
+  Global& g = global();
+  g.fork_run_lock = {};
+  g.fork_lock = {};
+}
+
+void after_fork_child() {
+  Global& g = global();
+  if (g.runtime) new std::shared_ptr<Runtime>(std::move(g.runtime));
+  g.runtime.reset();
+  g.fork_run_lock = {};
+  g.fork_lock = {};
+}
+
+}  // namespace
+
+AsyncQueue::~AsyncQueue() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  posted_.advance();
+  if (thread_.joinable()) thread_.join();
+}
+
+uint64_t AsyncQueue::submit(std::function<void(WorkerPool&)> job) {
+  uint64_t ticket;
+  {
+    std::lock_guard lock(mutex_);
+    ticket = next_++;
+    entries_[ticket].job = std::move(job);
+    waiting_.push_back(ticket);
+    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  }
+  posted_.advance();
+  return ticket;
+}
+
+void AsyncQueue::loop() {
+  pool_.pin_caller();
+  uint32_t seen = posted_.load();
+  while (true) {
+    std::unique_lock lock(mutex_);
+    if (waiting_.empty()) {
+      if (stop_) return;
+      lock.unlock();
+      seen = posted_.wait_past(seen, 50'000, 64);
+      continue;
+    }
+    const uint64_t ticket = waiting_.front();
+    waiting_.pop_front();
+    std::function<void(WorkerPool&)> job = std::move(entries_[ticket].job);
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      job(pool_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    entries_[ticket].error = error;
+    entries_[ticket].done = true;
+    finished_.notify_all();
+  }
+}
+
+bool AsyncQueue::done(uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  auto it = entries_.find(ticket);
+  return it == entries_.end() || it->second.done;
+}
+
+void AsyncQueue::wait(uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  if (!entries_.contains(ticket)) {
+    throw Refusal("Ticket " + std::to_string(ticket) + " is not waiting here.",
+                  "Wait for each ticket once, in the process that submitted it.");
+  }
+  finished_.wait(lock, [&] { return entries_[ticket].done; });
+  std::exception_ptr error = entries_[ticket].error;
+  entries_.erase(ticket);
+  if (error) std::rethrow_exception(error);
+}
+
+std::shared_ptr<Runtime> runtime() {
+  Global& g = global();
+  static const int registered = pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+  (void)registered;
+  std::lock_guard lock(g.mutex);
+  if (!g.runtime) g.runtime = std::make_shared<Runtime>(g.threads > 0 ? g.threads : default_threads());
+  return g.runtime;
+}
+
+void set_threads(int threads) {
+  std::shared_ptr<Runtime> old;
+  Global& g = global();
+  std::lock_guard lock(g.mutex);
+  if (threads < 0 || threads > 1024) {
+    throw Refusal("The thread count must lie between 0 and 1024, not be " + std::to_string(threads) + ".",
+                  "0 means one thread per core that the process may use.");
+  }
+  g.threads = threads;
+  old = std::exchange(g.runtime, nullptr);
+}
+
+}  // namespace coattn

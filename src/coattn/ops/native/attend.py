@@ -1,0 +1,39 @@
+"""`attend` in C++: each key and value is read once for all queries of its group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn import native
+from coattn.state import AttnState
+from coattn.types import BlockList
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def refuses(q: Tensor, blocks: Tensor) -> str | None:
+    """Why the C++ kernels cannot take this call, or None."""
+    if q.device.type != "cpu" or blocks.device.type != "cpu":
+        return f"q lies on {q.device} and the blocks on {blocks.device}, not in host memory"
+    if q.dtype not in DTYPES or blocks.dtype not in DTYPES:
+        return f"q is {q.dtype} and the blocks are {blocks.dtype}"
+    _, _, _, block, head_dim = blocks.shape
+    if head_dim % 8:
+        return f"head size {head_dim} is not a multiple of 8"
+    layout = native.block_layout(native.element_of(blocks.dtype), block, head_dim)
+    packed = block * head_dim * blocks.element_size()
+    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not blocks.is_contiguous():
+        return f"blocks of {block} rows of {head_dim} {blocks.dtype} are not packed the way the kernels read them"
+    return None
+
+
+def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
+    """See `coattn.ops.attend`; the call must not be refused."""
+    count, kv_heads, _, block, head_dim = blocks.shape
+    if not count:
+        return AttnState.empty(q)
+    memory = blocks.view(torch.uint8).view(count, -1)
+    source = native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, head_dim)
+    done = native.attend(q, source, picked.table, picked.tokens, scale=scale, softcap=softcap or 0.0)
+    return AttnState(done.out, done.lse)

@@ -1,0 +1,154 @@
+"""Bad input gets one sentence and a hint, exit code 2, and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hf.families import tiny
+
+
+def coattn(*arguments: str, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
+    """The command line as a user types it."""
+    return subprocess.run(
+        [sys.executable, "-m", "coattn", *arguments], input=stdin, capture_output=True, text=True, timeout=240
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 2, done.stderr
+    assert lines[0].startswith("error: ")
+    assert lines[0].rstrip().endswith(".")
+    assert lines[1].startswith("hint: ")
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer, on disk: 512 positions."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("tiny")
+    tiny("llama").save_pretrained(path)
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(157))])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "hello", "--method", "fulll"], ["no method 'fulll'", "full, offload, cpu, streaming"]),
+        (["generate", "hello", "--method", "cpu", "--set", "sinks=4"], ["no parameter 'sinks'", "window_blocks"]),
+        (["generate", "hello", "--set", "sinks"], ["not NAME=VALUE"]),
+        (["generate", "hello", "--method", "streaming", "--set", "sinks=-4"], ["sinks is -4"]),
+        (["generate", "hello", "--top-p", "0.5"], ["--temperature"]),
+        (["generate", "--file", "/nowhere/at-all.txt"], ["no file /nowhere/at-all.txt"]),
+        (["generate"], ["no prompt"]),
+        (["methods", "fulll"], ["no method 'fulll'"]),
+        (["eval", "perplexity", "--text", "/nowhere/at-all.txt"], ["no file"]),
+        (["models", "get", "bigllm2"], ["bigllm2", "smollm2"]),
+        (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
+    ],
+)
+def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]) -> None:
+    assert_refused(coattn(*arguments), *words)
+
+
+def test_a_budget_that_is_too_small(folder: Path) -> None:
+    done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")
+    assert_refused(done, "needs at least 24.0 KiB", "gpu_kv is 1.0 KiB", "Raise gpu_kv to 24.0 KiB (24576 bytes)")
+
+
+def test_a_budget_that_is_no_size(folder: Path) -> None:
+    assert_refused(coattn("generate", "w1", "--model", str(folder), "--gpu-kv", "lots"), "gpu_kv is 'lots'")
+
+
+def test_a_prompt_longer_than_the_positions(folder: Path) -> None:
+    done = coattn("generate", " ".join(["w5"] * 600), "--model", str(folder))
+    assert_refused(done, "600 tokens", "only 512 positions")
+
+
+def test_a_text_longer_than_the_positions(folder: Path) -> None:
+    done = coattn("eval", "fidelity", "--model", str(folder), "--length", "600")
+    assert_refused(done, "--length is 600", "only 512 positions")
+
+
+def test_a_text_that_is_too_short(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("w1 w2 w3 w4 w5")
+    done = coattn("eval", "perplexity", "--model", str(folder), "--length", "100", "--text", str(text))
+    assert_refused(done, "has only 5 tokens")
+
+
+def test_a_file_that_is_not_text(folder: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe")
+    for command in (["generate", "--file"], ["eval", "perplexity", "--text"]):
+        assert_refused(coattn(*command, str(image), "--model", str(folder)), "is not a text file")
+    image.write_bytes(b"  \n")
+    assert_refused(coattn("generate", "--file", str(image), "--model", str(folder)), "is empty")
+
+
+def test_a_model_folder_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
+    assert_refused(coattn("generate", "w1", "--model", str(tmp_path)), str(tmp_path))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (broken / name).write_bytes((folder / name).read_bytes())
+    (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    assert_refused(coattn("generate", "w1", "--model", str(broken)), str(broken))
+
+
+def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    BloomForCausalLM(BloomConfig(vocab_size=160, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert_refused(coattn("generate", "w1", "--model", str(tmp_path)), "family 'bloom'", "Supported: ")
+
+
+def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.toml"
+    rows.write_text('[method.odd]\nstore = "window"\nselect = "everything"\nplace = ["cpu"]\nschedule = "next_layer"\n')
+    done = coattn("generate", "hello", "--method", str(rows))
+    assert_refused(done, "select 'everything' needs", "place 'cpu' needs", "schedule 'next_layer' needs", "none of its places")
+
+
+def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.toml"
+    rows.write_text(
+        '[method.mine]\nstore = "window"\nselect = "sinks_recent"\nplace = "gpu"\nschedule = "inline"\n'
+        "[method.mine.params]\nsinks = 2\nrecent = 6\n"
+    )
+    import json
+
+    command = ["generate", "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10", "--model", str(folder), "--json", "--max-new-tokens", "5"]
+    done = coattn(*command, "--method", str(rows))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["method"], result["params"]["recent"], result["new_tokens"]) == ("mine", 6, 5)
+    assert coattn("methods", str(rows), "--json").returncode == 0
+
+
+def test_an_output_that_cannot_be_written(folder: Path) -> None:
+    done = coattn("eval", "fidelity", "--model", str(folder), "--length", "64", "--out", "/proc/nowhere/x.json")
+    assert_refused(done, "cannot be written")
+
+
+def test_usage_errors_also_exit_with_2() -> None:
+    done = coattn("generate", "--no-such-option")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,117 @@
+"""The commands, as a user sees them: on the embedded model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.test_bad_input import coattn
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    from coattn.models import resolve
+
+    return Path(resolve("smollm2"))
+
+
+def run_json(*arguments: str) -> dict:  # type: ignore[type-arg]
+    done = coattn(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # one object and nothing else, or this fails
+
+
+def test_doctor() -> None:
+    found = run_json("doctor")
+    assert found["machine"]["cores"] >= 1
+    assert {row["part"] for row in found["uses"]} >= {"GPU tier", "numbers", "CPU attention"}
+    assert all(row["reason"] for row in found["uses"])
+    assert "CPU attention" in coattn("doctor").stdout
+
+
+def test_methods_lists_every_row_with_its_parts() -> None:
+    from coattn.methods import METHODS
+
+    rows = run_json("methods")["methods"]
+    assert [row["name"] for row in rows] == list(METHODS)
+    for row in rows:
+        assert {part["axis"] for part in row["parts"]} == {"store", "select", "place", "schedule"}
+        assert all(part["does"] for part in row["parts"])
+        assert all(param["help"] for param in row["params"].values()), row["name"]
+    assert run_json("methods", "streaming")["paper"].startswith("Xiao")
+    assert "sinks_recent" in coattn("methods", "streaming").stdout
+
+
+def test_models(smollm2: Path) -> None:
+    assert run_json("models")["models"][0]["state"] == "ready"
+    again = run_json("models", "get", "smollm2")
+    assert again["path"] == str(smollm2)
+    assert again["seconds"] < 2
+
+
+@pytest.mark.parametrize("method", ["offload", "cpu"])
+def test_generate(smollm2: Path, method: str) -> None:
+    prompt = "The capital of France is"
+    options = ["--raw", "--max-new-tokens", "8", "--dtype", "float32", "--fidelity"]
+    full = run_json("generate", prompt, *options)
+    own = run_json("generate", prompt, *options, "--method", method)
+    assert own["text"] == full["text"]
+    assert "Paris" in own["text"]
+    assert own["fidelity"]["top1"] == 1.0
+    assert own["fidelity"]["kl"] < 1e-6
+    assert own["host_kv_peak"] == 0, "twelve tokens do not fill a block"
+    assert own["new_tokens"] == 8
+
+
+def test_generate_streams_to_stdout_and_reports_on_stderr(smollm2: Path) -> None:
+    done = coattn("generate", "--max-new-tokens", "12", stdin="Say hello.")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 3
+    assert "tokens/s" in done.stderr
+    assert "KV at most" in done.stderr
+
+
+def test_perplexity_equals_plain_transformers(smollm2: Path) -> None:
+    """`coattn eval perplexity --method full --length 4096 --json`, and the same computed with Transformers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from coattn.text import default_text
+
+    result = run_json("eval", "perplexity", "--method", "full", "--length", "4096")
+    ids = AutoTokenizer.from_pretrained(smollm2)(default_text().body, return_tensors="pt").input_ids[:, :4096]
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=getattr(torch, result["dtype"])).eval()
+    with torch.no_grad():
+        logits = model(ids).logits[0, :-1]
+    plain = math.exp(torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:]).item())
+    assert result["tokens"] == 4095
+    assert f"{result['perplexity']:.4g}" == f"{plain:.4g}"
+
+
+def test_fidelity_of_a_lossy_method_is_worse_than_that_of_an_exact_one(smollm2: Path, tmp_path: Path) -> None:
+    options = ["eval", "fidelity", "--length", "512", "--decode", "32", "--dtype", "float32"]
+    exact = run_json(*options, "--method", "cpu")
+    target = tmp_path / "lossy.json"
+    lossy = run_json(*options, "--method", "streaming", "--set", "sinks=4", "--set", "recent=60", "--out", str(target))
+    assert exact["kl"] < 1e-6 < 1e-3 < lossy["kl"]
+    assert exact["top1"] == 1.0 > lossy["top1"]
+    assert json.loads(target.read_text())["kl"] == lossy["kl"]
+    assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert run_json(*options, "--method", "full")["kl"] == 0.0
+
+
+def test_demo(smollm2: Path, tmp_path: Path) -> None:
+    result = run_json("demo", "--tokens", "1200", "--out", str(tmp_path / "demo"))
+    rows = {row["method"]: row for row in result["rows"]}
+    for name in ("full", "offload", "cpu"):
+        assert rows[name]["found"], rows[name]["answer"]
+        assert rows[name]["agreement"] == 1.0
+    assert not rows["streaming"]["found"]
+    for name in ("offload", "cpu", "streaming"):
+        assert rows[name]["gpu_kv"] <= result["gpu_cap"] < rows["full"]["gpu_kv"]
+    assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000

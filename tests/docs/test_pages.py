@@ -1,0 +1,78 @@
+"""The pages agree with the project: ranges, links, examples, figures."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from coattn.hf.architectures import FAMILIES
+from coattn.methods import read_rows
+from coattn.models.catalog import SMOLLM2
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name} links to {target}"
+
+
+def test_dependencies_are_those_of_the_project() -> None:
+    listed = dict(re.findall(r"^\| ([\w-]+) \| `([^`]+)` \|", (ROOT / "docs" / "dependencies.md").read_text(), re.M))
+    wanted = [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["dev"],
+        *PROJECT["build-system"]["requires"],
+    ]
+    assert listed == dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in wanted)  # type: ignore[union-attr]
+
+
+def test_families_are_all_named() -> None:
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "attach.md").read_text()
+    for kind, name in FAMILIES.items():
+        assert f"`{kind}`" in page
+        assert name in readme
+
+
+def test_the_row_in_the_readme_is_valid(tmp_path: Path) -> None:
+    (row,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "rows.toml").write_text(row)
+    assert list(read_rows(tmp_path / "rows.toml")) == ["recent-on-gpu"]
+
+
+def test_the_minimum_in_the_memory_page_is_right() -> None:
+    token = SMOLLM2.kv_bytes_per_token
+    least = 32 * token + 2 * 32 * (token // SMOLLM2.layers)
+    text = (ROOT / "docs" / "memory.md").read_text()
+    assert f"{token:,}" in text
+    assert f"{least:,} bytes" in " ".join(text.split())
+
+
+def test_make_targets_are_all_explained() -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for target in targets.split():
+        assert f"`make {target}`" in text, target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160

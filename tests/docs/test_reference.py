@@ -1,0 +1,102 @@
+"""The generated pages are as the code says, and the check notices when they are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from coattn.cli.generate import generate
+from coattn.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "docs/reference/cli.md", "docs/reference/methods.md"]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "scripts" / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for page in PAGES:
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / page, tmp_path / page)
+    return tmp_path
+
+
+def test_the_pages_are_as_the_code_says(script: ModuleType) -> None:
+    assert list(script.stale(ROOT)) == [], "run `make docs`"
+
+
+def test_a_changed_help_text_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "help", "Something else.")
+    assert list(script.stale(ROOT)) == ["docs/reference/cli.md"]
+
+
+def test_a_changed_option_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    option = next(p for p in generate.params if p.name == "max_new_tokens")
+    monkeypatch.setattr(option, "default", 129)
+    assert list(script.stale(ROOT)) == ["docs/reference/cli.md"]
+
+
+def test_a_changed_row_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "cpu", replace(METHODS["cpu"], params={"block": 16}))
+    assert list(script.stale(ROOT)) == ["docs/reference/methods.md"]
+    monkeypatch.setitem(METHODS, "cpu", replace(METHODS["cpu"], summary="Something else."))
+    assert list(script.stale(ROOT)) == ["README.md", "docs/reference/methods.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_edited_or_missing_page_is_noticed(script: ModuleType, copy: Path, page: str) -> None:
+    text = (copy / page).read_text()
+    (copy / page).write_text(text.replace("| `cpu` |", "| `gpu` |").replace("Usage:", "usage:").replace("Lossy.", "x"))
+    assert list(script.stale(copy)) == [page]
+    if page != "README.md":
+        (copy / page).unlink()
+        assert list(script.stale(copy)) == [page]
+
+
+def test_a_readme_without_markers_is_refused(script: ModuleType, copy: Path) -> None:
+    text = (copy / "README.md").read_text()
+    (copy / "README.md").write_text(text.replace(script.END, ""))
+    with pytest.raises(SystemExit, match="methods:end"):
+        script.stale(copy)
+
+
+def test_check_exits_with_1_and_names_the_file(
+    script: ModuleType, copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "ROOT", copy)
+    (copy / PAGES[1]).write_text("old")
+    monkeypatch.setattr(sys, "argv", ["make_reference.py", "--check"])
+    with pytest.raises(SystemExit) as stop:
+        script.main()
+    assert stop.value.code == 1
+    assert "docs/reference/cli.md is stale" in capsys.readouterr().err
+    assert (copy / PAGES[1]).read_text() == "old"
+
+    monkeypatch.setattr(sys, "argv", ["make_reference.py"])
+    with pytest.raises(SystemExit) as stop:
+        script.main()
+    assert stop.value.code == 0
+    assert script.stale(copy) == {}
+
+
+def test_the_pages_do_not_depend_on_the_terminal(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = script.cli_page()
+    monkeypatch.setenv("COLUMNS", "40")
+    assert script.cli_page() == before
+    assert max(map(len, before.splitlines())) <= script.WIDTH + 1
+    assert str(Path.home()) not in before

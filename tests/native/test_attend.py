@@ -1,0 +1,272 @@
+"""attend: every kernel the machine has against float64, over element types, head sizes, group sizes and lengths."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coattn import native
+
+LENGTHS = [0, 1, 31, 32, 33, 63, 130]
+FLOATS = ["f32", "bf16", "f16"]
+
+
+def make(lengths, kv_heads, head_size, dtype, q_shape):
+    rows = [tuple(torch.randn(2, n, kv_heads, head_size).to(dtype)) for n in lengths]
+    return rows, torch.randn(len(lengths), *q_shape, head_size).to(dtype)
+
+
+def floor_of(element, q, group):
+    # tiles round weights to two bf16 halves, about 2^-16; everything else is float32 throughout
+    return 3e-5 if "amx" in native.attend_kernel_name(element, q.dtype, group) else 2e-6
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256, 72, 40, 8])
+@pytest.mark.parametrize("element", FLOATS)
+def test_shapes(kv, isa, element, head_size):
+    torch.manual_seed(head_size)
+    for group in (1, 2, 3, 5, 8, 19):
+        rows, q = make(LENGTHS, 2, head_size, kv.dtypes[element], (2 * group,))
+        blocks, table, tokens = kv.fill(rows, element, 32)
+        got = native.attend(q, blocks, table, tokens, weights=True)
+        for i, (k, v) in enumerate(rows):
+            exact = kv.attention(q[i], k, v, torch.float64)
+            plain = kv.attention(q[i], k, v, torch.float32)
+            floor = floor_of(element, q, group)
+            kv.assert_close(got.out[i], plain[0], exact[0], floor)
+            kv.assert_close(got.lse[i], plain[1], exact[1], floor)
+            kv.assert_close(got.weights[i, :, : len(k)], plain[2], exact[2], floor)
+            assert (got.weights[i, :, len(k) :] == 0).all()
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 128, 256, 24])
+@pytest.mark.parametrize("element", ["int8", "int4"])
+def test_quantised(kv, isa, element, head_size):
+    """Against attention over the dequantised rows the kernel is nearly exact; the codes' own error is much larger."""
+    torch.manual_seed(head_size)
+    for group in (1, 2, 5, 13):
+        rows, q = make(LENGTHS, 2, head_size, torch.bfloat16, (2 * group,))
+        # keys have outlier channels with an offset, as real ones do
+        rows = [(k + 4 * (torch.arange(head_size) % 16 == 3), v) for k, v in rows]
+        blocks, table, tokens = kv.fill(rows, element, 32)
+        got = native.attend(q, blocks, table, tokens)
+        for i, (k, v) in enumerate(rows):
+            need = -(-len(k) // 32)
+            stored = native.read_blocks(table[i, 0, :need].contiguous(), len(k), blocks) if need else (k, v)
+            exact = kv.attention(q[i], *stored, torch.float64)
+            original = kv.attention(q[i], k, v, torch.float64)
+            # the query is rounded to 15 bits in the integer kernels
+            kv.assert_close(got.out[i], exact[0], exact[0], 1e-3)
+            kv.assert_close(got.lse[i], exact[1], exact[1], 2e-3)
+            kv.assert_close(got.out[i], exact[0], original[0], 1e-3)
+
+
+@pytest.mark.parametrize("element", [*FLOATS, "int8", "int4"])
+@pytest.mark.parametrize("block", [1, 16, 48, 64, 100, 256])
+def test_block_sizes(kv, isa, element, block):
+    torch.manual_seed(block)
+    rows, q = make([block, 3 * block + 1, 2 * block - 1], 2, 64, torch.float32, (6,))
+    blocks, table, tokens = kv.fill(rows, element, block)
+    got = native.attend(q, blocks, table, tokens)
+    for i, (k, _) in enumerate(rows):
+        ids = table[i, 0, : -(-len(k) // block)].contiguous()
+        stored = native.read_blocks(ids, len(k), blocks)
+        exact, plain = (kv.attention(q[i], *stored, dtype) for dtype in (torch.float64, torch.float32))
+        kv.assert_close(got.out[i], plain[0], exact[0], 1e-3 if element.startswith("int") else 2e-6)
+
+
+@pytest.mark.parametrize("element", FLOATS)
+@pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_query_types(kv, isa, element, q_dtype):
+    torch.manual_seed(1)
+    rows, q = make([77], 1, 128, kv.dtypes[element], (4,))
+    q = q.to(q_dtype)
+    blocks, table, tokens = kv.fill(rows, element, 32)
+    got = native.attend(q, blocks, table, tokens)
+    exact, plain = (kv.attention(q[0], *rows[0], dtype) for dtype in (torch.float64, torch.float32))
+    kv.assert_close(got.out[0], plain[0], exact[0], floor_of(element, q, 4))
+
+
+@pytest.mark.parametrize("element", FLOATS)
+def test_softcap_sinks_and_scale(kv, isa, element):
+    torch.manual_seed(2)
+    rows, q = make([0, 5, 130], 2, 128, kv.dtypes[element], (10,))
+    sinks = torch.randn(10)
+    blocks, table, tokens = kv.fill(rows, element, 32)
+    options = {"scale": 0.3, "softcap": 2.5, "sinks": sinks}
+    got = native.attend(q, blocks, table, tokens, **options, weights=True)
+    for i, (k, v) in enumerate(rows):
+        exact, plain = (kv.attention(q[i], k, v, dtype, **options) for dtype in (torch.float64, torch.float32))
+        floor = floor_of(element, q, 5)
+        kv.assert_close(got.out[i], plain[0], exact[0], floor)
+        kv.assert_close(got.lse[i], plain[1], exact[1], floor)
+        kv.assert_close(got.weights[i, :, : len(k)], plain[2], exact[2], floor)
+    # an empty set with a sink is the sink alone
+    assert torch.equal(got.lse[0], sinks)
+    assert (got.out[0] == 0).all()
+
+
+@pytest.mark.parametrize("q_tokens", [1, 3, 16, 64])
+def test_query_tokens(kv, isa, q_tokens):
+    """Several query tokens over one list, up to a group of 512: what append does over older context."""
+    torch.manual_seed(3)
+    for element in ("bf16", "int8"):
+        rows, q = make([0, 77, 150], 1, 64, torch.bfloat16, (q_tokens, 8))
+        blocks, table, tokens = kv.fill(rows, element, 32)
+        got = native.attend(q, blocks, table, tokens)
+        assert got.out.shape == q.shape
+        for i, (k, v) in enumerate(rows):
+            if element == "int8" and len(k):
+                k, v = native.read_blocks(table[i, 0, : -(-len(k) // 32)].contiguous(), len(k), blocks)
+            exact, plain = (kv.attention(q[i], k, v, dtype) for dtype in (torch.float64, torch.float32))
+            kv.assert_close(got.out[i], plain[0], exact[0], 1e-3 if element == "int8" else floor_of(element, q, 512))
+
+
+def test_lists_per_head(kv, isa):
+    """table_heads = kv_heads: each KV head has blocks and a length of its own."""
+    torch.manual_seed(4)
+    (k, v), (k2, v2) = (torch.randn(2, 96, 2, 64) for _ in range(2))
+    blocks, table, _ = kv.fill([(k, v), (k2, v2)], "f32", 32)
+    # head 0 attends to sequence 0's blocks in reverse, head 1 to sequence 1's first and part of its third
+    lists = torch.stack([table[0, 0].flip(0), table[1, 0][[0, 2, 1]]])[None].contiguous()
+    tokens = torch.tensor([[96, 40]], dtype=torch.int32)
+    q = torch.randn(1, 6, 64)
+    got = native.attend(q, blocks, lists, tokens)
+    exact0 = kv.attention(q[0, :3], k[:, :1], v[:, :1], torch.float64)
+    pick = [*range(32), *range(64, 72)]
+    exact1 = kv.attention(q[0, 3:], k2[pick, 1:], v2[pick, 1:], torch.float64)
+    kv.assert_close(got.out[0], got.out[0], torch.cat([exact0[0], exact1[0]]), 2e-6)
+    torch.testing.assert_close(got.out[0].double(), torch.cat([exact0[0], exact1[0]]), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("element", FLOATS)
+def test_runs(kv, isa, element):
+    """A ring window: sinks, then the tail of the ring, then its head; per-head counts; strided rows."""
+    torch.manual_seed(5)
+    storage = torch.randn(2, 2, 90, 3, 128).to(kv.dtypes[element])  # keys and values interleaved with something else
+    k, v = storage[..., 0, :], storage[..., 2, :]
+    q = torch.randn(2, 8, 128).to(k.dtype)
+    runs = torch.tensor([[[[0, 4], [50, 40], [4, 33]]], [[[0, 0], [89, 1], [3, 0]]]], dtype=torch.int32)
+    got = native.attend_runs(q, k, v, runs, weights=True)
+    for seq in range(2):
+        pick = [r for first, count in runs[seq, 0].tolist() for r in range(first, first + count)]
+        kk, vv = k[seq, :, pick].transpose(0, 1), v[seq, :, pick].transpose(0, 1)
+        exact, plain = (kv.attention(q[seq], kk, vv, dtype) for dtype in (torch.float64, torch.float32))
+        kv.assert_close(got.out[seq], plain[0], exact[0], floor_of(element, q, 4))
+        kv.assert_close(got.weights[seq, :, : len(pick)], plain[2], exact[2], floor_of(element, q, 4))
+        assert (got.weights[seq, :, len(pick) :] == 0).all()
+    counts = torch.tensor([[[[0, 7]], [[80, 0]]], [[[1, 64]], [[2, 65]]]], dtype=torch.int32)
+    got = native.attend_runs(q, k, v, counts)
+    for seq in range(2):
+        for head in range(2):
+            first, count = counts[seq, head, 0].tolist()
+            rows = slice(first, first + count)
+            exact = kv.attention(
+                q[seq, 4 * head : 4 * head + 4], k[seq, head, rows, None], v[seq, head, rows, None], torch.float64
+            )
+            kv.assert_close(got.out[seq, 4 * head : 4 * head + 4], exact[0], exact[0], 3e-5)
+
+
+def test_nan_and_inf(kv, isa):
+    """A NaN key makes its queries NaN and nobody else's; keys that score -inf weigh nothing."""
+    k, v = torch.randn(2, 40, 2, 64)
+    k[7, 0, 3] = math.nan
+    q = torch.randn(1, 4, 64)
+    blocks, table, tokens = kv.fill([(k, v)], "f32", 32)
+    got = native.attend(q, blocks, table, tokens)
+    assert got.out[0, :2].isnan().all()
+    assert got.lse[0, :2].isnan().all()
+    assert got.out[0, 2:].isfinite().all()
+    k = torch.ones(40, 1, 64)
+    k[:33] = -math.inf
+    v = torch.randn(40, 1, 64)
+    blocks, table, tokens = kv.fill([(k, v)], "f32", 32)
+    got = native.attend(torch.ones(1, 1, 64), blocks, table, tokens, weights=True)
+    torch.testing.assert_close(got.out[0, 0], v[33:].mean((0, 1)), atol=1e-6, rtol=0)
+    assert (got.weights[0, 0, :33] == 0).all()
+    tokens[:] = 33
+    got = native.attend(torch.ones(1, 1, 64), blocks, table, tokens, weights=True)
+    assert got.lse.item() == -math.inf
+    assert (got.out == 0).all()
+    assert (got.weights == 0).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_repeats_are_bit_identical(kv, isa, threads):
+    """Also when one long list is cut into pieces that different workers take in any order."""
+    torch.manual_seed(6)
+    rows, q = make([3000, 10, 0, 700], 2, 64, torch.bfloat16, (8,))
+    blocks, table, tokens = kv.fill(rows, "bf16", 32)
+    try:
+        native.set_threads(threads)
+        call = native.plan_attend(q, blocks, table, tokens, weights=True)
+        first = [x.clone() for x in call.run() if x is not None]
+        for _ in range(10):
+            assert all(torch.equal(a, b) for a, b in zip(first, call.run(), strict=True))
+    finally:
+        native.set_threads(0)
+    for i, (k, v) in enumerate(rows):
+        exact = kv.attention(q[i], k, v, torch.float64)
+        kv.assert_close(first[0][i], exact[0], exact[0], 3e-5)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_property(kv, data):
+    """Random shapes: within twice the float32 reference's error."""
+    draw = data.draw
+    seed = draw(st.integers(0, 2**31))
+    element = draw(st.sampled_from(FLOATS))
+    lengths = draw(st.lists(st.integers(0, 150), min_size=1, max_size=4))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 20))
+    head_size, block = 8 * draw(st.integers(1, 34)), draw(st.integers(1, 80))
+    torch.manual_seed(seed)
+    rows, q = make(lengths, kv_heads, head_size, kv.dtypes[element], (kv_heads * group,))
+    blocks, table, tokens = kv.fill(rows, element, block)
+    with native.forced_isa(draw(st.sampled_from(kv.usable))):
+        got = native.attend(q, blocks, table, tokens)
+        floor = floor_of(element, q, group)
+    for i, (k, v) in enumerate(rows):
+        exact, plain = (kv.attention(q[i], k, v, dtype) for dtype in (torch.float64, torch.float32))
+        kv.assert_close(got.out[i], plain[0], exact[0], floor)
+        kv.assert_close(got.lse[i], plain[1], exact[1], floor)
+
+
+def test_merges_with_the_rest(kv, isa):
+    """Two halves of a list, merged as the algebra says, equal the whole."""
+    torch.manual_seed(7)
+    rows, q = make([160], 2, 128, torch.bfloat16, (8,))
+    blocks, table, tokens = kv.fill(rows, "bf16", 32)
+    whole = native.attend(q, blocks, table, tokens)
+    a = native.attend(q, blocks, table[..., :2].contiguous(), torch.tensor([[64]], dtype=torch.int32))
+    b = native.attend(q, blocks, table[..., 2:].contiguous(), torch.tensor([[96]], dtype=torch.int32))
+    lse = torch.logaddexp(a.lse, b.lse)
+    out = a.out * (a.lse - lse).exp()[..., None] + b.out * (b.lse - lse).exp()[..., None]
+    torch.testing.assert_close(out, whole.out, atol=3e-5, rtol=0)
+    torch.testing.assert_close(lse, whole.lse, atol=3e-5, rtol=0)
+
+
+def test_refusals(kv):
+    rows, q = make([40], 2, 64, torch.float32, (4,))
+    blocks, table, tokens = kv.fill(rows, "f32", 32)
+    with pytest.raises(native.NativeError, match="claims 65 tokens") as caught:
+        native.attend(q, blocks, table, torch.tensor([[65]], dtype=torch.int32))
+    assert caught.value.hint
+    with pytest.raises(native.NativeError, match="is not one of the arena's"):
+        native.attend(q, blocks, torch.full_like(table, 99), tokens)
+    with pytest.raises(native.NativeError, match=r"where torch\.int32 is needed"):
+        native.attend(q, blocks, table.long(), tokens)
+    with pytest.raises(native.NativeError, match="cannot share"):
+        native.attend(q[:, :3], blocks, table, tokens)
+    with pytest.raises(native.NativeError, match="head size"):
+        native.attend(torch.randn(1, 4, 128), blocks, table, tokens)
+    with pytest.raises(native.NativeError, match="leaves its buffer"):
+        native.attend_runs(
+            q, torch.randn(1, 2, 5, 64), torch.randn(1, 2, 5, 64), torch.tensor([[[[3, 3]]]], dtype=torch.int32)
+        )
+    with pytest.raises(native.NativeError, match="multiple of 8"):
+        native.block_layout("bf16", 32, 60)
+    with pytest.raises(native.NativeError, match="no element type"):
+        native.block_layout("fp8", 32, 64)

@@ -1,0 +1,177 @@
+"""The pool: sizes, errors, asynchronous calls, forks; and the choice of kernels."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from coattn import native
+
+
+@pytest.fixture(autouse=True)
+def _default_threads():
+    yield
+    native.set_threads(0)
+
+
+def small_call(seed=0):
+    torch.manual_seed(seed)
+    k, v = torch.randn(2, 1, 2, 100, 64)
+    runs = torch.tensor([[[[0, 100]]]], dtype=torch.int32)
+    return native.plan_attend_runs(torch.randn(1, 4, 64), k, v, runs)
+
+
+def test_sizes():
+    assert native.default_threads() >= 1
+    native.set_threads(3)
+    assert native.threads() == 3
+    cpus = native.worker_cpus()
+    assert cpus[0] == -1
+    assert len(cpus) == 3
+    native.set_threads(0)
+    assert native.threads() == native.default_threads()
+    with pytest.raises(native.NativeError, match="thread count"):
+        native.set_threads(-1)
+
+
+def test_workers_are_pinned_within_the_process_cpu_set():
+    allowed = os.sched_getaffinity(0)
+    native.set_threads(len(allowed))
+    assert set(native.worker_cpus()[1:]) <= allowed
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from coattn import native; assert native.default_threads() == 1; print(native.threads())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "1"
+
+
+def test_importing_starts_no_threads():
+    code = (
+        "import os, torch; before = len(os.listdir('/proc/self/task'));"
+        "from coattn import native; print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_an_exception_travels_to_the_caller_and_the_pool_lives_on(threads):
+    native.set_threads(threads)
+    for worker in range(threads):
+        with pytest.raises(RuntimeError, match=f"worker {worker} failed"):
+            native.fail_on_worker(worker)
+        native.fail_on_worker(threads)  # nobody
+
+
+def test_results_after_sleeping():
+    """Workers that went to sleep wake up."""
+    native.set_threads(2)
+    native.set_spin_us(0)
+    call = small_call()
+    first = call.run().out.clone()
+    for _ in range(50):
+        assert len(native.empty_job_latency(20)) == 20
+        assert torch.equal(call.run().out, first)
+
+
+def test_submit_and_wait():
+    calls = [small_call(i) for i in range(20)]
+    expected = [call.run().out.clone() for call in calls]
+    pending = [call.submit() for call in calls]
+    for p, want in zip(pending, expected, strict=True):
+        assert torch.equal(p.wait().out, want)
+        assert p.done()
+    with pytest.raises(native.NativeError, match="not waiting"):
+        pending[0].wait()
+
+
+def test_submit_carries_errors_and_survives_a_new_pool():
+    bad = native.plan_attend_runs(
+        torch.randn(1, 1, 64),
+        torch.randn(1, 1, 4, 64),
+        torch.randn(1, 1, 4, 64),
+        torch.tensor([[[[0, 5]]]], dtype=torch.int32),
+    )
+    good = small_call()
+    expected = good.run().out.clone()
+    failing, running = bad.submit(), good.submit()
+    native.set_threads(1)
+    with pytest.raises(native.NativeError, match="leaves its buffer"):
+        failing.wait()
+    assert torch.equal(running.wait().out, expected)
+
+
+def test_callers_on_many_threads():
+    call = small_call()
+    expected = call.run().out.clone()
+    wrong = []
+
+    def work():
+        mine = small_call()
+        for _ in range(30):
+            if not torch.equal(mine.run().out, expected):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert not wrong
+
+
+def test_a_forked_child_gets_a_pool_of_its_own():
+    call = small_call()
+    expected = call.run().out.clone()
+    pending = call.submit()
+    pending.wait()
+    child = os.fork()
+    if child == 0:
+        ok = torch.equal(call.run().out, expected) and torch.equal(call.submit().wait().out, expected)
+        os._exit(0 if ok else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert torch.equal(call.run().out, expected)
+
+
+def test_kernels_can_be_forced():
+    usable = [s.name for s in native.isas() if not s.reason]
+    assert usable[0] == "generic"
+    assert native.isa() == usable[-1] or usable[-1] == "amx"
+    for name in usable:
+        with native.forced_isa(name):
+            assert native.isa() in (name, "avx512")
+            assert native.attend_kernel_name("bf16", torch.bfloat16, 4)
+    with pytest.raises(native.NativeError, match="There are no 'sse9' kernels") as caught:
+        native.force_isa("sse9")
+    assert "generic" in caught.value.hint
+
+
+@pytest.mark.parametrize("status", native.isas(), ids=lambda s: s.name)
+def test_forcing_what_the_machine_lacks_is_refused_with_the_reason(status):
+    if not status.reason:
+        pytest.skip(f"this machine has {status.name}")
+    with pytest.raises(native.NativeError) as caught:
+        native.force_isa(status.name)
+    assert status.reason in caught.value.sentence
+
+
+def test_features_agree_with_the_kernel_list():
+    features = native.cpu_features()
+    reasons = {s.name: s.reason for s in native.isas()}
+    assert (reasons["avx2"] == "") == features.avx2
+    assert (reasons["avx512"] == "") == (features.avx512 and features.avx512_bf16 and features.avx512_vnni)
+    assert bool(features.amx_reason) != features.amx
+
+
+def test_limits_are_measured():
+    assert native.stream_read_gbps(1, 1 << 22, 2) > 0.1
+    assert native.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
+    assert min(native.busy_job_latency(20, 50, threads=2)) >= 50_000
+    assert len(native.empty_job_latency(100, threads=2)) == 100
+    with pytest.raises(native.NativeError, match="cannot be gathered"):
+        native.random_gather_gbps(1, 100, 1 << 20, 1)
