@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -87,7 +87,11 @@ def cli_page() -> str:
 def help_pages(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     """`(full name, help)` of a command and of all its subcommands."""
     context = command.make_context(name, [], parent, resilient_parsing=True, terminal_width=WIDTH)
-    yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, click.Group) and command.invoke_without_command:
+        # click 8.1 leaves the brackets out
+        text = text.replace("[OPTIONS] COMMAND [ARGS]...", "[OPTIONS] [COMMAND] [ARGS]...")
+    yield context.command_path, text
     if isinstance(command, click.Group):
         for sub in command.list_commands(context):
             child = command.get_command(context, sub)
@@ -133,7 +137,7 @@ def _method_section(name: str) -> str:
     return "\n".join(lines)
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

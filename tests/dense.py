@@ -17,7 +17,7 @@ def dense(
     softcap: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """q `[t, q_heads, d]` are the last tokens of k, v `[n, kv_heads, d]`; a query sees the last `window` and `sinks`."""
+    """q `[t, q_heads, d]` are the last tokens of k, v `[n, kv_heads, d]`; it sees the last `window` and `sinks`."""
     t, n, group = len(q), len(k), q.shape[1] // k.shape[1]
     q, k, v = q.to(dtype), k.to(dtype).repeat_interleave(group, 1), v.to(dtype).repeat_interleave(group, 1)
     scores = torch.einsum("thd,nhd->htn", q, k) * scale

@@ -54,7 +54,9 @@ def test_unknown_parameters_are_refused_with_the_known_ones() -> None:
     assert "sinks" in caught.value.hint
 
 
-@pytest.mark.parametrize(("name", "value"), [("sinks", -1), ("recent", 0), ("block", 0), ("sinks", 1.5), ("sinks", True)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("sinks", -1), ("recent", 0), ("block", 0), ("sinks", 1.5), ("sinks", True)]
+)
 def test_values_out_of_range_are_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{name} is "):
         compose(METHODS["streaming"], **{name: value})

@@ -194,7 +194,9 @@ def test_a_window_holds_exactly_what_it_declares() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("method", "params", "gpu"), CASES)
-def test_layers_on_two_devices_keep_their_stores_with_them(method: str, params: dict[str, Any], gpu: int | None) -> None:
+def test_layers_on_two_devices_keep_their_stores_with_them(
+    method: str, params: dict[str, Any], gpu: int | None
+) -> None:
     devices = [torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:0")]
     world = World(method, devices[1], params, None if gpu is None else 2 * gpu, devices=devices)
     assert [world.runtime._parts[i].store.near[i].device for i in range(3)] == devices

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
+from tests.cli.run import Done, coattn
 from tests.hf.families import tiny
 
 
-def coattn(*arguments: str, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
-    """The command line as a user types it."""
-    return subprocess.run(
-        [sys.executable, "-m", "coattn", *arguments], input=stdin, capture_output=True, text=True, timeout=240
-    )
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_refused(done: Done, *words: str) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = done.stderr.strip().splitlines()
@@ -55,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--method", "streaming", "--set", "sinks=-4"], ["sinks is -4"]),
         (["generate", "hello", "--top-p", "0.5"], ["--temperature"]),
         (["generate", "--file", "/nowhere/at-all.txt"], ["no file /nowhere/at-all.txt"]),
-        (["generate"], ["no prompt"]),
+        (["generate"], ["standard input is empty"]),
         (["methods", "fulll"], ["no method 'fulll'"]),
         (["eval", "perplexity", "--text", "/nowhere/at-all.txt"], ["no file"]),
         (["models", "get", "bigllm2"], ["bigllm2", "smollm2"]),
@@ -68,7 +62,7 @@ def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]
 
 def test_a_budget_that_is_too_small(folder: Path) -> None:
     done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")
-    assert_refused(done, "needs at least 24.0 KiB", "gpu_kv is 1.0 KiB", "Raise gpu_kv to 24.0 KiB (24576 bytes)")
+    assert_refused(done, "needs at least 12.0 KiB", "gpu_kv is 1.0 KiB", "Raise gpu_kv to 12.0 KiB (12288 bytes)")
 
 
 def test_a_budget_that_is_no_size(folder: Path) -> None:
@@ -124,7 +118,9 @@ def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
     rows.write_text('[method.odd]\nstore = "window"\nselect = "everything"\nplace = ["cpu"]\nschedule = "next_layer"\n')
     done = coattn("generate", "hello", "--method", str(rows))
-    assert_refused(done, "select 'everything' needs", "place 'cpu' needs", "schedule 'next_layer' needs", "none of its places")
+    assert_refused(
+        done, "select 'everything' needs", "place 'cpu' needs", "schedule 'next_layer' needs", "none of its places"
+    )
 
 
 def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
@@ -133,8 +129,6 @@ def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
         '[method.mine]\nstore = "window"\nselect = "sinks_recent"\nplace = "gpu"\nschedule = "inline"\n'
         "[method.mine.params]\nsinks = 2\nrecent = 6\n"
     )
-    import json
-
     command = ["generate", "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10", "--model", str(folder), "--json", "--max-new-tokens", "5"]
     done = coattn(*command, "--method", str(rows))
     assert done.returncode == 0, done.stderr
@@ -151,4 +145,10 @@ def test_an_output_that_cannot_be_written(folder: Path) -> None:
 def test_usage_errors_also_exit_with_2() -> None:
     done = coattn("generate", "--no-such-option")
     assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert "No such option" in done.stderr
+
+
+def test_the_installed_command_says_the_same() -> None:
+    command = [sys.executable, "-m", "coattn", "generate", "hello", "--method", "fulll"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert_refused(Done(done.returncode, done.stdout, done.stderr), "no method 'fulll'")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from tests.cli.test_bad_input import coattn
+from tests.cli.run import coattn
 
 pytestmark = pytest.mark.model
 

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from tests.hf.families import FAMILIES, tiny
 
 from coattn.evaluate import fidelity, perplexity
 from coattn.evaluate.forced import Forced, force
 from coattn.hf.logits import head
-from tests.hf.families import FAMILIES, tiny
 
 IDS = torch.randint(3, 160, (90,), generator=torch.Generator().manual_seed(4))
 
@@ -52,7 +52,9 @@ def test_the_head_caps_logits_as_the_model_does() -> None:
 
 
 def test_comparison_splits_the_text_at_the_first_decode_step() -> None:
-    own, full = (Forced(3, torch.tensor([1.0, 1.0, 1.0, x, x], dtype=torch.float64), torch.eye(3), {}) for x in (2.0, 1.0))
+    own, full = (
+        Forced(3, torch.tensor([1.0, 1.0, 1.0, x, x], dtype=torch.float64), torch.eye(3), {}) for x in (2.0, 1.0)
+    )
     result = perplexity.compare(own, full)
     assert result["tokens"] == 5
     assert result["ratio"] == pytest.approx(math.exp(2 / 5))

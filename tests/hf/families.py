@@ -35,7 +35,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral_sliding": ("MistralConfig", {**GROUPED, "sliding_window": 23}),
     "gemma": ("GemmaConfig", {**GROUPED, "head_dim": 32}),
     "gemma2": ("Gemma2Config", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}),
-    "gemma3": ("Gemma3TextConfig", {**GEMMA, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**GEMMA, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
     "glm": ("GlmConfig", {**GROUPED, "head_dim": 16}),
     "glm4": ("Glm4Config", {**GROUPED, "head_dim": 16}),
     "phi3": ("Phi3Config", {**GROUPED, "sliding_window": None}),

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.hf.families import FAMILIES, tiny
 from transformers import DynamicCache, PreTrainedModel
 
 import coattn
 from coattn.hf.architectures import describe_layers
-from tests.hf.families import FAMILIES, tiny
 
 EXACT: list[tuple[str, dict[str, Any]]] = [("full", {}), ("offload", {"block": 8}), ("cpu", {"block": 8})]
 LENGTHS = (37, 9, 60)

@@ -85,7 +85,7 @@ def generate(
         on_text=None if as_json else write,
         **sampling,
     )
-    measured = measure(loaded, result, row, gpu_kv, params) if fidelity else None
+    measured = measure(loaded, result, row, gpu_kv=gpu_kv, host_kv=host_kv, **params) if fidelity else None
     summary = {
         "text": result.text,
         "prompt_tokens": len(result.prompt_ids),
@@ -103,7 +103,7 @@ def generate(
         print_json(summary)
         return
     click.echo()
-    err.print(footer(summary), style="dim", highlight=False)
+    err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
@@ -132,7 +132,7 @@ def sampling_arguments(temperature: float, top_p: float | None, top_k: int | Non
     return {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0, "top_k": top_k or 0}
 
 
-def measure(loaded: Any, result: Any, row: Any, gpu_kv: str | None, params: dict[str, Any]) -> dict[str, Any]:
+def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, Any]:
     """KL and top-1 agreement of the answer's predictions, with the answer forced under the method and under full."""
     import torch
 
@@ -140,7 +140,7 @@ def measure(loaded: Any, result: Any, row: Any, gpu_kv: str | None, params: dict
     from coattn.evaluate.forced import force
 
     ids = torch.cat([result.prompt_ids, result.new_ids])
-    own = force(loaded.model, ids, len(result.prompt_ids), row, gpu_kv, **params)
+    own = force(loaded.model, ids, len(result.prompt_ids), row, **arguments)
     return compare(own, force(loaded.model, ids, len(result.prompt_ids), "full"))
 
 

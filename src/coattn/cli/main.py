@@ -25,10 +25,10 @@ for command in (doctor.doctor, methods.methods, models.models, generate.generate
     cli.add_command(command)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. Exit code 2 and one sentence with a hint for anything the user can mend."""
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(cli.main(arguments, standalone_mode=False) or 0)
     except CoattnError as error:
         print_error(error)
         sys.exit(2)

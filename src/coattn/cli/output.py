@@ -46,9 +46,8 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
 @contextmanager
 def model_progress() -> Iterator[Any]:
     """A callback for fetching and converting a model, shown as one bar per stage."""
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err, transient=True
-    ) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int | None) -> None:

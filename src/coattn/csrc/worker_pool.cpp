@@ -54,7 +54,7 @@ WorkerPool::WorkerPool(int threads, int64_t spin_us)
   try {
     for (int w = 1; w < threads; ++w) seats_[w].thread = std::thread([this, w] { loop(w); });
   } catch (...) {
-    stop_ = true;
+    stop_.store(true, std::memory_order_release);
     start_.advance();
     for (int w = 1; w < threads; ++w) {
       if (seats_[w].thread.joinable()) seats_[w].thread.join();
@@ -66,7 +66,7 @@ WorkerPool::WorkerPool(int threads, int64_t spin_us)
 
 WorkerPool::~WorkerPool() {
   std::lock_guard lock(run_mutex_);
-  stop_ = true;
+  stop_.store(true, std::memory_order_release);
   start_.advance();
   for (int w = 1; w < threads_; ++w) seats_[w].thread.join();
 }
@@ -98,7 +98,7 @@ void WorkerPool::loop(int worker) {
   uint32_t seen = 0;
   while (true) {
     const uint32_t epoch = start_.wait_past(seen, spin_ns_.load(std::memory_order_relaxed), pauses);
-    if (stop_) return;
+    if (stop_.load(std::memory_order_acquire)) return;
     seen = epoch;
     uint32_t before = 2 * (epoch - 1);
     std::atomic<uint32_t>& state = seats_[worker].state;

@@ -106,7 +106,7 @@ class WorkerPool {
   alignas(128) EventWord start_;
   Job job_ = nullptr;
   void* ctx_ = nullptr;
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};  // a worker that stayed away from the last job may look at it at any time
   alignas(128) std::atomic<bool> failed_{false};
   std::exception_ptr error_;
 };

@@ -41,6 +41,7 @@ def force(
     prefill: int,
     method: str | Method,
     gpu_kv: int | str | None = None,
+    host_kv: int | str | None = None,
     progress: Progress | None = None,
     **params: Any,
 ) -> Forced:
@@ -51,7 +52,7 @@ def force(
     device = model.get_input_embeddings().weight.device
     ids = ids.to(device)
     losses, kept = [], []
-    with attach(model, method, gpu_kv=gpu_kv, **params) as attachment:
+    with attach(model, method, gpu_kv=gpu_kv, host_kv=host_kv, **params) as attachment:
         cache = attachment.new_cache(len(ids))
         decoder = model.get_decoder()
         hidden = decoder(input_ids=ids[None, :prefill], past_key_values=cache, use_cache=True).last_hidden_state[0]

@@ -77,6 +77,11 @@ class Attachment:
 
     def before_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[tuple[()], dict[str, Any]]:
         """Starts a step: finds or makes the cache, reads the mask."""
+        if self.model.config._attn_implementation != attention.NAME:
+            raise UnsupportedError(
+                f"The attention implementation was set to {self.model.config._attn_implementation!r} while attached.",
+                "Choose it before `attach` or after its `with` block.",
+            )
         call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         call |= call.pop("kwargs", {})
         inputs = call.get("input_ids") if call.get("input_ids") is not None else call.get("inputs_embeds")

@@ -63,7 +63,12 @@ def _dtype(gpus: list[Any]) -> dict[str, str]:
 def _kernels(problem: str | None) -> dict[str, str]:
     if problem:
         return _use("CPU attention", "PyTorch reference", problem)
-    return _use("CPU attention", "PyTorch reference", "the only one so far")
+    from coattn import native
+
+    chosen = native.isa()
+    passed = [f"{name}: {reason}" for name, reason in native.isas() if reason]
+    reason = "the best this machine runs" + (f" ({'; '.join(passed)})" if passed else "")
+    return _use("CPU attention", f"C++ kernels, {chosen}, {native.default_threads()} threads", reason)
 
 
 def _use(part: str, choice: str, reason: str) -> dict[str, str]:

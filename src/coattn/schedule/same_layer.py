@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from coattn.errors import ConfigError
 from coattn.place.base import Call
 from coattn.schedule.base import Schedule
 from coattn.state import AttnState
@@ -24,6 +25,12 @@ class SameLayer(Schedule):
 
     overlap: bool | None = None
     _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.overlap not in (None, True, False):
+            raise ConfigError(
+                f"overlap is {self.overlap!r}, but must be true or false.", "Set overlap=true or leave it out."
+            )
 
     def launch(self, call: Call, picked: Selection) -> list[AttnState]:
         overlap = call.q.device.type != "cpu" if self.overlap is None else self.overlap

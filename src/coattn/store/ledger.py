@@ -10,6 +10,7 @@ from coattn.units import format_bytes
 
 Tier = Literal["gpu", "host"]
 OPTION = {"gpu": "gpu_kv", "host": "host_kv"}
+PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Ledger:
         if limit is not None and self.held[tier] + count > limit:
             need, option = self.held[tier] + count, OPTION[tier]
             raise BudgetError(
-                f"{what} needs at least {format_bytes(need)} of KV memory in the {tier} tier, "
+                f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
                 f"but {option} is {format_bytes(limit)}.",
                 f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
                 + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),

@@ -61,7 +61,7 @@ TEST(pool_first_exception_reaches_the_caller) {
                  std::logic_error);
   }
   int ran = 0;
-  pool.run(Join::all, [&](int worker, int) { ran += worker == 0; });
+  pool.run(Join::all, [&](int worker, int) { if (worker == 0) ++ran; });
   CHECK(ran == 1);
 }
 

@@ -44,15 +44,9 @@ struct Bf16 {
   }
 
   static void tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
-    const int64_t row_bytes = int64_t{2} * s.head_size;
-    Ahead next_k{nullptr, nullptr}, next_v{nullptr, nullptr};
-    if (next) {
-      next_k = ahead_of(next->k, next->k_stride, next->n, row_bytes);
-      next_v = ahead_of(next->v, next->v_stride, next->n, row_bytes);
-    }
-    for (int t0 = 0; t0 < tile.n; t0 += kStep) step(s, tile, t0, next_k, next_v);
-    while (next_k.at < next_k.end) next_k.step<4>();
-    while (next_v.at < next_v.end) next_v.step<4>();
+    NextTile ahead = next_tile(next, int64_t{2} * s.head_size);
+    for (int t0 = 0; t0 < tile.n; t0 += kStep) step(s, tile, t0, ahead);
+    while (ahead.v.at < ahead.v.end) ahead.step<4>();
   }
 
   static void end(AttendGroup& s, float* out) {
@@ -69,7 +63,7 @@ struct Bf16 {
   }
 
  private:
-  static void step(AttendGroup& s, const AttendTile& tile, int t0, Ahead& next_k, Ahead& next_v) {
+  static void step(AttendGroup& s, const AttendTile& tile, int t0, NextTile& next) {
     const int n = tile.n - t0 < kStep ? tile.n - t0 : kStep, chunks = s.stride / 32, padded = 2 * s.stride;
     const Buffers buffer = buffers(s, padded);
     const uint8_t *k = tile.k + t0 * tile.k_stride, *v = tile.v + t0 * tile.v_stride;
@@ -83,23 +77,23 @@ struct Bf16 {
     }
     for (int b = 0; b < batches(s); ++b) {
       alignas(64) vf scores[kStep];
-      dot(k, k_stride, reinterpret_cast<const uint8_t*>(s.prep) + static_cast<int64_t>(b) * chunks * 1024, chunks, next_k,
+      dot(k, k_stride, reinterpret_cast<const uint8_t*>(s.prep) + static_cast<int64_t>(b) * chunks * 1024, chunks, next,
           scores);
-      if (b == 0) pair_values(v, v_stride, chunks, buffer.packed, next_v);
+      if (b == 0) pair_values(v, v_stride, chunks, buffer.packed, next);
       const int g0 = b * kQueries;
       if (s.weights) keep_scores(s, g0, scores, n, tile.token0 + t0, s.scale, s.softcap);
-      vf factor = softmax_step(scores, n, s.scale, s.softcap, s.max + g0, s.sum + g0);
+      vf factor = softmax_step(scores, n, s.scale, s.softcap, s.max + g0, s.sum + g0, next);
       float* acc = s.acc + static_cast<int64_t>(g0) * s.stride;
       if (!all_ones(factor)) {
         // The rows of the low parts are scaled like those of the high parts.
         if (low_rows(s)) factor = _mm512_shuffle_f32x4(factor, factor, 0x44);
         rescale(acc, s.stride, s.stride, factor);
       }
-      add_values(scores, low_rows(s), buffer.packed, chunks, acc, s.stride);
+      add_values(scores, low_rows(s), buffer.packed, chunks, acc, s.stride, next);
     }
   }
 
-  static void dot(const uint8_t* k, int64_t k_stride, const uint8_t* q, int chunks, Ahead& ahead, vf* scores) {
+  static void dot(const uint8_t* k, int64_t k_stride, const uint8_t* q, int chunks, NextTile& next, vf* scores) {
     _tile_zero(0);
     _tile_zero(1);
     for (int c = 0; c < chunks; ++c) {
@@ -108,27 +102,27 @@ struct Bf16 {
       _tile_loadd(3, k + 16 * k_stride + c * 64, k_stride);
       _tile_dpbf16ps(0, 2, 4);
       _tile_dpbf16ps(1, 3, 4);
-      ahead.step<16>();
-      ahead.step<16>();
+      next.step<8>();
     }
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + 16, 64);
   }
 
   // Pairs of rows, word by word: packed[chunk][half][pair][16 channels][2].
-  static void pair_values(const uint8_t* v, int64_t stride, int chunks, uint8_t* packed, Ahead& ahead) {
+  static void pair_values(const uint8_t* v, int64_t stride, int chunks, uint8_t* packed, NextTile& next) {
     for (int i = 0; i < 16; ++i) {
       const uint8_t *a = v + 2 * i * stride, *b = a + stride;
       for (int c = 0; c < chunks; ++c) {
         const __m512i x = _mm512_loadu_si512(a + 64 * c), y = _mm512_loadu_si512(b + 64 * c);
         _mm512_store_si512(packed + c * 2048 + i * 64, _mm512_unpacklo_epi16(x, y));
         _mm512_store_si512(packed + c * 2048 + 1024 + i * 64, _mm512_unpackhi_epi16(x, y));
-        ahead.step<2>();
+        next.step<1>();
       }
     }
   }
 
-  static void add_values(const vf* p, bool low_rows, const uint8_t* packed, int chunks, float* acc, int stride) {
+  static void add_values(const vf* p, bool low_rows, const uint8_t* packed, int chunks, float* acc, int stride,
+                         NextTile& next) {
     alignas(64) __m512i high[16], low[16];
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
     for (int i = 0; i < 16; ++i) {
@@ -151,6 +145,7 @@ struct Bf16 {
       _tile_loadd(1, acc + 32 * c + 16, static_cast<int64_t>(stride) * 4);
       _tile_loadd(4, packed + c * 2048, 64);
       _tile_loadd(5, packed + c * 2048 + 1024, 64);
+      next.step<8>();
       _tile_dpbf16ps(0, 2, 4);
       _tile_dpbf16ps(1, 2, 5);
       if (!low_rows) {

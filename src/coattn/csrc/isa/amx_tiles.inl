@@ -45,18 +45,38 @@ inline void transpose(__m512i* x) {
 // kStep rows of `to_stride` bytes, zero where the source has no row or no byte.
 inline void pad_rows(const uint8_t* from, int64_t from_stride, int n, int row_bytes, uint8_t* to, int to_stride) {
   for (int t = 0; t < n; ++t) copy_tail(to + t * to_stride, from + t * from_stride, row_bytes, to_stride);
-  std::memset(to + n * to_stride, 0, static_cast<size_t>((kStep - n) * to_stride));
+  for (int t = n; t < kStep; ++t) std::memset(to + t * to_stride, 0, static_cast<size_t>(to_stride));
+}
+
+// The next tile's bytes, keys then values, spread over all the work on this one.
+struct NextTile {
+  Ahead k{nullptr, nullptr}, v{nullptr, nullptr};
+  template <int Lines>
+  void step() {
+    if (k.at < k.end) {
+      k.step<Lines>();
+    } else {
+      v.step<Lines>();
+    }
+  }
+};
+
+inline NextTile next_tile(const AttendTile* next, int64_t row_bytes) {
+  if (!next) return {};
+  return {ahead_of(next->k, next->k_stride, next->n, row_bytes), ahead_of(next->v, next->v_stride, next->n, row_bytes)};
 }
 
 // One step of the online softmax for 16 queries: rows of s become exp(score - max), zero from row n on. Returns the
 // factors for earlier sums.
-inline vf softmax_step(vf* s, int n, float scale, float softcap, float* running_max, float* running_sum) {
+inline vf softmax_step(vf* s, int n, float scale, float softcap, float* running_max, float* running_sum,
+                       NextTile& next) {
   const vf none = vset(-__builtin_inff());
   vf best[4] = {none, none, none, none};
   for (int t = 0; t < n; ++t) {
     s[t] = vmul(s[t], vset(scale));
     if (softcap > 0) s[t] = vmul(vtanh(vdiv(s[t], vset(softcap))), vset(softcap));
     best[t % 4] = vmax(s[t], best[t % 4]);
+    next.step<1>();
   }
   const vf old = vload(running_max);
   const vf top = vmax(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])), old);
@@ -65,6 +85,7 @@ inline vf softmax_step(vf* s, int n, float scale, float softcap, float* running_
   for (int t = 0; t < n; ++t) {
     s[t] = vexp(vsub(s[t], shift));
     sum[t % 2] = vadd(sum[t % 2], s[t]);
+    next.step<2>();
   }
   for (int t = n; t < kStep; ++t) s[t] = vzero();
   // A maximum that stays gives exactly 1, also while both are -inf.

@@ -107,7 +107,7 @@ struct Ahead {
   template <int Lines>
   void step() {
     if (at < end) {
-      for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 3);
+      for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
       at += 64 * Lines;
     }
   }

@@ -5,15 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coattn import native
 from coattn.state import AttnState
 from coattn.types import BlockList
+
+try:
+    from coattn import native
+except ImportError as error:
+    MISSING: str | None = str(error)
+else:
+    MISSING = None
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def refuses(q: Tensor, blocks: Tensor) -> str | None:
     """Why the C++ kernels cannot take this call, or None."""
+    if MISSING is not None:
+        return MISSING
     if q.device.type != "cpu" or blocks.device.type != "cpu":
         return f"q lies on {q.device} and the blocks on {blocks.device}, not in host memory"
     if q.dtype not in DTYPES or blocks.dtype not in DTYPES:
@@ -35,5 +43,7 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
         return AttnState.empty(q)
     memory = blocks.view(torch.uint8).view(count, -1)
     source = native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, head_dim)
-    done = native.attend(q, source, picked.table, picked.tokens, scale=scale, softcap=softcap or 0.0)
+    done = native.attend(
+        q, source, picked.table.contiguous(), picked.tokens.contiguous(), scale=scale, softcap=softcap or 0.0
+    )
     return AttnState(done.out, done.lse)

@@ -1,0 +1,324 @@
+// int8 and int4 keys and values with integer tiles: codes are multiplied as integers, scales are folded into the other
+// side.
+//
+// Scores: as in isa/avx512_dot.inl the query times the block's key scales is rounded to 15 bits, 128 * high + low, two
+// signed bytes. Values: a weight times its token's value scale is rounded to 16 bits of the largest of the step, 256 *
+// high + low, two unsigned bytes. Sums are exact in 32 bits.
+//
+// Tiles: 0..3 sums, 4 keys, 5 queries, 6 weights, 7 values. For up to 8 queries the low parts use the columns (scores)
+// and rows (values) 8..15 of the same tiles, which would be idle.
+namespace coattn::amx {
+namespace {
+
+template <Elem E>
+struct Int {
+  static constexpr bool kFour = E == Elem::int4;
+  static constexpr int kHalves = kFour ? 2 : 1;  // parts of a row that are unpacked and scaled on their own
+
+  // Channels of a part, and the same rounded up to whole tile rows of 64.
+  static int part(const AttendGroup& s) { return s.head_size / kHalves; }
+  static int room(const AttendGroup& s) { return (part(s) + 63) / 64 * 64; }
+  static int chunks(const AttendGroup& s) { return kHalves * room(s) / 64; }
+  static int batches(const AttendGroup& s) { return (s.group + kQueries - 1) / kQueries; }
+
+  static void begin(AttendGroup& s) {
+    TileConfig config;
+    for (int i = 0; i < 8; ++i) {
+      config.rows[i] = 16;
+      config.bytes[i] = 64;
+    }
+    // Weights and values meet over 32 tokens: 32 bytes of a weight row, 8 rows of 4 tokens.
+    config.bytes[6] = 32;
+    config.rows[7] = 8;
+    _tile_loadconfig(&config);
+    for (int g = 0; g < batches(s) * kQueries; ++g) {
+      s.max[g] = -__builtin_inff();
+      s.sum[g] = s.v_bias[2 * g] = s.v_bias[2 * g + 1] = 0;
+    }
+    std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(batches(s) * kQueries) * static_cast<size_t>(acc_stride(s)));
+  }
+
+  static void tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
+    NextTile ahead = next_tile(next, elem_bytes(E, s.head_size));
+    if (next) {
+      Ahead scales{reinterpret_cast<const uint8_t*>(next->k_scale),
+                   reinterpret_cast<const uint8_t*>(next->v_min + 2 * next->n)};
+      while (scales.at < scales.end) scales.step<1>();
+    }
+    for (int t0 = 0; t0 < tile.n; t0 += kStep) step(s, tile, t0, ahead);
+    while (ahead.v.at < ahead.v.end) ahead.step<4>();
+  }
+
+  static void end(AttendGroup& s, float* out) {
+    _tile_release();
+    const int width = part(s), padded = room(s);
+    for (int g = 0; g < s.group; ++g) {
+      const float* acc = s.acc + static_cast<int64_t>(g) * acc_stride(s);
+      for (int d = 0; d < s.head_size; ++d) {
+        // Column 4 l + i of quarter j of a chunk holds channel 16 l + 4 j + i: the order of two rounds of vpunpck.
+        const int h = d / width, at = h * padded + d % width / 64 * 64 + d % width % 16 / 4 * 16 + d % width % 64 / 16 * 4 + d % 4;
+        out[static_cast<int64_t>(g) * s.head_size + d] = acc[at] + s.v_bias[2 * g + (kFour ? h : 0)];
+      }
+    }
+  }
+
+ private:
+  static int acc_stride(const AttendGroup& s) { return kHalves * room(s); }
+
+  static void step(AttendGroup& s, const AttendTile& tile, int t0, NextTile& next) {
+    const int n = tile.n - t0 < kStep ? tile.n - t0 : kStep, row = kHalves * room(s);
+    // [kStep][row] codes as bytes; then the packed values.
+    uint8_t* keys = reinterpret_cast<uint8_t*>(s.fold);
+    uint8_t* packed = keys + kStep * row;
+    unpack(s, tile.k + t0 * tile.k_stride, tile.k_stride, n, keys, row);
+    pack_values(s, tile.v + t0 * tile.v_stride, tile.v_stride, n, packed, next);
+    for (int b = 0; b < batches(s); ++b) {
+      const int g0 = b * kQueries;
+      alignas(64) vf scores[kStep];
+      dot(s, g0, tile, keys, row, next, scores);
+      if (s.weights) keep_scores(s, g0, scores, n, tile.token0 + t0, s.scale, s.softcap);
+      const vf factor = softmax_step(scores, n, s.scale, s.softcap, s.max + g0, s.sum + g0, next);
+      float* acc = s.acc + static_cast<int64_t>(g0) * acc_stride(s);
+      if (!all_ones(factor)) rescale(acc, acc_stride(s), acc_stride(s), factor);
+      for (int h = 0; h < kHalves; ++h) {
+        add_values(s, g0, h, scores, n, tile.v_scale + h * tile.v_group_stride + t0,
+                   tile.v_min + h * tile.v_group_stride + t0, factor, packed, acc, next);
+      }
+      if constexpr (!kFour) {
+        for (int g = g0; g < g0 + kQueries; ++g) s.v_bias[2 * g + 1] = s.v_bias[2 * g];
+      }
+    }
+  }
+
+  static __m512i load_part(const uint8_t* p, int left) {
+    return left >= 64 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8((__mmask64{1} << left) - 1, p);
+  }
+
+  // Rows of codes as bytes, one part after the other, zero beyond the part and beyond row n.
+  static void unpack(const AttendGroup& s, const uint8_t* from, int64_t stride, int n, uint8_t* to, int row) {
+    const int bytes = part(s), padded = room(s);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int t = 0; t < kStep; ++t) {
+      for (int c = 0; c < padded; c += 64) {
+        const __m512i x = t < n ? load_part(from + t * stride + c, bytes - c) : _mm512_setzero_si512();
+        if constexpr (kFour) {
+          _mm512_store_si512(to + t * row + c, _mm512_and_si512(x, nibble));
+          _mm512_store_si512(to + t * row + padded + c, _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble));
+        } else {
+          _mm512_store_si512(to + t * row + c, x);
+        }
+      }
+    }
+  }
+
+  // packed[chunk][quarter][8 groups of 4 tokens][16 channels][4 tokens]
+  static void pack_values(const AttendGroup& s, const uint8_t* v, int64_t stride, int n, uint8_t* packed,
+                          NextTile& next) {
+    const int bytes = part(s), padded = room(s);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int i = 0; i < kStep / 4; ++i) {
+      for (int c = 0; c < padded; c += 64) {
+        __m512i x[4];
+        for (int j = 0; j < 4; ++j) {
+          x[j] = 4 * i + j < n ? load_part(v + (4 * i + j) * stride + c, bytes - c) : _mm512_setzero_si512();
+        }
+        for (int h = 0; h < kHalves; ++h) {
+          __m512i y[4];
+          for (int j = 0; j < 4; ++j) {
+            y[j] = !kFour ? x[j] : _mm512_and_si512(h == 0 ? x[j] : _mm512_srli_epi16(x[j], 4), nibble);
+          }
+          const __m512i a = _mm512_unpacklo_epi8(y[0], y[1]), b = _mm512_unpackhi_epi8(y[0], y[1]);
+          const __m512i d = _mm512_unpacklo_epi8(y[2], y[3]), e = _mm512_unpackhi_epi8(y[2], y[3]);
+          uint8_t* to = packed + (h * padded + c) * kStep + i * 64;
+          _mm512_store_si512(to, _mm512_unpacklo_epi16(a, d));
+          _mm512_store_si512(to + 512, _mm512_unpackhi_epi16(a, d));
+          _mm512_store_si512(to + 1024, _mm512_unpacklo_epi16(b, e));
+          _mm512_store_si512(to + 1536, _mm512_unpackhi_epi16(b, e));
+        }
+        next.step<2>();
+      }
+    }
+  }
+
+  // The queries of a batch times the block's key scales, in 15 bits, as B tiles: high[chunk], low[chunk] of [16][64].
+  // Returns the steps and biases: score = sum * step + bias.
+  static void quantise(const AttendGroup& s, int g0, int batch, const AttendTile& tile, bool low_columns, __m512i* high,
+                       __m512i* low, vf& steps, vf& biases) {
+    const int width = part(s), padded = room(s);
+    alignas(64) float step[kQueries] = {}, bias[kQueries] = {};
+    alignas(64) float folded[kHalves][1024];
+    for (int g = 0; g < batch; ++g) {
+      const float* q = s.q + static_cast<int64_t>(g0 + g) * s.stride;
+      vf peak = vzero(), sum = vzero();
+      for (int h = 0; h < kHalves; ++h) {
+        for (int d = 0; d < padded; d += W) {
+          const int ch = h * width + d;
+          const __mmask16 mask = first_lanes(width - d < 0 ? 0 : width - d);
+          const vf x = _mm512_maskz_loadu_ps(mask, q + ch);
+          const vf y = vmul(x, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_scale + ch)));
+          vstore(folded[h] + d, y);
+          peak = vmax(vabs(y), peak);
+          sum = vfma(x, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_min + ch)), sum);
+        }
+      }
+      const float top = vhmax(peak);
+      const vf inverse = vset(top > 0 ? 16256.0f / top : 0.0f);
+      step[g] = top * (1.0f / 16256.0f);
+      bias[g] = vhsum(sum);
+      for (int h = 0; h < kHalves; ++h) {
+        for (int c = 0; c < padded / 64; ++c) {
+          const int at = (h * padded / 64 + c) * 16;
+          __m128i hi[4], lo[4];
+          for (int i = 0; i < 4; ++i) {
+            const __m512i fixed = _mm512_cvtps_epi32(vmul(vload(folded[h] + 64 * c + 16 * i), inverse));
+            const __m512i up = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(64)), 7);
+            hi[i] = _mm512_cvtepi32_epi8(up);
+            lo[i] = _mm512_cvtepi32_epi8(_mm512_sub_epi32(fixed, _mm512_slli_epi32(up, 7)));
+          }
+          high[at + g] = join(hi);
+          (low_columns ? high[at + 8 + g] : low[at + g]) = join(lo);
+        }
+      }
+    }
+    for (int c = 0; c < chunks(s); ++c) {
+      for (int g = batch; g < (low_columns ? 8 : kQueries); ++g) {
+        high[16 * c + g] = _mm512_setzero_si512();
+        (low_columns ? high[16 * c + 8 + g] : low[16 * c + g]) = _mm512_setzero_si512();
+      }
+      transpose(high + 16 * c);
+      if (!low_columns) transpose(low + 16 * c);
+    }
+    steps = vload(step);
+    biases = vload(bias);
+  }
+
+  static __m512i join(const __m128i* x) {
+    const __m256i a = _mm256_inserti128_si256(_mm256_castsi128_si256(x[0]), x[1], 1);
+    const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(x[2]), x[3], 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+  }
+
+  static void dot(const AttendGroup& s, int g0, const AttendTile& tile, const uint8_t* keys, int row, NextTile& next,
+                  vf* scores) {
+    const int batch = s.group - g0 < kQueries ? s.group - g0 : kQueries;
+    const bool low_columns = batch <= 8;
+    alignas(64) __m512i high[16 * 1024 / 64], low[16 * 1024 / 64];
+    vf steps, biases;
+    quantise(s, g0, batch, tile, low_columns, high, low, steps, biases);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int c = 0; c < chunks(s); ++c) {
+      const uint8_t* at = keys + 64 * c;
+      _tile_loadd(5, high + 16 * c, 64);
+      _tile_loadd(4, at, row);
+      _tile_dpbusd(0, 4, 5);
+      _tile_loadd(4, at + 16 * row, row);
+      _tile_dpbusd(1, 4, 5);
+      if (!low_columns) {
+        _tile_loadd(5, low + 16 * c, 64);
+        _tile_dpbusd(3, 4, 5);
+        _tile_loadd(4, at, row);
+        _tile_dpbusd(2, 4, 5);
+      }
+      next.step<4>();
+    }
+    alignas(64) __m512i sums[4][16];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    if (!low_columns) {
+      _tile_stored(2, sums[2], 64);
+      _tile_stored(3, sums[3], 64);
+    }
+    for (int t = 0; t < kStep; ++t) {
+      const __m512i up = sums[t / 16][t % 16];
+      const __m512i down = low_columns ? _mm512_shuffle_i64x2(up, up, 0xee) : sums[2 + t / 16][t % 16];
+      // Lanes 8..15 of the sum are unused queries where the low parts live there.
+      scores[t] = vfma(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(up, 7), down)), steps, biases);
+    }
+  }
+
+  // acc += weights * values of one half of the channels.
+  static void add_values(AttendGroup& s, int g0, int half, const vf* p, int n, const uint16_t* scale, const uint16_t* low,
+                         vf factor, const uint8_t* packed, float* acc, NextTile& next) {
+    const int batch = s.group - g0 < kQueries ? s.group - g0 : kQueries;
+    const bool low_rows = batch <= 8;
+    alignas(64) float scales[kStep], lows[kStep], steps[kQueries];
+    for (int i = 0; i < kStep; i += W) {
+      const __mmask16 mask = first_lanes(n - i < 0 ? 0 : n - i);
+      vstore(scales + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, scale + i)));
+      vstore(lows + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, low + i)));
+    }
+    vf w[kStep], peak = vzero(), bias = vzero();
+    for (int t = 0; t < kStep; ++t) {
+      w[t] = vmul(p[t], vset(scales[t]));
+      peak = vmax(w[t], peak);
+      bias = vfma(p[t], vset(lows[t]), bias);
+    }
+    add_bias(s.v_bias + 2 * g0 + half, bias, factor);
+    vstore(steps, vmul(peak, vset(1.0f / 65535.0f)));
+    const vf inverse = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(vzero(), peak, _CMP_LT_OQ), vset(65535.0f), peak);
+    alignas(64) __m512i m[16 + 8];
+    const __m512i byte = _mm512_set1_epi32(0xff);
+    for (int i = 0; i < 8; ++i) {
+      __m512i high = _mm512_setzero_si512(), lower = high;
+      for (int j = 0; j < 4; ++j) {
+        const __m512i x = _mm512_cvtps_epi32(vmul(w[4 * i + j], inverse));
+        high = _mm512_or_si512(high, _mm512_slli_epi32(_mm512_and_si512(_mm512_srli_epi32(x, 8), byte), 8 * j));
+        lower = _mm512_or_si512(lower, _mm512_slli_epi32(_mm512_and_si512(x, byte), 8 * j));
+      }
+      m[i] = high;
+      m[8 + i] = lower;
+    }
+    transpose(m);  // row g: 32 bytes of high parts, 32 bytes of low parts
+    if (low_rows) {
+      for (int g = 0; g < 8; ++g) m[8 + g] = _mm512_shuffle_i64x2(m[g], m[g], 0xee);
+    }
+    const uint8_t* low_part = reinterpret_cast<const uint8_t*>(m) + 32;
+    for (int c = half * room(s); c < (half + 1) * room(s); c += 64) {
+      alignas(64) int32_t up[4][16][16], down[4][16][16];
+      multiply(m, packed + c * kStep, up);
+      if (!low_rows) multiply(low_part, packed + c * kStep, down);
+      for (int g = 0; g < batch; ++g) {
+        float* to = acc + static_cast<int64_t>(g) * acc_stride(s) + c;
+        for (int j = 0; j < 4; ++j) {
+          const __m512i a = _mm512_load_si512(up[j][g]), b = _mm512_load_si512(low_rows ? up[j][8 + g] : down[j][g]);
+          const vf sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a, 8), b));
+          vstore(to + 16 * j, vfma(sum, vset(steps[g]), vload(to + 16 * j)));
+        }
+        next.step<1>();
+      }
+    }
+  }
+
+  static void multiply(const void* weights, const uint8_t* values, int32_t (*to)[16][16]) {
+    _tile_loadd(6, weights, 64);
+    _tile_zero(0);
+    _tile_loadd(7, values, 64);
+    _tile_dpbuud(0, 6, 7);
+    _tile_zero(1);
+    _tile_loadd(7, values + 512, 64);
+    _tile_dpbuud(1, 6, 7);
+    _tile_zero(2);
+    _tile_loadd(7, values + 1024, 64);
+    _tile_dpbuud(2, 6, 7);
+    _tile_zero(3);
+    _tile_loadd(7, values + 1536, 64);
+    _tile_dpbuud(3, 6, 7);
+    _tile_stored(0, to[0], 64);
+    _tile_stored(1, to[1], 64);
+    _tile_stored(2, to[2], 64);
+    _tile_stored(3, to[3], 64);
+  }
+
+  static void add_bias(float* bias, vf more, vf factor) {
+    alignas(64) float add[kQueries], times[kQueries];
+    vstore(add, more);
+    vstore(times, factor);
+    for (int g = 0; g < kQueries; ++g) bias[2 * g] = bias[2 * g] * times[g] + add[g];
+  }
+};
+
+}  // namespace
+}  // namespace coattn::amx

@@ -1,0 +1,31 @@
+"""The command line in this process: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+from unittest import mock
+
+from coattn.cli.main import main
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def coattn(*arguments: str, stdin: str = "") -> Done:
+    """`coattn ARGUMENTS` with standard input from a pipe."""
+    out, err = io.StringIO(), io.StringIO()
+    pipe = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", pipe):
+        try:
+            main(list(arguments))
+            code = 0
+        except SystemExit as exit:
+            code = int(exit.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
