@@ -14,8 +14,8 @@ $(VENV)/.ready: pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "coattn needs Python 3.11, 3.12 or 3.13. Hint: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check "$(TORCH)"
+	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
 demo: setup

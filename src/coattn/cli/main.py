@@ -7,7 +7,7 @@ import sys
 import click
 
 from coattn._version import __version__
-from coattn.cli import demo, doctor, evaluate, generate, methods, models
+from coattn.cli import bench, demo, doctor, evaluate, generate, methods, models
 from coattn.cli.output import print_error
 from coattn.errors import CoattnError
 
@@ -21,7 +21,15 @@ def cli() -> None:
     """
 
 
-for command in (doctor.doctor, methods.methods, models.models, generate.generate, evaluate.evaluate, demo.demo):
+for command in (
+    doctor.doctor,
+    methods.methods,
+    models.models,
+    generate.generate,
+    evaluate.evaluate,
+    bench.bench,
+    demo.demo,
+):
     cli.add_command(command)
 
 

@@ -18,7 +18,7 @@ struct Bf16 {
       config.rows[i] = 16;
       config.bytes[i] = 64;
     }
-    _tile_loadconfig(&config);
+    configure(config);
     uint16_t* prep = reinterpret_cast<uint16_t*>(s.prep);
     for (int b = 0; b < batches(s); ++b) {
       for (int c = 0; c < s.stride / 32; ++c) {
@@ -82,7 +82,7 @@ struct Bf16 {
       if (b == 0) pair_values(v, v_stride, chunks, buffer.packed, next);
       const int g0 = b * kQueries;
       if (s.weights) keep_scores(s, g0, scores, n, tile.token0 + t0, s.scale, s.softcap);
-      vf factor = softmax_step(scores, n, s.scale, s.softcap, s.max + g0, s.sum + g0, next);
+      vf factor = softmax_step(s, g0, scores, n, next);
       float* acc = s.acc + static_cast<int64_t>(g0) * s.stride;
       if (!all_ones(factor)) {
         // The rows of the low parts are scaled like those of the high parts.
@@ -94,6 +94,7 @@ struct Bf16 {
   }
 
   static void dot(const uint8_t* k, int64_t k_stride, const uint8_t* q, int chunks, NextTile& next, vf* scores) {
+    publish();
     _tile_zero(0);
     _tile_zero(1);
     for (int c = 0; c < chunks; ++c) {
@@ -138,6 +139,7 @@ struct Bf16 {
     }
     transpose(high);
     if (!low_rows) transpose(low);
+    publish();
     _tile_loadd(2, high, 64);
     if (!low_rows) _tile_loadd(3, low, 64);
     for (int c = 0; c < chunks; ++c) {

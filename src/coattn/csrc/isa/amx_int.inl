@@ -19,6 +19,7 @@ struct Int {
   static int part(const AttendGroup& s) { return s.head_size / kHalves; }
   static int room(const AttendGroup& s) { return (part(s) + 63) / 64 * 64; }
   static int chunks(const AttendGroup& s) { return kHalves * room(s) / 64; }
+  static int acc_stride(const AttendGroup& s) { return kHalves * room(s); }
   static int batches(const AttendGroup& s) { return (s.group + kQueries - 1) / kQueries; }
 
   static void begin(AttendGroup& s) {
@@ -30,7 +31,16 @@ struct Int {
     // Weights and values meet over 32 tokens: 32 bytes of a weight row, 8 rows of 4 tokens.
     config.bytes[6] = 32;
     config.rows[7] = 8;
-    _tile_loadconfig(&config);
+    configure(config);
+    // Queries with the parts where quantise() wants them.
+    for (int g = 0; g < s.group; ++g) {
+      float* to = s.prep + static_cast<int64_t>(g) * acc_stride(s);
+      for (int h = 0; h < kHalves; ++h) {
+        for (int d = 0; d < room(s); ++d) {
+          to[h * room(s) + d] = d < part(s) ? s.q[static_cast<int64_t>(g) * s.stride + h * part(s) + d] : 0.0f;
+        }
+      }
+    }
     for (int g = 0; g < batches(s) * kQueries; ++g) {
       s.max[g] = -__builtin_inff();
       s.sum[g] = s.v_bias[2 * g] = s.v_bias[2 * g + 1] = 0;
@@ -63,21 +73,26 @@ struct Int {
   }
 
  private:
-  static int acc_stride(const AttendGroup& s) { return kHalves * room(s); }
-
   static void step(AttendGroup& s, const AttendTile& tile, int t0, NextTile& next) {
-    const int n = tile.n - t0 < kStep ? tile.n - t0 : kStep, row = kHalves * room(s);
+    const int n = tile.n - t0 < kStep ? tile.n - t0 : kStep;
     // [kStep][row] codes as bytes; then the packed values.
-    uint8_t* keys = reinterpret_cast<uint8_t*>(s.fold);
-    uint8_t* packed = keys + kStep * row;
-    unpack(s, tile.k + t0 * tile.k_stride, tile.k_stride, n, keys, row);
+    int64_t row = acc_stride(s);
+    uint8_t* unpacked = reinterpret_cast<uint8_t*>(s.fold);
+    uint8_t* packed = unpacked + kStep * row;
+    const uint8_t* keys = tile.k + t0 * tile.k_stride;
+    if (kFour || n < kStep || s.head_size % 64) {
+      unpack(s, keys, tile.k_stride, n, unpacked, row);
+      keys = unpacked;
+    } else {
+      row = tile.k_stride;
+    }
     pack_values(s, tile.v + t0 * tile.v_stride, tile.v_stride, n, packed, next);
     for (int b = 0; b < batches(s); ++b) {
       const int g0 = b * kQueries;
       alignas(64) vf scores[kStep];
       dot(s, g0, tile, keys, row, next, scores);
       if (s.weights) keep_scores(s, g0, scores, n, tile.token0 + t0, s.scale, s.softcap);
-      const vf factor = softmax_step(scores, n, s.scale, s.softcap, s.max + g0, s.sum + g0, next);
+      const vf factor = softmax_step(s, g0, scores, n, next);
       float* acc = s.acc + static_cast<int64_t>(g0) * acc_stride(s);
       if (!all_ones(factor)) rescale(acc, acc_stride(s), acc_stride(s), factor);
       for (int h = 0; h < kHalves; ++h) {
@@ -95,7 +110,7 @@ struct Int {
   }
 
   // Rows of codes as bytes, one part after the other, zero beyond the part and beyond row n.
-  static void unpack(const AttendGroup& s, const uint8_t* from, int64_t stride, int n, uint8_t* to, int row) {
+  static void unpack(const AttendGroup& s, const uint8_t* from, int64_t stride, int n, uint8_t* to, int64_t row) {
     const int bytes = part(s), padded = room(s);
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int t = 0; t < kStep; ++t) {
@@ -140,71 +155,86 @@ struct Int {
     }
   }
 
-  // The queries of a batch times the block's key scales, in 15 bits, as B tiles: high[chunk], low[chunk] of [16][64].
-  // Returns the steps and biases: score = sum * step + bias.
-  static void quantise(const AttendGroup& s, int g0, int batch, const AttendTile& tile, bool low_columns, __m512i* high,
-                       __m512i* low, vf& steps, vf& biases) {
+  // 64 consecutive channels of 32-bit integers as bytes. Within its lane of 128 bits vpack keeps 4 consecutive channels
+  // together, so that 32-bit word 4 l + i holds the 4 channels of word 4 i + l: `word` below puts them right.
+  static __m512i narrow(const __m512i* x) {
+    return _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
+  }
+  static int word(int i) { return i % 4 * 4 + i / 4; }
+
+  // Per-channel float16 of a block as floats, part after part, zero in the padding.
+  static void widen(const AttendGroup& s, const uint16_t* from, float* to) {
     const int width = part(s), padded = room(s);
-    alignas(64) float step[kQueries] = {}, bias[kQueries] = {};
-    alignas(64) float folded[kHalves][1024];
-    for (int g = 0; g < batch; ++g) {
-      const float* q = s.q + static_cast<int64_t>(g0 + g) * s.stride;
-      vf peak = vzero(), sum = vzero();
-      for (int h = 0; h < kHalves; ++h) {
-        for (int d = 0; d < padded; d += W) {
-          const int ch = h * width + d;
-          const __mmask16 mask = first_lanes(width - d < 0 ? 0 : width - d);
-          const vf x = _mm512_maskz_loadu_ps(mask, q + ch);
-          const vf y = vmul(x, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_scale + ch)));
-          vstore(folded[h] + d, y);
-          peak = vmax(vabs(y), peak);
-          sum = vfma(x, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_min + ch)), sum);
-        }
-      }
-      const float top = vhmax(peak);
-      const vf inverse = vset(top > 0 ? 16256.0f / top : 0.0f);
-      step[g] = top * (1.0f / 16256.0f);
-      bias[g] = vhsum(sum);
-      for (int h = 0; h < kHalves; ++h) {
-        for (int c = 0; c < padded / 64; ++c) {
-          const int at = (h * padded / 64 + c) * 16;
-          __m128i hi[4], lo[4];
-          for (int i = 0; i < 4; ++i) {
-            const __m512i fixed = _mm512_cvtps_epi32(vmul(vload(folded[h] + 64 * c + 16 * i), inverse));
-            const __m512i up = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(64)), 7);
-            hi[i] = _mm512_cvtepi32_epi8(up);
-            lo[i] = _mm512_cvtepi32_epi8(_mm512_sub_epi32(fixed, _mm512_slli_epi32(up, 7)));
-          }
-          high[at + g] = join(hi);
-          (low_columns ? high[at + 8 + g] : low[at + g]) = join(lo);
-        }
+    for (int h = 0; h < kHalves; ++h) {
+      for (int d = 0; d < padded; d += W) {
+        const __mmask16 mask = first_lanes(width - d < 0 ? 0 : width - d);
+        vstore(to + h * padded + d, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from + h * width + d)));
       }
     }
-    for (int c = 0; c < chunks(s); ++c) {
-      for (int g = batch; g < (low_columns ? 8 : kQueries); ++g) {
-        high[16 * c + g] = _mm512_setzero_si512();
-        (low_columns ? high[16 * c + 8 + g] : low[16 * c + g]) = _mm512_setzero_si512();
+  }
+
+  // The queries of a batch times the block's key scales, in 15 bits, as B tiles: high[chunk], low[chunk] of [16][64].
+  // score = sum * step + bias.
+  static void quantise(const AttendGroup& s, int g0, int batch, const AttendTile& tile, bool low_columns, __m512i* high,
+                       __m512i* low, vf& steps, vf& biases) {
+    const int width = acc_stride(s);
+    alignas(64) float step[kQueries] = {}, bias[kQueries] = {};
+    alignas(64) float scale[1024], least[1024], folded[1024];
+    alignas(64) __m512i rows[2][1024 / 64][16];
+    widen(s, tile.k_scale, scale);
+    widen(s, tile.k_min, least);
+    for (int g = 0; g < kQueries; ++g) {
+      const int low_row = low_columns ? 8 + g : g;
+      __m512i(*low_rows)[16] = rows[low_columns ? 0 : 1];
+      if (g >= batch) {
+        if (low_row >= kQueries) break;
+        for (int c = 0; c < width / 64; ++c) rows[0][c][g] = low_rows[c][low_row] = _mm512_setzero_si512();
+        continue;
       }
-      transpose(high + 16 * c);
-      if (!low_columns) transpose(low + 16 * c);
+      const float* q = s.prep + static_cast<int64_t>(g0 + g) * width;
+      vf peak[2] = {vzero(), vzero()}, sum[2] = {vzero(), vzero()};
+      for (int d = 0; d < width; d += 2 * W) {
+        for (int i = 0; i < 2; ++i) {
+          const vf x = vload(q + d + i * W), y = vmul(x, vload(scale + d + i * W));
+          vstore(folded + d + i * W, y);
+          peak[i] = vmax(vabs(y), peak[i]);
+          sum[i] = vfma(x, vload(least + d + i * W), sum[i]);
+        }
+      }
+      const float top = vhmax(vmax(peak[0], peak[1]));
+      const vf inverse = vset(top > 0 ? 16256.0f / top : 0.0f);
+      step[g] = top * (1.0f / 16256.0f);
+      bias[g] = vhsum(vadd(sum[0], sum[1]));
+      for (int c = 0; c < width / 64; ++c) {
+        __m512i up[4], down[4];
+        for (int i = 0; i < 4; ++i) {
+          const __m512i fixed = _mm512_cvtps_epi32(vmul(vload(folded + 64 * c + W * i), inverse));
+          up[i] = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(64)), 7);
+          down[i] = _mm512_sub_epi32(fixed, _mm512_slli_epi32(up[i], 7));
+        }
+        rows[0][c][g] = narrow(up);
+        low_rows[c][low_row] = narrow(down);
+      }
+    }
+    for (int c = 0; c < width / 64; ++c) {
+      transpose(rows[0][c]);
+      for (int i = 0; i < 16; ++i) high[16 * c + word(i)] = rows[0][c][i];
+      if (low_columns) continue;
+      transpose(rows[1][c]);
+      for (int i = 0; i < 16; ++i) low[16 * c + word(i)] = rows[1][c][i];
     }
     steps = vload(step);
     biases = vload(bias);
   }
 
-  static __m512i join(const __m128i* x) {
-    const __m256i a = _mm256_inserti128_si256(_mm256_castsi128_si256(x[0]), x[1], 1);
-    const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(x[2]), x[3], 1);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
-  }
-
-  static void dot(const AttendGroup& s, int g0, const AttendTile& tile, const uint8_t* keys, int row, NextTile& next,
+  static void dot(const AttendGroup& s, int g0, const AttendTile& tile, const uint8_t* keys, int64_t row, NextTile& next,
                   vf* scores) {
     const int batch = s.group - g0 < kQueries ? s.group - g0 : kQueries;
-    const bool low_columns = batch <= 8;
+    const bool low_columns = s.group <= 8;
     alignas(64) __m512i high[16 * 1024 / 64], low[16 * 1024 / 64];
     vf steps, biases;
     quantise(s, g0, batch, tile, low_columns, high, low, steps, biases);
+    publish();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -243,7 +273,7 @@ struct Int {
   static void add_values(AttendGroup& s, int g0, int half, const vf* p, int n, const uint16_t* scale, const uint16_t* low,
                          vf factor, const uint8_t* packed, float* acc, NextTile& next) {
     const int batch = s.group - g0 < kQueries ? s.group - g0 : kQueries;
-    const bool low_rows = batch <= 8;
+    const bool low_rows = s.group <= 8;
     alignas(64) float scales[kStep], lows[kStep], steps[kQueries];
     for (int i = 0; i < kStep; i += W) {
       const __mmask16 mask = first_lanes(n - i < 0 ? 0 : n - i);
@@ -293,6 +323,7 @@ struct Int {
   }
 
   static void multiply(const void* weights, const uint8_t* values, int32_t (*to)[16][16]) {
+    publish();
     _tile_loadd(6, weights, 64);
     _tile_zero(0);
     _tile_loadd(7, values, 64);

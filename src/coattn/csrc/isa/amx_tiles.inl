@@ -16,6 +16,16 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
+// GCC's tile loads do not tell the compiler that they read memory. This does: stores before it happen before it.
+inline void publish() {
+  __asm__ volatile("" ::: "memory");
+}
+
+inline void configure(const TileConfig& config) {
+  publish();
+  _tile_loadconfig(&config);
+}
+
 // In place: x[i] lane j <-> x[j] lane i.
 inline void transpose(__m512i* x) {
   __m512i y[16];
@@ -68,31 +78,51 @@ inline NextTile next_tile(const AttendTile* next, int64_t row_bytes) {
 
 // One step of the online softmax for 16 queries: rows of s become exp(score - max), zero from row n on. Returns the
 // factors for earlier sums.
+//
+// Half: at most 8 queries. Two tokens then share a vector, and lanes 8..15 of every result repeat or are garbage.
+template <bool Half>
 inline vf softmax_step(vf* s, int n, float scale, float softcap, float* running_max, float* running_sum,
                        NextTile& next) {
+  constexpr int rows = Half ? kStep / 2 : kStep;
   const vf none = vset(-__builtin_inff());
-  vf best[4] = {none, none, none, none};
-  for (int t = 0; t < n; ++t) {
-    s[t] = vmul(s[t], vset(scale));
-    if (softcap > 0) s[t] = vmul(vtanh(vdiv(s[t], vset(softcap))), vset(softcap));
-    best[t % 4] = vmax(s[t], best[t % 4]);
-    next.step<1>();
+  vf best[2] = {none, none};
+  for (int t = 0; t < rows; ++t) {
+    vf x = s[t];
+    if constexpr (Half) x = _mm512_shuffle_f32x4(s[t], s[t + rows], 0x44);
+    x = vmul(x, vset(scale));
+    if (softcap > 0) x = vmul(vtanh(vdiv(x, vset(softcap))), vset(softcap));
+    if (n < kStep) {
+      const __mmask16 first = t < n ? 0x00ff : 0, second = (Half ? t + rows : t) < n ? 0xff00 : 0;
+      x = _mm512_mask_mov_ps(none, static_cast<__mmask16>(first | second), x);
+    }
+    s[t] = x;
+    best[t % 2] = vmax(x, best[t % 2]);
+    next.step<Half ? 2 : 1>();
   }
   const vf old = vload(running_max);
-  const vf top = vmax(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])), old);
+  vf top = vmax(vmax(best[0], best[1]), old);
+  if constexpr (Half) top = vmax(_mm512_shuffle_f32x4(top, top, 0x4e), top);
   const vf shift = _mm512_mask_mov_ps(top, _mm512_cmp_ps_mask(top, none, _CMP_EQ_OQ), vzero());
   vf sum[2] = {vzero(), vzero()};
-  for (int t = 0; t < n; ++t) {
-    s[t] = vexp(vsub(s[t], shift));
-    sum[t % 2] = vadd(sum[t % 2], s[t]);
-    next.step<2>();
+  for (int t = 0; t < rows; ++t) {
+    const vf p = vexp(vsub(s[t], shift));
+    s[t] = p;
+    if constexpr (Half) s[t + rows] = _mm512_shuffle_f32x4(p, p, 0xee);
+    sum[t % 2] = vadd(sum[t % 2], p);
+    next.step<Half ? 4 : 2>();
   }
-  for (int t = n; t < kStep; ++t) s[t] = vzero();
+  vf total = vadd(sum[0], sum[1]);
+  if constexpr (Half) total = vadd(total, _mm512_shuffle_f32x4(total, total, 0x4e));
   // A maximum that stays gives exactly 1, also while both are -inf.
   const vf factor = _mm512_mask_mov_ps(vexp(vsub(old, shift)), _mm512_cmp_ps_mask(old, top, _CMP_EQ_OQ), vset(1.0f));
-  vstore(running_sum, vfma(vload(running_sum), factor, vadd(sum[0], sum[1])));
+  vstore(running_sum, vfma(vload(running_sum), factor, total));
   vstore(running_max, top);
   return factor;
+}
+
+inline vf softmax_step(const AttendGroup& s, int g0, vf* scores, int n, NextTile& next) {
+  auto* step = s.group <= 8 ? softmax_step<true> : softmax_step<false>;
+  return step(scores, n, s.scale, s.softcap, s.max + g0, s.sum + g0, next);
 }
 
 // Raw scores (scaled and capped, before the exponential) to the callers' weight rows.

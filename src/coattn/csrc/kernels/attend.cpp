@@ -63,10 +63,10 @@ struct Work {
     const size_t padded = (static_cast<size_t>(group) + 15) / 16 * 16, rows = padded * stride;
     const size_t acc_rows = padded * (static_cast<size_t>(job.head_size + 127) / 128 * 128);
     auto* q = reinterpret_cast<float*>(
-        pool.scratch(worker).get(sizeof(float) * (2 * rows + acc_rows + size_t{kFoldRows} * stride + 4 * padded)));
+        pool.scratch(worker).get(sizeof(float) * (rows + 2 * acc_rows + size_t{kFoldRows} * stride + 4 * padded)));
     s.q = q;
     s.prep = q + rows;
-    s.acc = s.prep + rows;
+    s.acc = s.prep + acc_rows;
     s.fold = s.acc + acc_rows;
     s.v_bias = s.fold + size_t{kFoldRows} * stride;
     s.max = s.v_bias + 2 * padded;

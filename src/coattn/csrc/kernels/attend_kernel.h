@@ -35,7 +35,7 @@ struct AttendGroup {
   float softcap = 0;             // 0: none
   const float* q = nullptr;      // [group][stride], zero past head_size
   // Rows of the following are there for group rounded up to 16, and 64-byte aligned.
-  float* prep = nullptr;    // [group][stride], the kernel's own form of q
+  float* prep = nullptr;    // [group][head_size rounded up to 128], the kernel's own form of q
   float* acc = nullptr;     // [group][head_size rounded up to 128], not normalised, in the kernel's own order
   float* v_bias = nullptr;  // [group][2], sum of weight * v_min for each value group
   float* max = nullptr;     // [group]

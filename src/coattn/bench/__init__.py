@@ -1,0 +1,1 @@
+"""Benchmarks: every figure beside a limit measured in the same run."""

@@ -1,0 +1,43 @@
+"""How fast DRAM is ready to be attended and pulled from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from coattn import native
+
+PIECE = 1 << 20
+
+
+def measure(nbytes: int) -> dict[str, Any]:
+    """An arena of `nbytes` made ready, then the same from PyTorch: pinned where there is a GPU, else touched."""
+    reason = native.cuda_unavailable()
+    start = time.perf_counter()
+    arena = native.Arena(PIECE, nbytes, None if reason else 0)
+    arena.grow(nbytes)
+    taken = time.perf_counter() - start
+    stats = arena.stats()
+    del arena
+    start = time.perf_counter()
+    if reason:
+        peer = torch.zeros(nbytes, dtype=torch.uint8)
+        peer.fill_(1)
+    else:
+        peer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    torch_taken = time.perf_counter() - start
+    del peer
+    return {
+        "bytes": nbytes,
+        "arena_s": taken,
+        "touch_s": stats.touch_seconds,
+        "register_s": stats.register_seconds,
+        "huge_share": stats.huge_bytes / stats.committed_bytes,
+        "registered_bytes": stats.registered_bytes,
+        "not_registered": reason,
+        "torch_s": torch_taken,
+        "torch_kind": "touched, not pinned" if reason else "pin_memory=True",
+        "ratio": torch_taken / taken,
+    }

@@ -1,0 +1,33 @@
+"""Figures beside the JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+
+def ops(result: dict[str, Any], path: Path) -> None:
+    """One bar per row of `attend` at the most threads, with the limit as a line and PyTorch beside it."""
+    rows = [row for row in result["rows"] if row["kernel"] == "attend"]
+    threads = max(row["threads"] for row in rows)
+    rows = [row for row in rows if row["threads"] == threads]
+    figure, axes = pyplot.subplots(figsize=(max(6, 0.55 * len(rows) + 2), 4), layout="constrained")
+    places = range(len(rows))
+    axes.bar([p - 0.2 for p in places], [row["gbps"] for row in rows], 0.4, label="coattn", color="#4477aa")
+    axes.bar([p + 0.2 for p in places], [row["torch_gbps"] or 0 for row in rows], 0.4, label="PyTorch", color="#ddcc77")
+    for place, row in zip(places, rows, strict=True):
+        limit = row["limit_gbps"]
+        label = "limit: random gather" if place == 0 else None
+        axes.plot([place - 0.45, place + 0.45], [limit, limit], color="#aa3377", lw=1.5, label=label)
+    names = [f"{row['isa']}\n{row['dtype']} g{row['group']}\nd{row['head_size']}" for row in rows]
+    axes.set_xticks(list(places), names, fontsize=7)
+    axes.set_ylabel("GB/s of keys and values")
+    axes.set_title(f"attend, {threads} threads, {result['hardware']['cpu']}")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

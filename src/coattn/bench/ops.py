@@ -1,0 +1,268 @@
+"""The CPU kernels: KV bytes per second, beside what memory gives and beside PyTorch on the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from coattn import native
+from coattn.bench.timing import median_seconds, spread
+
+BLOCK = 32
+KV_HEADS = 8
+SEQS = 4
+TILE = 64
+"""Blocks of random numbers that are written over and over to fill the memory."""
+TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row to be."""
+
+    kernel: str
+    isa: str
+    dtype: str
+    group: int
+    head_size: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured row. GB are 10^9 bytes; `gbps` counts the bytes of keys and values (or digests) read."""
+
+    kernel: str
+    isa: str
+    dtype: str
+    group: int
+    head_size: int
+    threads: int
+    gbps: float
+    limit_gbps: float
+    """Random gather of pieces of the same size with the same threads."""
+    torch_gbps: float | None
+    """PyTorch on the same work; for int8 and int4 on the same tokens in bfloat16, in bytes of bfloat16."""
+    tokens_per_s: float
+    torch_tokens_per_s: float | None
+    error: float | None
+    """Relative error of the output (L2) against float32 attention over the numbers before rounding to dtype."""
+
+
+class Work:
+    """KV of one dtype and head size in an arena, in random order, with what is needed to check results."""
+
+    def __init__(self, element: str, head_size: int, nbytes: int) -> None:
+        self.element, self.head_size = element, head_size
+        self.piece = native.block_layout(element, BLOCK, head_size).bytes
+        self.blocks_per_seq = max(TILE, nbytes // (KV_HEADS * self.piece * SEQS) // TILE * TILE)
+        count = self.blocks_per_seq * SEQS
+        arena = native.Arena(KV_HEADS * self.piece, count * KV_HEADS * self.piece)
+        self.ids = torch.tensor(arena.allocate(count), dtype=torch.int32)
+        self.blocks = native.Blocks(arena, element, BLOCK, KV_HEADS, head_size)
+        generator = torch.Generator().manual_seed(0)
+        size = (TILE * BLOCK, KV_HEADS, head_size)
+        # a few strong channels, as keys have: rounding keys without them would look too easy
+        strength = torch.ones(KV_HEADS, head_size)
+        strength[:, :: head_size // 4] = 4.0
+        self.k, self.v = (torch.randn(size, generator=generator) for _ in range(2))
+        self.k *= strength
+        order = torch.randperm(count, generator=generator)
+        for start in range(0, count, TILE):
+            native.write_blocks(self.k, self.v, self.ids[order[start : start + TILE]].contiguous(), self.blocks)
+        self.table = self.ids[order].view(SEQS, 1, self.blocks_per_seq).contiguous()
+        self.tokens = torch.full((SEQS, 1), self.blocks_per_seq * BLOCK, dtype=torch.int32)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.blocks_per_seq * SEQS * KV_HEADS * self.piece
+
+    @property
+    def total_tokens(self) -> int:
+        return self.blocks_per_seq * SEQS * BLOCK
+
+    def query(self, group: int) -> Tensor:
+        """`[seqs, q_heads, head_size]`, in the dtype a model would have."""
+        generator = torch.Generator().manual_seed(group)
+        dtype = TORCH.get(self.element, torch.bfloat16)
+        return torch.randn(SEQS, KV_HEADS * group, self.head_size, generator=generator).to(dtype)
+
+    def error(self, q: Tensor, out: Tensor) -> float:
+        """Every sequence repeats the same tile, so attention over the tile in float32 is the exact result."""
+        keys, values = (x.transpose(0, 1).repeat_interleave(q.shape[1] // KV_HEADS, 0) for x in (self.k, self.v))
+        exact = functional.scaled_dot_product_attention(q.float().transpose(0, 1), keys, values).transpose(0, 1)
+        return float(((out - exact).norm() / exact.norm()).item())
+
+    def torch_call(self, q: Tensor) -> Callable[[], object]:
+        """PyTorch's own attention over as many tokens, contiguous, as it likes them."""
+        dtype = TORCH.get(self.element, torch.bfloat16)
+        length = self.blocks_per_seq * BLOCK
+        repeats = length // (TILE * BLOCK)
+        keys, values = (
+            x.to(dtype).transpose(0, 1).repeat(1, repeats, 1).expand(SEQS, -1, -1, -1).contiguous()
+            for x in (self.k, self.v)
+        )
+        queries = q.to(dtype)[:, :, None]
+
+        def call() -> Tensor:
+            return functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=q.shape[1] != KV_HEADS)
+
+        return call
+
+
+def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Iterator[Row]:
+    """Measures case after case; the cases of one dtype and head size share their memory."""
+    limits: dict[tuple[int, int], float] = {}
+    shared: dict[tuple[str, int], Work] = {}
+    peers: dict[tuple[str, int, int, int, str], float] = {}
+    for case in cases:
+        key = (case.dtype, case.head_size)
+        if key not in shared:
+            shared.clear()
+            shared[key] = Work(case.dtype, case.head_size, nbytes)
+        work = shared[key]
+        native.set_threads(case.threads)
+        native.force_isa(case.isa)
+        try:
+            timed = KERNELS[case.kernel](work, case.group)
+            taken = median_seconds(timed.call, seconds)
+        finally:
+            native.force_isa(None)
+            native.set_threads(0)
+        piece = timed.piece
+        if (case.threads, piece) not in limits:
+            limits[case.threads, piece] = native.random_gather_gbps(case.threads, piece, nbytes)
+        peer = None
+        if with_torch and timed.peer is not None:
+            name = (case.dtype, case.head_size, case.group, case.threads, case.kernel)
+            if name not in peers:
+                peers[name] = _torch_seconds(timed.peer, case.threads, seconds)
+            peer = peers[name]
+        yield Row(
+            **asdict(case),
+            gbps=timed.nbytes / taken / 1e9,
+            limit_gbps=limits[case.threads, piece],
+            torch_gbps=None if peer is None else timed.peer_bytes / peer / 1e9,
+            tokens_per_s=timed.tokens / taken,
+            torch_tokens_per_s=None if peer is None else timed.tokens / peer,
+            error=timed.error,
+        )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one kernel does in one call."""
+
+    call: Callable[[], object]
+    nbytes: int
+    """Bytes it must read."""
+    piece: int
+    """Contiguous bytes it reads at a time."""
+    tokens: int
+    peer: Callable[[], object] | None
+    """The same in PyTorch."""
+    peer_bytes: int
+    error: float | None
+
+
+def attend(work: Work, group: int) -> Timed:
+    """Attention over every token, blocks in random order."""
+    q = work.query(group)
+    plan = native.plan_attend(q, work.blocks, work.table, work.tokens)
+    peer_bytes = 2 * work.total_tokens * KV_HEADS * work.head_size * TORCH.get(work.element, torch.bfloat16).itemsize
+    error = work.error(q, plan.run().out)
+    return Timed(plan.run, work.kv_bytes, work.piece, work.total_tokens, _lazy(work, q), peer_bytes, error)
+
+
+def weighted_sum(work: Work, group: int) -> Timed:
+    """Values of every eighth token, chosen per head."""
+    length = work.blocks_per_seq * BLOCK
+    chosen = length // 8
+    generator = torch.Generator().manual_seed(1)
+    index = torch.stack([torch.randperm(length, generator=generator)[:chosen] for _ in range(SEQS * KV_HEADS)])
+    index = index.sort(-1).values.int().view(SEQS, KV_HEADS, chosen)
+    count = torch.full((SEQS, KV_HEADS), chosen, dtype=torch.int32)
+    weights = torch.rand(SEQS, KV_HEADS * group, chosen, generator=generator)
+    entries = native.Entries(work.blocks, work.table)
+    plan = native.plan_weighted_sum(weights, index, count, entries)
+    row = native.block_layout(work.element, BLOCK, work.head_size).row_bytes
+    return Timed(plan.run, SEQS * KV_HEADS * chosen * row, row, SEQS * chosen, None, 0, None)
+
+
+def compact(work: Work, _group: int) -> Timed:
+    """Every eighth token of each head copied into a contiguous run; the bytes are those read."""
+    length = work.blocks_per_seq * BLOCK
+    chosen = length // 8
+    index = torch.arange(0, length, 8, dtype=torch.int32).expand(SEQS, KV_HEADS, -1).contiguous()
+    count = torch.full((SEQS, KV_HEADS), chosen, dtype=torch.int32)
+    dtype = TORCH.get(work.element, torch.bfloat16)
+    k_out, v_out = (torch.empty(SEQS, KV_HEADS, chosen, work.head_size, dtype=dtype) for _ in range(2))
+    plan = native.plan_compact(index, count, native.Entries(work.blocks, work.table), k_out, v_out)
+    row = native.block_layout(work.element, BLOCK, work.head_size).row_bytes
+    return Timed(plan.run, 2 * SEQS * KV_HEADS * chosen * row, row, SEQS * chosen, None, 0, None)
+
+
+def score_digest(work: Work, group: int) -> Timed:
+    """Scores of every block by the minimum and maximum of its keys."""
+    dtype = TORCH.get(work.element, torch.bfloat16)
+    count = work.blocks_per_seq * SEQS
+    digest = torch.randn(count, KV_HEADS, 2, work.head_size).to(dtype)
+    table = torch.arange(count, dtype=torch.int32).view(SEQS, 1, -1)
+    counts = torch.full((SEQS, 1), work.blocks_per_seq, dtype=torch.int32)
+    plan = native.plan_score_digest(work.query(group), digest, table, counts)
+    piece = 2 * work.head_size * dtype.itemsize
+    return Timed(plan.run, count * KV_HEADS * piece, piece, work.total_tokens, None, 0, None)
+
+
+KERNELS: dict[str, Callable[[Work, int], Timed]] = {
+    "attend": attend,
+    "weighted_sum": weighted_sum,
+    "compact": compact,
+    "score_digest": score_digest,
+}
+
+
+def latency(threads: int, jobs: int) -> dict[str, Any]:
+    """Round trips of an empty job, and of jobs that keep every worker busy for 100 us."""
+    native.set_threads(threads)
+    try:
+        return {
+            "threads": threads,
+            "empty": spread(native.empty_job_latency(jobs, threads)),
+            "busy_100us": spread(native.busy_job_latency(jobs, 100.0, threads)),
+        }
+    finally:
+        native.set_threads(0)
+
+
+@cache
+def streaming_limit(threads: int, nbytes: int) -> float:
+    """GB/s of reading memory front to back."""
+    return native.stream_read_gbps(threads, nbytes)
+
+
+def _lazy(work: Work, q: Tensor) -> Callable[[], object]:
+    """Builds PyTorch's inputs at the first call: they are as large as the work itself."""
+    made: list[Callable[[], object]] = []
+
+    def call() -> object:
+        if not made:
+            made.append(work.torch_call(q))
+        return made[0]()
+
+    return call
+
+
+def _torch_seconds(call: Callable[[], object], threads: int, seconds: float) -> float:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return median_seconds(call, seconds)
+    finally:
+        torch.set_num_threads(before)

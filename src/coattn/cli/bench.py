@@ -1,0 +1,183 @@
+"""`coattn bench`: speed, each figure beside a limit measured in the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.options import json_option
+from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.errors import ConfigError
+
+DTYPES = ("f32", "bf16", "f16", "int8", "int4")
+
+
+@click.group()
+def bench() -> None:
+    """Measure speed, beside the limits of this machine."""
+
+
+def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | None:
+    """`"1,4,8"` -> `[1, 4, 8]`."""
+    if value is None:
+        return None
+    try:
+        found = [int(part) for part in value.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(
+            f"--{parameter.name.replace('_', '-')} is {value!r}.", "Write numbers with commas, like 1,4,8."
+        )
+    return found
+
+
+@bench.command()
+@click.option("--kernels", default="attend,weighted_sum,compact,score_digest", show_default=True, help="Which kernels.")
+@click.option("--isas", help="Instruction sets with commas; default: the best here.")
+@click.option("--dtypes", default="bf16,int8,int4", show_default=True, help=f"Of {', '.join(DTYPES)}.")
+@click.option("--groups", default="1,4,5,8", show_default=True, callback=numbers, help="Query heads per KV head.")
+@click.option("--head-sizes", default="128,64", show_default=True, callback=numbers, help="Head sizes.")
+@click.option("--threads", callback=numbers, help="Numbers of threads; default: one per core.")
+@click.option("--mib", default=2048, show_default=True, type=click.IntRange(16), help="KV memory to read per call.")
+@click.option("--seconds", default=0.5, show_default=True, help="Least time per row.")
+@click.option("--jobs", default=20000, show_default=True, type=click.IntRange(100), help="Jobs for the round trips.")
+@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
+@click.option("--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs: a look in a minute.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
+@json_option
+def ops(target: str | None, as_json: bool, **options: Any) -> None:
+    """The CPU kernels: KV GB/s beside the random-gather limit and beside PyTorch's attention on the same work."""
+    path = writable(target)
+
+    from coattn import native
+    from coattn.bench import figures
+    from coattn.bench import ops as bench_ops
+    from coattn.provenance import provenance
+
+    if options["quick"]:
+        options |= {
+            "groups": [1, 4],
+            "head_sizes": [128],
+            "mib": min(256, options["mib"]),
+            "jobs": 2000,
+            "seconds": 0.2,
+        }
+    cases = plan(options, native, bench_ops)
+    threads = sorted({case.threads for case in cases})
+    nbytes = options["mib"] << 20
+    rows = []
+    with progress("kernels", len(cases)) as bar:
+        for row in bench_ops.run(cases, nbytes, options["seconds"], not options["no_torch"]):
+            rows.append(asdict(row))
+            bar.advance(bar.task_ids[0])
+    result = {
+        "rows": rows,
+        "limits": [{"threads": n, "stream_gbps": bench_ops.streaming_limit(n, nbytes)} for n in threads],
+        "latency": [bench_ops.latency(n, options["jobs"]) for n in threads],
+        "mib": options["mib"],
+        **provenance(),
+    }
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        if any(row["kernel"] == "attend" for row in rows):
+            figures.ops(result, path.with_suffix(".png"))
+            err.print(f"wrote {path} and {path.with_suffix('.png')}")
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+
+
+def plan(options: dict[str, Any], native: Any, bench_ops: Any) -> list[Any]:
+    """Every case that was asked for; names that do not exist are refused."""
+    kernels, dtypes = options["kernels"].split(","), options["dtypes"].split(",")
+    isas = options["isas"].split(",") if options["isas"] else [native.isa()]
+    reasons = dict(native.isas())
+    for what, names, known in (
+        ("kernel", kernels, bench_ops.KERNELS),
+        ("dtype", dtypes, DTYPES),
+        ("instruction set", isas, reasons),
+    ):
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"There is no {what} {name!r}.", f"There is: {', '.join(known)}.")
+    for name in isas:
+        if reasons[name]:
+            raise ConfigError(f"This machine cannot run the kernels for {name}: {reasons[name]}.", "Leave --isas out.")
+    threads = options["threads"] or [native.default_threads()]
+    return [
+        bench_ops.Case(kernel, isa, dtype, group, head_size, count)
+        for dtype in dtypes
+        for head_size in options["head_sizes"]
+        for kernel in kernels
+        for group in (options["groups"] if kernel in ("attend", "weighted_sum", "score_digest") else [1])
+        for isa in isas
+        for count in threads
+    ]
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table for people."""
+    table = Table(title=f"{result['hardware']['cpu']}, {result['mib']} MiB of KV per call")
+    for name in (
+        "kernel",
+        "isa",
+        "dtype",
+        "group",
+        "head",
+        "threads",
+        "GB/s",
+        "limit",
+        "of limit",
+        "torch",
+        "x torch",
+        "error",
+    ):
+        table.add_column(name, justify="left" if name in ("kernel", "isa", "dtype") else "right")
+    for row in result["rows"]:
+        peer = row["torch_tokens_per_s"]
+        table.add_row(
+            row["kernel"], row["isa"], row["dtype"], str(row["group"]), str(row["head_size"]), str(row["threads"]),
+            f"{row['gbps']:.1f}", f"{row['limit_gbps']:.1f}", f"{row['gbps'] / row['limit_gbps']:.0%}",
+            "" if row["torch_gbps"] is None else f"{row['torch_gbps']:.1f}",
+            "" if peer is None else f"{row['tokens_per_s'] / peer:.2f}",
+            "" if row["error"] is None else f"{row['error']:.1e}",
+        )  # fmt: skip
+    out.print(table)
+    for limit in result["limits"]:
+        out.print(f"{limit['threads']} threads: streaming read {limit['stream_gbps']:.1f} GB/s", highlight=False)
+    for found in result["latency"]:
+        for name, label in (("empty", "empty job"), ("busy_100us", "job of 100 us")):
+            spread = found[name]
+            out.print(
+                f"{found['threads']} threads: {label}, round trip median {spread['median_us']:.1f} us, "
+                f"p99 {spread['p99_us']:.1f}, max {spread['max_us']:.1f} over {spread['jobs']:,} jobs",
+                highlight=False,
+            )
+
+
+@bench.command()
+@click.option("--gib", default=1.0, show_default=True, type=click.FloatRange(0.01), help="Size of the arena.")
+@json_option
+def arena(gib: float, as_json: bool) -> None:
+    """How fast an arena is ready (mapped, touched, registered), beside pinned memory from PyTorch of the same size."""
+    from coattn.bench.arena import measure
+    from coattn.provenance import provenance
+
+    result = {**measure(int(gib * (1 << 30))), **provenance()}
+    if as_json:
+        print_json(result)
+        return
+    peer = f"{result['torch_s']:.2f} s from PyTorch ({result['torch_kind']}), {result['ratio']:.1f} times as long"
+    out.print(
+        f"{gib:g} GiB ready in {result['arena_s']:.2f} s (touching {result['touch_s']:.2f}, registering "
+        f"{result['register_s']:.2f}; {result['huge_share']:.0%} on huge pages); {peer}",
+        highlight=False,
+    )
+    if result["not_registered"]:
+        out.print(f"not registered with CUDA: {result['not_registered']}", highlight=False)
