@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -36,11 +38,22 @@ def refuses(q: Tensor, blocks: Tensor) -> str | None:
     return None
 
 
+SHARED_SPIN_US = 20
+"""How long workers spin when the model itself computes on the same cores: longer, and they take its time."""
+
+
+@cache
+def _share_cores() -> None:
+    if not torch.cuda.is_available():
+        native.set_spin_us(SHARED_SPIN_US)
+
+
 def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
     """See `coattn.ops.attend`; the call must not be refused."""
     count, kv_heads, _, block, head_dim = blocks.shape
     if not count:
         return AttnState.empty(q)
+    _share_cores()
     memory = blocks.view(torch.uint8).view(count, -1)
     source = native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, head_dim)
     done = native.attend(

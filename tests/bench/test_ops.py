@@ -1,0 +1,86 @@
+"""The benchmark's own arithmetic. Speed is never tested, only that what is reported is what was done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.run import coattn
+
+from coattn import native
+from coattn.bench import ops
+from coattn.bench.timing import spread
+
+KEYS = {"kernel", "isa", "dtype", "group", "head_size", "threads", "gbps", "limit_gbps", "torch_gbps"}
+
+
+def test_the_command_reports_every_case(tmp_path: Path) -> None:
+    target = tmp_path / "ops.json"
+    options = [
+        "--mib",
+        "16",
+        "--seconds",
+        "0.01",
+        "--jobs",
+        "100",
+        "--groups",
+        "1,3",
+        "--head-sizes",
+        "64",
+        "--threads",
+        "1",
+    ]
+    done = coattn("bench", "ops", *options, "--dtypes", "bf16,int8", "--out", str(target), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert json.loads(target.read_text()) == result
+    assert target.with_suffix(".png").stat().st_size > 5_000
+    found = [(row["kernel"], row["dtype"], row["group"]) for row in result["rows"]]
+    assert len(found) == len(set(found)) == 2 * (2 + 2 + 2 + 1)
+    for row in result["rows"]:
+        assert row.keys() >= KEYS
+        assert row["gbps"] > 0
+        assert row["limit_gbps"] > 0
+        assert row["isa"] == native.isa()
+        assert (row["torch_gbps"] is not None) == (row["kernel"] == "attend")
+    errors = {row["dtype"]: row["error"] for row in result["rows"] if row["kernel"] == "attend"}
+    assert errors["bf16"] < errors["int8"] < 0.03
+    assert result["latency"][0]["empty"]["median_us"] < result["latency"][0]["busy_100us"]["median_us"]
+
+
+@pytest.mark.parametrize("element", ["bf16", "int8", "int4"])
+def test_the_work_is_as_large_as_it_says(element: str) -> None:
+    work = ops.Work(element, 64, 8 << 20)
+    assert work.kv_bytes == work.blocks.memory.stats().used_blocks * work.blocks.block_bytes  # type: ignore[union-attr]
+    assert work.table.numel() == len(work.table.unique()) == work.total_tokens // ops.BLOCK
+    assert int(work.tokens.sum()) == work.total_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--isas", "sse9"], "no instruction set 'sse9'"),
+        (["--dtypes", "int3"], "no dtype 'int3'"),
+        (["--kernels", "matmul"], "no kernel 'matmul'"),
+        (["--groups", "1,x"], "--groups is '1,x'"),
+        (["--groups", "0"], "--groups is '0'"),
+    ],
+)
+def test_bad_input(arguments: list[str], message: str) -> None:
+    done = coattn("bench", "ops", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_an_arena_is_measured() -> None:
+    done = coattn("bench", "arena", "--gib", "0.02", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["arena_s"] > 0
+    assert (result["not_registered"] is None) == (result["registered_bytes"] > 0)
+
+
+def test_spread() -> None:
+    assert spread([3000, 1000, 2000]) == {"median_us": 2.0, "p99_us": 2.0, "max_us": 3.0, "jobs": 3}
