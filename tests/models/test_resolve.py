@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,9 @@ def test_a_file_is_not_a_model_folder(folder: Path) -> None:
 @pytest.mark.parametrize("locked", [".", "config.json", "model.safetensors"])
 def test_an_unreadable_folder_says_so(folder: Path, locked: str) -> None:
     """In a child that gives up root where it has it: root may read everything."""
+    shared = Path(tempfile.gettempdir())
     for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.getuid() and path.is_relative_to(folder.parents[2]):
+        if path.is_relative_to(shared) and path != shared:
             path.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o644)
