@@ -32,3 +32,16 @@ class Select(Part):
 
     def observe(self, layer: int, state: AttnState, picked: Selection) -> None:
         """Learns from what was attended. Nothing to learn by default."""
+
+
+@dataclass
+class Stored(Select):
+    """Base of rules that take whatever the store shows, and so can pick before the query is known."""
+
+    provides = frozenset({"query_free", "whole_blocks"})
+
+    def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        return store.view(layer, step)
+
+    def pick_ahead(self, layer: int, store: Store, step: Step) -> Selection:
+        return store.view(layer, step)

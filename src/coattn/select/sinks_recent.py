@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from coattn.select.base import Select
-from coattn.store.base import Store
-from coattn.types import Selection, Step
+from coattn.select.base import Stored
 
 
 @dataclass
-class SinksRecent(Select):
+class SinksRecent(Stored):
     """Attends to what a window holds: sinks and recent tokens."""
 
     name = "sinks_recent"
     needs = frozenset({"window"})
-    provides = frozenset({"query_free", "whole_blocks"})
     exact = False
-
-    def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
-        return store.view(layer, step)
-
-    def pick_ahead(self, layer: int, store: Store, step: Step) -> Selection:
-        return store.view(layer, step)
