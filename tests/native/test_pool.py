@@ -110,13 +110,12 @@ def test_callers_on_many_threads():
     expected = call.run().out.clone()
     wrong = []
 
-    def work():
-        mine = small_call()
+    def work(mine):
         for _ in range(30):
             if not torch.equal(mine.run().out, expected):
                 wrong.append(1)
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
+    workers = [threading.Thread(target=work, args=(small_call(),)) for _ in range(4)]
     for w in workers:
         w.start()
     for w in workers:
@@ -141,10 +140,10 @@ def test_a_forked_child_gets_a_pool_of_its_own():
 def test_kernels_can_be_forced():
     usable = [s.name for s in native.isas() if not s.reason]
     assert usable[0] == "generic"
-    assert native.isa() == usable[-1] or usable[-1] == "amx"
+    assert native.isa() == usable[-1]
     for name in usable:
         with native.forced_isa(name):
-            assert native.isa() in (name, "avx512")
+            assert native.isa() == name
             assert native.attend_kernel_name("bf16", torch.bfloat16, 4)
     with pytest.raises(native.NativeError, match="There are no 'sse9' kernels") as caught:
         native.force_isa("sse9")

@@ -24,8 +24,8 @@ int64_t round_up(int64_t x, int64_t to) {
   return (x + to - 1) / to * to;
 }
 
-// Pieces end on a border of blocks and of pages, so that no block lies in two CUDA registrations; on a border of huge
-// pages too, unless that would make them enormous.
+// Pieces end on a border of blocks and of pages, so that no block lies in two CUDA registrations; on a border
+// of huge pages too, unless that would make them enormous.
 int64_t granularity(int64_t block_bytes) {
   const int64_t huge = std::lcm(block_bytes, kHuge);
   return huge <= kPiece ? huge : std::lcm(block_bytes, kPage);
@@ -57,7 +57,9 @@ int64_t huge_bytes(uintptr_t lo, uintptr_t hi) {
 }  // namespace
 
 Arena::Arena(int64_t block_bytes, int64_t budget_bytes, int cuda_device)
-    : block_bytes_(block_bytes), capacity_(block_bytes > 0 ? budget_bytes / block_bytes : 0), budget_(budget_bytes) {
+    : block_bytes_(block_bytes),
+      capacity_(block_bytes > 0 ? budget_bytes / block_bytes : 0),
+      budget_(budget_bytes) {
   if (block_bytes < 64 || block_bytes % 64 != 0) {
     throw Refusal("Arena blocks of " + std::to_string(block_bytes) + " bytes are not a multiple of 64.",
                   "Use the bytes that block_layout gives, times the KV heads.");
@@ -72,10 +74,11 @@ Arena::Arena(int64_t block_bytes, int64_t budget_bytes, int cuda_device)
   }
   if (cuda_device >= 0) cuda_ = std::make_unique<CudaHost>(cuda_device);
   reserved_ = round_up(capacity_ * block_bytes, kHuge) + 2 * kHuge;
-  void* p = mmap(nullptr, static_cast<size_t>(reserved_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, static_cast<size_t>(reserved_), PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
-    throw Refusal("The system could not reserve " + std::to_string(reserved_) + " bytes of addresses: " +
-                      std::strerror(errno) + ".",
+    throw Refusal("The system could not reserve " + std::to_string(reserved_) +
+                      " bytes of addresses: " + std::strerror(errno) + ".",
                   "Lower the budget, or raise the limit on virtual memory (ulimit -v).");
   }
   map_ = static_cast<uint8_t*>(p);
@@ -105,7 +108,8 @@ void Arena::grow(int64_t bytes, WorkerPool& pool) {
 
 void Arena::grow_locked(int64_t blocks, WorkerPool& pool) {
   const int64_t unit = granularity(block_bytes_), limit = round_up(capacity_ * block_bytes_, kPage);
-  const int64_t target = std::min(limit, round_up(committed_ + std::max<int64_t>(blocks, 0) * block_bytes_, unit));
+  const int64_t target =
+      std::min(limit, round_up(committed_ + std::max<int64_t>(blocks, 0) * block_bytes_, unit));
   std::future<void> registering;
   auto registered = [&] {
     if (registering.valid()) registering.get();
@@ -115,8 +119,9 @@ void Arena::grow_locked(int64_t blocks, WorkerPool& pool) {
       uint8_t* at = base_ + committed_;
       const int64_t bytes = std::min(target - committed_, round_up(kPiece, unit));
       if (mprotect(at, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE) != 0) {
-        throw Refusal("The system could not provide " + std::to_string(bytes) + " bytes: " + std::strerror(errno) + ".",
-                      "Lower the arena's budget, or free memory.");
+        throw Refusal(
+            "The system could not provide " + std::to_string(bytes) + " bytes: " + std::strerror(errno) + ".",
+            "Lower the arena's budget, or free memory.");
       }
       (void)madvise(at, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish; ordinary pages work too
       int64_t start = now_ns();
@@ -146,7 +151,8 @@ void Arena::grow_locked(int64_t blocks, WorkerPool& pool) {
     }
     throw;
   }
-  const int64_t before = static_cast<int64_t>(used_.size()), after = std::min(capacity_, committed_ / block_bytes_);
+  const int64_t before = static_cast<int64_t>(used_.size()),
+                after = std::min(capacity_, committed_ / block_bytes_);
   used_.resize(static_cast<size_t>(after), 0);
   std::vector<int32_t> fresh;
   for (int64_t id = after - 1; id >= before; --id) fresh.push_back(static_cast<int32_t>(id));
@@ -156,9 +162,9 @@ void Arena::grow_locked(int64_t blocks, WorkerPool& pool) {
 std::vector<int32_t> Arena::allocate(int64_t n, WorkerPool& pool) {
   std::lock_guard lock(mutex_);
   if (n < 0 || used_count_ + n > capacity_) {
-    throw Refusal("The arena's budget of " + std::to_string(budget_) + " bytes holds " + std::to_string(capacity_) +
-                      " blocks; " + std::to_string(used_count_) + " are in use and " + std::to_string(n) +
-                      " more were asked for.",
+    throw Refusal("The arena's budget of " + std::to_string(budget_) + " bytes holds " +
+                      std::to_string(capacity_) + " blocks; " + std::to_string(used_count_) +
+                      " are in use and " + std::to_string(n) + " more were asked for.",
                   "Raise the arena's budget, or free sequences first.");
   }
   const int64_t missing = n - static_cast<int64_t>(free_.size());
@@ -196,7 +202,8 @@ void Arena::free(const std::vector<int32_t>& ids) {
 void Arena::check_integrity() {
   std::lock_guard lock(mutex_);
   auto wrong = [](const std::string& what) {
-    throw Refusal("The arena's books do not agree: " + what + ".", "This is a bug in coattn; please report it.");
+    throw Refusal("The arena's books do not agree: " + what + ".",
+                  "This is a bug in coattn; please report it.");
   };
   const int64_t known = static_cast<int64_t>(used_.size());
   if (known * block_bytes_ > committed_) wrong("more blocks than committed memory");
@@ -218,7 +225,8 @@ ArenaStats Arena::stats() {
   s.budget_bytes = budget_;
   s.committed_bytes = committed_;
   for (auto& [at, bytes] : registered_) s.registered_bytes += bytes;
-  s.huge_bytes = huge_bytes(reinterpret_cast<uintptr_t>(base_), reinterpret_cast<uintptr_t>(base_) + committed_);
+  s.huge_bytes =
+      huge_bytes(reinterpret_cast<uintptr_t>(base_), reinterpret_cast<uintptr_t>(base_) + committed_);
   s.capacity_blocks = capacity_;
   s.committed_blocks = static_cast<int64_t>(used_.size());
   s.used_blocks = used_count_;

@@ -3,9 +3,9 @@
 //   base                committed                        budget
 //   | block 0 | block 1 | ...  touched, registered  ...  |  reserved addresses, no memory  |
 //
-// Owner: the arena. A block belongs to whoever allocated it until it is freed; the arena never reads or writes block
-// contents. Addresses of committed blocks stay valid and fixed for the arena's life, so readers on other threads and
-// on the GPU need no lock while it grows. The allocator's own state is behind one mutex.
+// Owner: the arena. A block belongs to whoever allocated it until it is freed; the arena never reads or
+// writes block contents. Addresses of committed blocks stay valid and fixed for the arena's life, so readers
+// on other threads and on the GPU need no lock while it grows. The allocator's own state is behind one mutex.
 #pragma once
 
 #include <cstdint>

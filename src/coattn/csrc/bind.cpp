@@ -1,4 +1,5 @@
-// coattn._native: raw pointers and plain numbers in, plain numbers out. coattn/native.py is the typed face of it.
+// coattn._native: raw pointers and plain numbers in, plain numbers out. coattn/native.py is the typed face of
+// it.
 #include "bind.h"
 
 #include <exception>
@@ -9,7 +10,8 @@ namespace nb = nanobind;
 
 namespace {
 
-// Set by coattn.native at import: the Python class built from (sentence, hint). Borrowed from the module for its life.
+// Set by coattn.native at import: the Python class built from (sentence, hint). Borrowed from the module for
+// its life.
 PyObject* error_type = nullptr;
 
 void translate(const std::exception_ptr& p, void*) {

@@ -13,12 +13,17 @@ void bind_arena(nb::module_& m) {
   using Release = nb::call_guard<nb::gil_scoped_release>;
   m.def("cuda_unavailable", &CudaHost::unavailable, nb::arg("device"), Release());
   nb::class_<Arena>(m, "Arena")
-      .def(nb::init<int64_t, int64_t, int>(), nb::arg("block_bytes"), nb::arg("budget_bytes"), nb::arg("cuda_device"))
+      .def(nb::init<int64_t, int64_t, int>(), nb::arg("block_bytes"), nb::arg("budget_bytes"),
+           nb::arg("cuda_device"))
       .def_prop_ro("base", [](const Arena& a) { return reinterpret_cast<uintptr_t>(a.base()); })
       .def_prop_ro("block_bytes", &Arena::block_bytes)
       .def("committed_blocks", &Arena::committed_blocks, Release())
-      .def("grow", [](Arena& a, int64_t bytes) { a.grow(bytes, runtime()->pool); }, nb::arg("bytes"), Release())
-      .def("allocate", [](Arena& a, int64_t n) { return a.allocate(n, runtime()->pool); }, nb::arg("n"), Release())
+      .def(
+          "grow", [](Arena& a, int64_t bytes) { a.grow(bytes, runtime()->pool); }, nb::arg("bytes"),
+          Release())
+      .def(
+          "allocate", [](Arena& a, int64_t n) { return a.allocate(n, runtime()->pool); }, nb::arg("n"),
+          Release())
       .def("free", &Arena::free, nb::arg("ids"), Release())
       .def("check_integrity", &Arena::check_integrity, Release())
       .def("stats", [](Arena& a) {

@@ -26,11 +26,14 @@ void field(nanobind::class_<Job>& c, const char* name, T Job::* member) {
 
 // name(job) runs on the calling thread and the pool; submit_name(job) returns a Ticket. Both without the GIL.
 template <class Job>
-void runnable(nanobind::module_& m, const char* name, const char* submit_name, void (*run)(const Job&, WorkerPool&)) {
-  m.def(name, [run](const Job& job) { run(job, runtime()->pool); },
-        nanobind::call_guard<nanobind::gil_scoped_release>());
-  m.def(submit_name, [run](const Job& job) { return submit(job, run); },
-        nanobind::call_guard<nanobind::gil_scoped_release>());
+void runnable(nanobind::module_& m, const char* name, const char* submit_name,
+              void (*run)(const Job&, WorkerPool&)) {
+  m.def(
+      name, [run](const Job& job) { run(job, runtime()->pool); },
+      nanobind::call_guard<nanobind::gil_scoped_release>());
+  m.def(
+      submit_name, [run](const Job& job) { return submit(job, run); },
+      nanobind::call_guard<nanobind::gil_scoped_release>());
 }
 
 }  // namespace coattn

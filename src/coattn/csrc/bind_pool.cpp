@@ -16,8 +16,9 @@ void bind_pool(nb::module_& m) {
   m.def("default_threads", &default_threads);
   m.def("threads", [] { return runtime()->pool.size(); }, nb::call_guard<nb::gil_scoped_release>());
   m.def("worker_cpus", [] { return runtime()->pool.cpus(); }, nb::call_guard<nb::gil_scoped_release>());
-  m.def("set_spin_us", [](int64_t us) { runtime()->pool.set_spin_us(us); }, nb::arg("us"),
-        nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "set_spin_us", [](int64_t us) { runtime()->pool.set_spin_us(us); }, nb::arg("us"),
+      nb::call_guard<nb::gil_scoped_release>());
   // For tests: a job whose given worker throws.
   m.def(
       "fail_on_worker",

@@ -10,7 +10,8 @@ BlockLayout block_layout(Elem elem, int block, int head_size) {
                   "Pad the heads with zero channels.");
   }
   if (block < 1 || block > 1024) {
-    throw Refusal("A block of " + std::to_string(block) + " tokens is outside 1..1024.", "32 is the default.");
+    throw Refusal("A block of " + std::to_string(block) + " tokens is outside 1..1024.",
+                  "32 is the default.");
   }
   BlockLayout b{};
   b.elem = elem;

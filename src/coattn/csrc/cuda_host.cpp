@@ -21,7 +21,8 @@ struct CudaHost::Driver {
 
   std::string text(int code) const {
     const char* message = nullptr;
-    if (!error_string || error_string(code, &message) != 0 || !message) return "CUDA error " + std::to_string(code);
+    if (!error_string || error_string(code, &message) != 0 || !message)
+      return "CUDA error " + std::to_string(code);
     return message;
   }
 };

@@ -1,4 +1,5 @@
-// Registering host memory with CUDA through libcuda, found at run time: no CUDA at build time, none needed to import.
+// Registering host memory with CUDA through libcuda, found at run time: no CUDA at build time, none needed to
+// import.
 #pragma once
 
 #include <cstddef>

@@ -25,7 +25,8 @@ const std::vector<Candidate>& candidates() {
     } else if (!f.avx512_bf16 || !f.avx512_vnni) {
       avx512 = std::string("the CPU has AVX-512 without ") + (f.avx512_bf16 ? "VNNI" : "BF16");
     }
-    c.push_back({"avx2", f.avx2 ? "" : "the CPU or the operating system lacks AVX2, FMA or F16C", avx2_kernels});
+    c.push_back(
+        {"avx2", f.avx2 ? "" : "the CPU or the operating system lacks AVX2, FMA or F16C", avx2_kernels});
     c.push_back({"avx512", avx512, avx512_kernels});
     c.push_back({"amx", !avx512.empty() ? avx512 : f.amx_reason, amx_kernels});
 #else
@@ -68,8 +69,9 @@ void force_isa(const std::string& name) {
   std::string usable;
   for (const Candidate& c : candidates()) {
     if (c.name == name) {
-      if (!c.reason.empty()) throw Refusal("This machine cannot run the " + name + " kernels: " + c.reason + ".",
-                                           "Leave the choice to coattn, or force 'generic'.");
+      if (!c.reason.empty())
+        throw Refusal("This machine cannot run the " + name + " kernels: " + c.reason + ".",
+                      "Leave the choice to coattn, or force 'generic'.");
       forced.store(&c.table(), std::memory_order_release);
       return;
     }

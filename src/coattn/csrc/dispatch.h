@@ -19,7 +19,8 @@ std::vector<IsaStatus> isas();
 // The table in use. Cheap.
 const Kernels& kernels();
 
-// "" returns to the best. Refuses what the machine lacks, with the reason. Jobs already running keep their table.
+// "" returns to the best. Refuses what the machine lacks, with the reason. Jobs already running keep their
+// table.
 void force_isa(const std::string& name);
 
 }  // namespace coattn

@@ -32,7 +32,8 @@ static inline float bf16_to_f32(uint16_t x) {
 
 static inline uint16_t f32_to_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);  // keep NaN a NaN
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return static_cast<uint16_t>((bits >> 16) | 0x40);  // keep NaN a NaN
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -49,7 +50,8 @@ static inline uint16_t f32_to_f16(float x) {
   if (rest > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (rest >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to 65536 or more
   if (rest < 0x38800000u) {
-    // Below 2^-14: adding 0.5 puts the subnormal's last bit at the float's last bit, so the FPU rounds for us.
+    // Below 2^-14: adding 0.5 puts the subnormal's last bit at the float's last bit, so the FPU rounds for
+    // us.
     const float shifted = std::bit_cast<float>(rest) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
   }

@@ -32,14 +32,16 @@ double best_gbps(WorkerPool& pool, int64_t bytes, int repeats, Body&& body) {
   for (int r = 0; r < repeats; ++r) {
     const int64_t start = now_ns();
     pool.run(Join::all, body);
-    best = std::max(best, static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(now_ns() - start, 1)));
+    best = std::max(best,
+                    static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(now_ns() - start, 1)));
   }
   return best;
 }
 
 void check(int64_t bytes, int repeats) {
   if (bytes < 4096 || repeats < 1) {
-    throw Refusal("A bandwidth measurement needs at least 4096 bytes and one repeat.", "1 GiB and 5 are usual.");
+    throw Refusal("A bandwidth measurement needs at least 4096 bytes and one repeat.",
+                  "1 GiB and 5 are usual.");
   }
 }
 

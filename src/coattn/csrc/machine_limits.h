@@ -1,4 +1,5 @@
-// What the machine can do at most, measured on the same pool as the kernels: the figures printed beside theirs.
+// What the machine can do at most, measured on the same pool as the kernels: the figures printed beside
+// theirs.
 #pragma once
 
 #include <cstdint>

@@ -20,8 +20,8 @@ void touch_piece(uint8_t* at, size_t bytes) {
   // One system call a piece (Linux 5.14); where it is unknown, a write fault a page.
   if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;
   if (errno != EINVAL) {
-    throw Refusal("The system could not provide " + std::to_string(bytes) + " bytes of memory: " + std::strerror(errno) +
-                      ".",
+    throw Refusal("The system could not provide " + std::to_string(bytes) +
+                      " bytes of memory: " + std::strerror(errno) + ".",
                   "Ask for less memory, or free some.");
   }
   for (size_t i = 0; i < bytes; i += 4096) {
@@ -34,16 +34,16 @@ void touch_piece(uint8_t* at, size_t bytes) {
 
 void touch(uint8_t* at, size_t bytes, WorkerPool& pool) {
   constexpr size_t kPiece = 8 * kHuge;
-  pool.parallel_for(static_cast<int64_t>(bytes), static_cast<int64_t>(kPiece), [&](int, int64_t lo, int64_t hi) {
-    touch_piece(at + lo, static_cast<size_t>(hi - lo));
-  });
+  pool.parallel_for(static_cast<int64_t>(bytes), static_cast<int64_t>(kPiece),
+                    [&](int, int64_t lo, int64_t hi) { touch_piece(at + lo, static_cast<size_t>(hi - lo)); });
 }
 
 Mapping::Mapping(size_t bytes, WorkerPool& pool) : bytes_((bytes + kHuge - 1) / kHuge * kHuge) {
   void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
-    throw Refusal("The system could not map " + std::to_string(bytes_) + " bytes: " + std::strerror(errno) + ".",
-                  "Ask for less memory, or free some.");
+    throw Refusal(
+        "The system could not map " + std::to_string(bytes_) + " bytes: " + std::strerror(errno) + ".",
+        "Ask for less memory, or free some.");
   }
   data_ = static_cast<uint8_t*>(p);
   (void)madvise(data_, bytes_, MADV_HUGEPAGE);

@@ -9,8 +9,9 @@
 namespace coattn {
 namespace {
 
-// fork() copies one thread only: the child must not touch the parent's pool, and must not inherit a lock held by a
-// thread that no longer exists. So fork waits for the running job, and the child forgets (leaks) the old runtime.
+// fork() copies one thread only: the child must not touch the parent's pool, and must not inherit a lock held
+// by a thread that no longer exists. So fork waits for the running job, and the child forgets (leaks) the old
+// runtime.
 struct Global {
   std::mutex mutex;
   std::shared_ptr<Runtime> runtime;

@@ -15,7 +15,8 @@
 
 namespace coattn {
 
-// First in, first out. Its thread is worker 0 of the pool while it runs a job, so N workers stay N busy threads.
+// First in, first out. Its thread is worker 0 of the pool while it runs a job, so N workers stay N busy
+// threads.
 class AsyncQueue {
  public:
   explicit AsyncQueue(WorkerPool& pool) : pool_(pool) {}

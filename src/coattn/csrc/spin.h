@@ -31,7 +31,8 @@ inline int64_t now_ns() {
       .count();
 }
 
-// Pauses, and now and then gives the core away: on an oversubscribed machine the thread we wait for may need it.
+// Pauses, and now and then gives the core away: on an oversubscribed machine the thread we wait for may need
+// it.
 class Backoff {
  public:
   explicit Backoff(int pauses_per_yield) : pauses_per_yield_(pauses_per_yield) {}
@@ -50,9 +51,9 @@ class Backoff {
 
 // A 32-bit word that one side advances and others wait on.
 //
-// Ordering: a waiter announces itself in `sleepers` and then re-reads the word; the advancing side writes the word and
-// then reads `sleepers`. Both pairs are sequentially consistent, so at least one side sees the other and no wake-up
-// is lost; the futex call itself re-checks the word under the kernel's lock.
+// Ordering: a waiter announces itself in `sleepers` and then re-reads the word; the advancing side writes the
+// word and then reads `sleepers`. Both pairs are sequentially consistent, so at least one side sees the other
+// and no wake-up is lost; the futex call itself re-checks the word under the kernel's lock.
 class EventWord {
  public:
   uint32_t load() const { return word_.load(std::memory_order_acquire); }
@@ -60,7 +61,8 @@ class EventWord {
   void advance() {
     word_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) {
-      syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+      syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr,
+              0);
     }
   }
 
@@ -83,7 +85,8 @@ class EventWord {
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       uint32_t value = word_.load(std::memory_order_seq_cst);
       if (value == seen) {
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr,
+                0);
         value = load();
       }
       sleepers_.fetch_sub(1, std::memory_order_seq_cst);

@@ -36,15 +36,18 @@ std::vector<int> affinity() {
 
 // "max 100000" or "150000 100000" -> CPUs, negative without a limit.
 double quota_v2(const std::string& line) {
-  // strtod, not a stream: number parsing of std::istream crashes beside libraries that carry their own libstdc++.
+  // strtod, not a stream: number parsing of std::istream crashes beside libraries that carry their own
+  // libstdc++.
   const size_t space = line.find(' ');
   if (space == std::string::npos || line.compare(0, space, "max") == 0) return -1;
-  const double quota = std::strtod(line.c_str(), nullptr), period = std::strtod(line.c_str() + space, nullptr);
+  const double quota = std::strtod(line.c_str(), nullptr),
+               period = std::strtod(line.c_str() + space, nullptr);
   return quota > 0 && period > 0 ? quota / period : -1;
 }
 
 double quota_v1(const std::string& folder) {
-  const std::string quota = read_line(folder + "/cpu.cfs_quota_us"), period = read_line(folder + "/cpu.cfs_period_us");
+  const std::string quota = read_line(folder + "/cpu.cfs_quota_us"),
+                    period = read_line(folder + "/cpu.cfs_period_us");
   if (quota.empty() || period.empty() || quota[0] == '-') return -1;
   const double allowed = std::strtod(quota.c_str(), nullptr), span = std::strtod(period.c_str(), nullptr);
   return allowed > 0 && span > 0 ? allowed / span : -1;
@@ -75,7 +78,8 @@ std::vector<Cpu> usable_cpus() {
   std::vector<Cpu> cpus;
   for (int id : affinity()) cpus.push_back({id, 0, 0});
   for (int node : parse_cpu_list(read_line("/sys/devices/system/node/online"))) {
-    const auto members = parse_cpu_list(read_line("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist"));
+    const auto members =
+        parse_cpu_list(read_line("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist"));
     for (Cpu& cpu : cpus) {
       if (std::find(members.begin(), members.end(), cpu.id) != members.end()) cpu.node = node;
     }
@@ -107,7 +111,8 @@ double cgroup_cpus() {
     const bool v2 = controllers.empty();
     if (!v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
     const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
-    // Every ancestor may set a tighter limit; inside a container the path may not exist below the mount, hence root.
+    // Every ancestor may set a tighter limit; inside a container the path may not exist below the mount,
+    // hence root.
     while (true) {
       const std::string folder = root + (path == "/" ? "" : path);
       limit = tighter(limit, v2 ? quota_v2(read_line(folder + "/cpu.max")) : quota_v1(folder));
@@ -120,7 +125,8 @@ double cgroup_cpus() {
 
 int default_threads() {
   const auto cpus = usable_cpus();
-  int cores = static_cast<int>(std::count_if(cpus.begin(), cpus.end(), [](const Cpu& c) { return c.sibling == 0; }));
+  int cores =
+      static_cast<int>(std::count_if(cpus.begin(), cpus.end(), [](const Cpu& c) { return c.sibling == 0; }));
   const double quota = cgroup_cpus();
   if (quota > 0) cores = std::min(cores, static_cast<int>(std::ceil(quota)));
   return std::max(cores, 1);

@@ -12,8 +12,8 @@ struct Cpu {
   int sibling = 0;  // 0 for the first hardware thread of its core, 1 for the second, ...
 };
 
-// CPUs of the affinity mask. First hardware threads first, nodes kept together within them, so that the first n
-// entries are the best n CPUs and neighbouring workers share a node.
+// CPUs of the affinity mask. First hardware threads first, nodes kept together within them, so that the first
+// n entries are the best n CPUs and neighbouring workers share a node.
 std::vector<Cpu> usable_cpus();
 
 // Cores in the affinity mask, less what a cgroup CPU quota takes away (rounded up, at least 1).

@@ -1,6 +1,7 @@
 #include "worker_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <cstdlib>
 #include <new>
@@ -13,13 +14,13 @@ namespace {
 
 thread_local bool inside_job = false;
 
-void pin(int cpu) {
+void pin(pthread_t thread, int cpu) {
   cpu_set_t set;
   if (cpu < 0 || cpu >= CPU_SETSIZE) return;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
   // A cpuset that changed since we read it makes this fail; an unpinned worker is still a correct one.
-  (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+  (void)pthread_setaffinity_np(thread, sizeof(set), &set);
 }
 
 }  // namespace
@@ -52,7 +53,11 @@ WorkerPool::WorkerPool(int threads, int64_t spin_us)
   }
   seats_ = std::make_unique<Seat[]>(threads);
   try {
-    for (int w = 1; w < threads; ++w) seats_[w].thread = std::thread([this, w] { loop(w); });
+    for (int w = 1; w < threads; ++w) {
+      seats_[w].thread = std::thread([this, w] { loop(w); });
+      // More workers than CPUs: let the scheduler place them, two pinned to one core would starve each other.
+      if (!oversubscribed_) pin(seats_[w].thread.native_handle(), cpus_[w].id);
+    }
   } catch (...) {
     stop_.store(true, std::memory_order_release);
     start_.advance();
@@ -72,13 +77,26 @@ WorkerPool::~WorkerPool() {
 }
 
 std::vector<int> WorkerPool::cpus() const {
+  std::lock_guard lock(run_mutex_);
   std::vector<int> ids{-1};
   for (int w = 1; w < threads_; ++w) ids.push_back(oversubscribed_ ? -1 : cpus_[w].id);
   return ids;
 }
 
 void WorkerPool::pin_caller() const {
-  if (!oversubscribed_ && !cpus_.empty()) pin(cpus_[0].id);
+  if (!oversubscribed_ && !cpus_.empty()) pin(pthread_self(), cpus_[0].id);
+}
+
+void WorkerPool::seat_caller() {
+  if (oversubscribed_) return;
+  const int cpu = sched_getcpu();
+  if (cpu == cpus_[0].id) return;
+  for (int w = 1; w < threads_; ++w) {
+    if (cpus_[w].id != cpu) continue;
+    std::swap(cpus_[0], cpus_[w]);
+    pin(seats_[w].thread.native_handle(), cpus_[w].id);
+    return;
+  }
 }
 
 void WorkerPool::execute(int worker) {
@@ -92,8 +110,6 @@ void WorkerPool::execute(int worker) {
 }
 
 void WorkerPool::loop(int worker) {
-  // More workers than CPUs: let the scheduler place them, two pinned to one core would starve each other.
-  if (!oversubscribed_) pin(cpus_[worker].id);
   const int pauses = oversubscribed_ ? 4 : 256;
   uint32_t seen = 0;
   while (true) {
@@ -110,9 +126,11 @@ void WorkerPool::loop(int worker) {
 
 void WorkerPool::run(Job job, void* ctx, Join join) {
   if (inside_job) {
-    throw Refusal("A job of the worker pool tried to start another job.", "Start it after the first has returned.");
+    throw Refusal("A job of the worker pool tried to start another job.",
+                  "Start it after the first has returned.");
   }
   std::lock_guard lock(run_mutex_);
+  seat_caller();
   failed_.store(false, std::memory_order_relaxed);
   error_ = nullptr;
   job_ = job;
@@ -123,7 +141,8 @@ void WorkerPool::run(Job job, void* ctx, Join join) {
   for (int w = 1; w < threads_; ++w) {
     std::atomic<uint32_t>& state = seats_[w].state;
     uint32_t before = 2 * (epoch - 1);
-    if (join == Join::willing && state.compare_exchange_strong(before, 2 * epoch, std::memory_order_acq_rel)) continue;
+    if (join == Join::willing && state.compare_exchange_strong(before, 2 * epoch, std::memory_order_acq_rel))
+      continue;
     Backoff backoff(oversubscribed_ ? 4 : 256);
     while (state.load(std::memory_order_acquire) != 2 * epoch) backoff.step();
   }

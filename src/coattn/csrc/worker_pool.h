@@ -1,15 +1,16 @@
 // N pinned workers and one barrier per job. The calling thread is worker 0; the pool owns threads 1..N-1.
 //
 //   word / field   writer -> reader             meaning
-//   job_, ctx_     caller -> workers            the job; written before `start_` advances, read after it is seen
-//   start_         caller -> workers            e, one step per job
-//   seat[w].state  worker w and caller          2 e: job e is over for worker w; 2 e + 1: worker w is inside job e
-//   error_         first failing worker -> caller, published by its state
+//   job_, ctx_     caller -> workers            the job; written before `start_` advances, read after it is
+//   seen start_         caller -> workers            e, one step per job seat[w].state  worker w and caller
+//   2 e: job e is over for worker w; 2 e + 1: worker w is inside job e error_         first failing worker ->
+//   caller, published by its state
 //
-// Worker w enters job e by changing its state from 2 (e - 1) to 2 e + 1, and only then reads job_ and ctx_. The caller
-// may reuse them once every state is 2 e; that wait is the barrier. In a job whose work is claimed piece by piece the
-// caller does not wait for workers that have not entered when nothing is left to claim: it changes their state from
-// 2 (e - 1) to 2 e itself, so that they cannot enter. A worker that the system keeps from running then delays nobody.
+// Worker w enters job e by changing its state from 2 (e - 1) to 2 e + 1, and only then reads job_ and ctx_.
+// The caller may reuse them once every state is 2 e; that wait is the barrier. In a job whose work is claimed
+// piece by piece the caller does not wait for workers that have not entered when nothing is left to claim: it
+// changes their state from 2 (e - 1) to 2 e itself, so that they cannot enter. A worker that the system keeps
+// from running then delays nobody.
 #pragma once
 
 #include <atomic>
@@ -56,8 +57,8 @@ class WorkerPool {
   std::vector<int> cpus() const;
   void set_spin_us(int64_t us) { spin_ns_.store(us * 1000, std::memory_order_relaxed); }
 
-  // Runs job(ctx, w, N) on every worker and returns when all are done. Rethrows the first exception of any of them.
-  // Callers of different threads take turns; a job may not start another.
+  // Runs job(ctx, w, N) on every worker and returns when all are done. Rethrows the first exception of any of
+  // them. Callers of different threads take turns; a job may not start another.
   void run(Job job, void* ctx, Join join);
 
   template <class F>
@@ -66,7 +67,8 @@ class WorkerPool {
     run([](void* ctx, int worker, int workers) { (*static_cast<Body*>(ctx))(worker, workers); }, &body, join);
   }
 
-  // body(worker, lo, hi) over pieces of [0, total) of at most `grain`. Results must not depend on who takes a piece.
+  // body(worker, lo, hi) over pieces of [0, total) of at most `grain`. Results must not depend on who takes a
+  // piece.
   template <class F>
   void parallel_for(int64_t total, int64_t grain, F&& body) {
     std::atomic<int64_t> next{0};
@@ -95,13 +97,16 @@ class WorkerPool {
 
   void loop(int worker);
   void execute(int worker);
+  // The caller is not pinned. Where the scheduler has put it on a worker's CPU, the two would take turns for
+  // milliseconds, so that worker moves to the CPU that is free instead. With run_mutex_ held.
+  void seat_caller();
 
   const int threads_;
   const bool oversubscribed_;
-  std::vector<Cpu> cpus_;
+  std::vector<Cpu> cpus_;  // [0] is the caller's; under run_mutex_ once the workers run
   std::atomic<int64_t> spin_ns_;
   std::unique_ptr<Seat[]> seats_;
-  std::mutex run_mutex_;
+  mutable std::mutex run_mutex_;
 
   alignas(128) EventWord start_;
   Job job_ = nullptr;

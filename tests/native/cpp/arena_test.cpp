@@ -1,8 +1,9 @@
+#include "arena.h"
+
 #include <atomic>
 #include <cstring>
 #include <thread>
 
-#include "arena.h"
 #include "check.h"
 #include "errors.h"
 

@@ -19,17 +19,17 @@ struct Register {
   Register(const char* name, void (*body)()) { tests().push_back({name, body}); }
 };
 
-#define TEST(name)                                  \
-  static void name();                               \
+#define TEST(name)                                    \
+  static void name();                                 \
   static const Register register_##name(#name, name); \
   static void name()
 
-#define CHECK(condition)                                                                \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: CHECK failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                                     \
-    }                                                                                   \
+      std::exit(1);                                                                      \
+    }                                                                                    \
   } while (0)
 
 #define CHECK_THROWS(expression, type) \

@@ -1,5 +1,5 @@
-// Every kernel of every instruction set the machine has, in buffers of exactly the right size so that the address
-// sanitizer sees one byte too many, against double-precision loops.
+// Every kernel of every instruction set the machine has, in buffers of exactly the right size so that the
+// address sanitizer sees one byte too many, against double-precision loops.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -52,7 +52,8 @@ struct Store {
       : layout(block_layout(elem, block, head_size)),
         kv_heads(heads),
         blocks((n + block - 1) / block),
-        memory(static_cast<uint8_t*>(std::aligned_alloc(64, std::max<size_t>(64, blocks * heads * layout.bytes))),
+        memory(static_cast<uint8_t*>(
+                   std::aligned_alloc(64, std::max<size_t>(64, blocks * heads * layout.bytes))),
                std::free),
         tokens(n) {
     std::memset(memory.get(), 0xff, static_cast<size_t>(blocks * heads * layout.bytes));
@@ -115,7 +116,8 @@ void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, i
   std::vector<uint8_t> q_bytes(static_cast<size_t>(elem_bytes(q_elem, static_cast<int64_t>(q.size()))));
   kernels().convert(Elem::f32, q.data(), q_elem, q_bytes.data(), static_cast<int64_t>(q.size()));
   kernels().convert(q_elem, q_bytes.data(), Elem::f32, q.data(), static_cast<int64_t>(q.size()));
-  std::vector<float> out(q.size(), 7), lse(heads * group, 7), w(static_cast<size_t>(heads * group * tokens), 7);
+  std::vector<float> out(q.size(), 7), lse(heads * group, 7),
+      w(static_cast<size_t>(heads * group * tokens), 7);
   const int32_t count = static_cast<int32_t>(tokens);
   AttendJob job{};
   job.seqs = job.q_tokens = 1;
@@ -146,9 +148,12 @@ void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, i
   for (int h = 0; h < heads * group; ++h) {
     std::vector<double> s(static_cast<size_t>(tokens)), exact(static_cast<size_t>(head_size));
     double top = -INFINITY, sum = 0;
-    auto row = [&](const std::vector<float>& x, int64_t t) { return x.data() + (t * heads + h / group) * head_size; };
+    auto row = [&](const std::vector<float>& x, int64_t t) {
+      return x.data() + (t * heads + h / group) * head_size;
+    };
     for (int64_t t = 0; t < tokens; ++t) {
-      for (int d = 0; d < head_size; ++d) s[t] += double{q[h * head_size + d]} * row(store.k, t)[d] * job.scale;
+      for (int d = 0; d < head_size; ++d)
+        s[t] += double{q[h * head_size + d]} * row(store.k, t)[d] * job.scale;
       top = std::max(top, s[t]);
     }
     for (double& x : s) sum += x = std::exp(x - top);

@@ -55,13 +55,21 @@ TEST(pool_mixes_both_kinds_of_jobs) {
 TEST(pool_first_exception_reaches_the_caller) {
   WorkerPool pool(4);
   for (int i = 0; i < 100; ++i) {
-    CHECK_THROWS(pool.run(Join::all, [&](int worker, int) { if (worker == i % 4) throw std::logic_error("x"); }),
+    CHECK_THROWS(pool.run(Join::all,
+                          [&](int worker, int) {
+                            if (worker == i % 4) throw std::logic_error("x");
+                          }),
                  std::logic_error);
-    CHECK_THROWS(pool.parallel_for(100, 1, [&](int, int64_t lo, int64_t) { if (lo == i) throw std::logic_error("x"); }),
+    CHECK_THROWS(pool.parallel_for(100, 1,
+                                   [&](int, int64_t lo, int64_t) {
+                                     if (lo == i) throw std::logic_error("x");
+                                   }),
                  std::logic_error);
   }
   int ran = 0;
-  pool.run(Join::all, [&](int worker, int) { if (worker == 0) ++ran; });
+  pool.run(Join::all, [&](int worker, int) {
+    if (worker == 0) ++ran;
+  });
   CHECK(ran == 1);
 }
 
@@ -76,7 +84,10 @@ TEST(pool_callers_take_turns) {
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
-      for (int i = 0; i < 200; ++i) pool.run(Join::all, [&](int worker, int) { if (worker == 0) ++total; });
+      for (int i = 0; i < 200; ++i)
+        pool.run(Join::all, [&](int worker, int) {
+          if (worker == 0) ++total;
+        });
     });
   }
   for (auto& t : callers) t.join();
@@ -97,7 +108,9 @@ TEST(queue_runs_in_order_and_carries_errors) {
   std::vector<uint64_t> tickets;
   for (int i = 0; i < 100; ++i) {
     tickets.push_back(runtime.queue.submit([&order, i](WorkerPool& pool) {
-      pool.run(Join::all, [&](int worker, int) { if (worker == 0) order.push_back(i); });
+      pool.run(Join::all, [&](int worker, int) {
+        if (worker == 0) order.push_back(i);
+      });
       if (i == 50) throw std::logic_error("fifty");
     }));
   }

@@ -2,16 +2,16 @@
 namespace coattn::COATTN_ISA {
 namespace {
 
-// Weights of one query lie kTile apart from the next. Lanes of the first half of a pair take w0, of the second w1:
-// they differ for int4 values, whose two halves of channels have scales of their own.
+// Weights of one query lie kTile apart from the next. Lanes of the first half of a pair take w0, of the
+// second w1: they differ for int4 values, whose two halves of channels have scales of their own.
 struct Weights {
   const float* w0;
   const float* w1;
 };
 
 template <Elem E, int MG, int NC, bool Tail, class Rows>
-inline void accumulate_block(float* acc, int acc_stride, const float* alpha, int head_size, const Rows& rows, int n,
-                             Weights w, int c0, Ahead& ahead) {
+inline void accumulate_block(float* acc, int acc_stride, const float* alpha, int head_size, const Rows& rows,
+                             int n, Weights w, int c0, Ahead& ahead) {
   constexpr bool two = E == Elem::int4;
   vf sum[MG][NC][2];
   for (int g = 0; g < MG; ++g) {
@@ -50,9 +50,10 @@ inline void accumulate_block(float* acc, int acc_stride, const float* alpha, int
 }
 
 template <Elem E, int MG, class Rows>
-inline void accumulate_queries(float* acc, int acc_stride, const float* alpha, int head_size, const Rows& rows, int n,
-                               Weights w, Ahead& ahead) {
-  // Enough sums in flight to cover the latency of an FMA, few enough to stay in registers beside values and weights.
+inline void accumulate_queries(float* acc, int acc_stride, const float* alpha, int head_size,
+                               const Rows& rows, int n, Weights w, Ahead& ahead) {
+  // Enough sums in flight to cover the latency of an FMA, few enough to stay in registers beside values and
+  // weights.
   constexpr int NC = MG == 1 || 10 * MG + 8 <= kRegisters ? 4 : 4 * MG + 6 <= kRegisters ? 2 : 1;
   const int full = full_pairs<E>(head_size);
   int c = 0;
@@ -73,8 +74,8 @@ inline void accumulate_queries(float* acc, int acc_stride, const float* alpha, i
 }
 
 template <Elem E, class Rows>
-void accumulate_tile(float* acc, int acc_stride, const float* alpha, int group, int head_size, const Rows& rows, int n,
-                     Weights w, Ahead& ahead) {
+void accumulate_tile(float* acc, int acc_stride, const float* alpha, int group, int head_size,
+                     const Rows& rows, int n, Weights w, Ahead& ahead) {
   auto call = [&]<int MG>(int g) {
     accumulate_queries<E, MG>(acc + g * acc_stride, acc_stride, alpha + g, head_size, rows, n,
                               {w.w0 + g * kTile, w.w1 + g * kTile}, ahead);
@@ -82,18 +83,34 @@ void accumulate_tile(float* acc, int acc_stride, const float* alpha, int group, 
   int g = 0;
   for (; g + kMaxMG <= group; g += kMaxMG) call.template operator()<kMaxMG>(g);
   switch (group - g) {
-    case 1: call.template operator()<1>(g); break;
-    case 2: call.template operator()<2>(g); break;
-    case 3: call.template operator()<3>(g); break;
-    default: break;
+    case 1:
+      call.template operator()<1>(g);
+      break;
+    case 2:
+      call.template operator()<2>(g);
+      break;
+    case 3:
+      call.template operator()<3>(g);
+      break;
+    default:
+      break;
   }
   if constexpr (kMaxMG > 4) {
     switch (group - g) {
-      case 4: call.template operator()<4>(g); break;
-      case 5: call.template operator()<5>(g); break;
-      case 6: call.template operator()<6>(g); break;
-      case 7: call.template operator()<7>(g); break;
-      default: break;
+      case 4:
+        call.template operator()<4>(g);
+        break;
+      case 5:
+        call.template operator()<5>(g);
+        break;
+      case 6:
+        call.template operator()<6>(g);
+        break;
+      case 7:
+        call.template operator()<7>(g);
+        break;
+      default:
+        break;
     }
   }
 }

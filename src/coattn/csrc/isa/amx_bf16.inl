@@ -1,9 +1,10 @@
 // bf16 queries over bf16 keys and values with tiles.
 //
-// Scores: A = 16 keys x 32 channels as they lie, B = channel pairs x 16 queries, packed once per call. Values: A = 16
-// queries x 32 tokens of weights, B = token pairs x 16 channels, made from two value rows by one unpack each. A weight
-// is split into two bf16 (high and low part, 2^-17 of it lost): for up to 8 queries the low parts use the tile's
-// rows 8..15, which would be idle, and are added at the end; for more they cost a second multiplication.
+// Scores: A = 16 keys x 32 channels as they lie, B = channel pairs x 16 queries, packed once per call.
+// Values: A = 16 queries x 32 tokens of weights, B = token pairs x 16 channels, made from two value rows by
+// one unpack each. A weight is split into two bf16 (high and low part, 2^-17 of it lost): for up to 8 queries
+// the low parts use the tile's rows 8..15, which would be idle, and are added at the end; for more they cost
+// a second multiplication.
 namespace coattn::amx {
 namespace {
 
@@ -33,14 +34,16 @@ struct Bf16 {
           x[g] = _mm512_load_si512(row);
         }
         transpose(x);
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(prep + ((b * (s.stride / 32) + c) * 16 + i) * 32, x[i]);
+        for (int i = 0; i < 16; ++i)
+          _mm512_storeu_si512(prep + ((b * (s.stride / 32) + c) * 16 + i) * 32, x[i]);
       }
       for (int g = 0; g < kQueries; ++g) {
         s.max[b * kQueries + g] = -__builtin_inff();
         s.sum[b * kQueries + g] = 0;
       }
     }
-    std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(batches(s) * kQueries) * static_cast<size_t>(s.stride));
+    std::memset(s.acc, 0,
+                sizeof(float) * static_cast<size_t>(batches(s) * kQueries) * static_cast<size_t>(s.stride));
   }
 
   static void tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
@@ -77,8 +80,8 @@ struct Bf16 {
     }
     for (int b = 0; b < batches(s); ++b) {
       alignas(64) vf scores[kStep];
-      dot(k, k_stride, reinterpret_cast<const uint8_t*>(s.prep) + static_cast<int64_t>(b) * chunks * 1024, chunks, next,
-          scores);
+      dot(k, k_stride, reinterpret_cast<const uint8_t*>(s.prep) + static_cast<int64_t>(b) * chunks * 1024,
+          chunks, next, scores);
       if (b == 0) pair_values(v, v_stride, chunks, buffer.packed, next);
       const int g0 = b * kQueries;
       if (s.weights) keep_scores(s, g0, scores, n, tile.token0 + t0, s.scale, s.softcap);
@@ -93,7 +96,8 @@ struct Bf16 {
     }
   }
 
-  static void dot(const uint8_t* k, int64_t k_stride, const uint8_t* q, int chunks, NextTile& next, vf* scores) {
+  static void dot(const uint8_t* k, int64_t k_stride, const uint8_t* q, int chunks, NextTile& next,
+                  vf* scores) {
     publish();
     _tile_zero(0);
     _tile_zero(1);
@@ -122,8 +126,8 @@ struct Bf16 {
     }
   }
 
-  static void add_values(const vf* p, bool low_rows, const uint8_t* packed, int chunks, float* acc, int stride,
-                         NextTile& next) {
+  static void add_values(const vf* p, bool low_rows, const uint8_t* packed, int chunks, float* acc,
+                         int stride, NextTile& next) {
     alignas(64) __m512i high[16], low[16];
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
     for (int i = 0; i < 16; ++i) {

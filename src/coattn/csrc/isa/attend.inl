@@ -1,5 +1,5 @@
-// attend: scores, online softmax and weighted values of one tile, for up to kQueryBatch queries at a time. The next
-// batch of a large group finds the tile in the L1 cache, so each row comes from DRAM once.
+// attend: scores, online softmax and weighted values of one tile, for up to kQueryBatch queries at a time.
+// The next batch of a large group finds the tile in the L1 cache, so each row comes from DRAM once.
 namespace coattn::COATTN_ISA {
 namespace {
 
@@ -7,10 +7,12 @@ namespace {
 template <Elem E>
 struct FloatDot {
   static void begin(AttendGroup& s) {
-    for (int g = 0; g < s.group; ++g) to_pair_order<E>(s.q + g * s.stride, s.prep + g * s.stride, s.head_size);
+    for (int g = 0; g < s.group; ++g)
+      to_pair_order<E>(s.q + g * s.stride, s.prep + g * s.stride, s.head_size);
   }
 
-  static void run(const AttendGroup& s, int g0, int batch, const AttendTile& tile, Ahead& ahead, float* scores) {
+  static void run(const AttendGroup& s, int g0, int batch, const AttendTile& tile, Ahead& ahead,
+                  float* scores) {
     const float* q = s.prep + g0 * s.stride;
     float bias[kQueryBatch] = {};
     if constexpr (is_quantised(E)) {
@@ -52,8 +54,8 @@ struct FloatDot {
 };
 
 // p -> p * scale[token], and the running sum of p * min[token], for one query and one value group.
-inline void fold_values(const float* p, int n, const uint16_t* scale, const uint16_t* low, float* folded, float factor,
-                        float& bias) {
+inline void fold_values(const float* p, int n, const uint16_t* scale, const uint16_t* low, float* folded,
+                        float factor, float& bias) {
   vf sum = vzero();
   for (int t = 0; t < n; t += W) {
     vf step, base;
@@ -106,7 +108,8 @@ void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next)
     Weights weights{scores, scores};
     for (int g = 0; g < batch; ++g) {
       float* raw = s.weights ? s.weights[g0 + g] + tile.token0 : nullptr;
-      alpha[g] = softmax_tile(scores + g * kTile, tile.n, s.scale, s.softcap, s.max[g0 + g], s.sum[g0 + g], raw);
+      alpha[g] =
+          softmax_tile(scores + g * kTile, tile.n, s.scale, s.softcap, s.max[g0 + g], s.sum[g0 + g], raw);
       if constexpr (is_quantised(E)) {
         const float* p = scores + g * kTile;
         float* bias = s.v_bias + 2 * (g0 + g);
@@ -120,8 +123,8 @@ void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next)
       }
     }
     if constexpr (is_quantised(E)) weights = {folded, folded + (E == Elem::int4 ? kQueryBatch * kTile : 0)};
-    accumulate_tile<E>(s.acc + g0 * s.stride, s.stride, alpha, batch, s.head_size, Strided{tile.v, tile.v_stride},
-                       tile.n, weights, next_v);
+    accumulate_tile<E>(s.acc + g0 * s.stride, s.stride, alpha, batch, s.head_size,
+                       Strided{tile.v, tile.v_stride}, tile.n, weights, next_v);
   }
 }
 

@@ -3,7 +3,6 @@
 
 #define COATTN_ISA avx2
 #include "isa/vec_avx2.h"
-
 #include "isa/kernels.inl"
 
 namespace coattn {

@@ -3,9 +3,7 @@
 
 #define COATTN_ISA avx512
 #include "isa/vec_avx512.h"
-
 #include "isa/kernels.inl"
-
 #include "isa/avx512_dot.inl"
 
 namespace coattn {

@@ -1,15 +1,17 @@
 // Scores with VNNI's integer dot products.
 //
-// There is no vdpbf16ps here: measured on Emerald Rapids it takes 0.82 ns for 32 products where an FMA takes 0.21 ns
-// for 16, so widening bf16 keys (a shift and a mask for 32 channels, shared by up to four queries) and multiplying in
-// float32 is faster, and exact in the query. bf16 products pay with tiles only (isa/amx.cpp).
+// There is no vdpbf16ps here: measured on Emerald Rapids it takes 0.82 ns for 32 products where an FMA takes
+// 0.21 ns for 16, so widening bf16 keys (a shift and a mask for 32 channels, shared by up to four queries)
+// and multiplying in float32 is faster, and exact in the query. bf16 products pay with tiles only
+// (isa/amx.cpp).
 namespace coattn::avx512 {
 namespace {
 
 // int8 and int4 keys: vpdpbusd, 64 products of a code (0..255) and a signed byte an instruction.
 //
-// q * scale is rounded to 15 bits of its largest channel and split as 128 * high + low into two signed bytes, so the
-// query's rounding (1/32512 of its largest channel) stays far below the codes' own (1/510 or 1/30 of the range).
+// q * scale is rounded to 15 bits of its largest channel and split as 128 * high + low into two signed bytes,
+// so the query's rounding (1/32512 of its largest channel) stays far below the codes' own (1/510 or 1/30 of
+// the range).
 template <Elem E>
 struct VnniDot {
   static constexpr bool kFour = E == Elem::int4;
@@ -17,8 +19,10 @@ struct VnniDot {
 
   static void begin(AttendGroup&) {}
 
-  static void run(const AttendGroup& s, int g0, int batch, const AttendTile& tile, Ahead& ahead, float* scores) {
-    // [query][high, low][bytes]; int4 rows first all channels of the low halves, then those of the high halves.
+  static void run(const AttendGroup& s, int g0, int batch, const AttendTile& tile, Ahead& ahead,
+                  float* scores) {
+    // [query][high, low][bytes]; int4 rows first all channels of the low halves, then those of the high
+    // halves.
     alignas(64) int8_t q[kQueryBatch][2][kMaxBytes];
     float step[kQueryBatch], bias[kQueryBatch];
     quantise(s, g0, batch, tile, q, step, bias);
@@ -74,8 +78,8 @@ struct VnniDot {
   }
 
   template <int MG>
-  static void queries(const AttendGroup& s, const int8_t (*q)[2][kMaxBytes], const float* step, const float* bias,
-                      const AttendTile& tile, Ahead& ahead, float* scores) {
+  static void queries(const AttendGroup& s, const int8_t (*q)[2][kMaxBytes], const float* step,
+                      const float* bias, const AttendTile& tile, Ahead& ahead, float* scores) {
     constexpr int MT = 8 / MG;
     const int room = padded(s), full = part(s) / 64, tail = part(s) % 64;
     const __mmask64 tail_mask = (__mmask64{1} << tail) - 1;
@@ -106,7 +110,8 @@ struct VnniDot {
             __m512i unpacked[MT];
             for (int t = 0; t < MT; ++t) unpacked[t] = _mm512_and_si512(codes[t], nibble);
             add(unpacked, 64 * c);
-            for (int t = 0; t < MT; ++t) unpacked[t] = _mm512_and_si512(_mm512_srli_epi16(codes[t], 4), nibble);
+            for (int t = 0; t < MT; ++t)
+              unpacked[t] = _mm512_and_si512(_mm512_srli_epi16(codes[t], 4), nibble);
             add(unpacked, room + 64 * c);
           } else {
             add(codes, 64 * c);
@@ -126,7 +131,8 @@ struct VnniDot {
       alignas(64) float sums[kAccs];
       vstore(sums, vreduce(lanes));
       for (int g = 0; g < MG; ++g) {
-        for (int t = 0; t < 2 * MT; ++t) scores[g * kTile + t0 + t] = sums[g * 2 * MT + t] * step[g] + bias[g];
+        for (int t = 0; t < 2 * MT; ++t)
+          scores[g * kTile + t0 + t] = sums[g * 2 * MT + t] * step[g] + bias[g];
       }
     }
   }

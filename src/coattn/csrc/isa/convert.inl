@@ -23,9 +23,11 @@ void convert_loop(const void* src, void* dst, int64_t n) {
   for (; i + W <= n; i += W) store_float(To, dst, i, load_float(From, src, i));
   if (i < n) {
     alignas(64) uint8_t in[W * 4] = {}, out[W * 4];
-    std::memcpy(in, static_cast<const uint8_t*>(src) + elem_bytes(From, i), static_cast<size_t>(elem_bytes(From, n - i)));
+    std::memcpy(in, static_cast<const uint8_t*>(src) + elem_bytes(From, i),
+                static_cast<size_t>(elem_bytes(From, n - i)));
     store_float(To, out, 0, load_float(From, in, 0));
-    std::memcpy(static_cast<uint8_t*>(dst) + elem_bytes(To, i), out, static_cast<size_t>(elem_bytes(To, n - i)));
+    std::memcpy(static_cast<uint8_t*>(dst) + elem_bytes(To, i), out,
+                static_cast<size_t>(elem_bytes(To, n - i)));
   }
 }
 
@@ -48,11 +50,13 @@ void convert(Elem from, const void* src, Elem to, void* dst, int64_t n) {
   }
 }
 
-// float16 neighbours: the scale must not be smaller and the minimum not larger than the exact one, or codes clip.
+// float16 neighbours: the scale must not be smaller and the minimum not larger than the exact one, or codes
+// clip.
 inline uint16_t f16_up(float x) {
   if (!(x < 65504.0f)) return 0x7bff;
   uint16_t h = f32_to_f16(x);
-  if (f16_to_f32(h) < x) h = static_cast<uint16_t>((h & 0x8000u) ? (h == 0x8000u ? 0x0001u : h - 1u) : h + 1u);
+  if (f16_to_f32(h) < x)
+    h = static_cast<uint16_t>((h & 0x8000u) ? (h == 0x8000u ? 0x0001u : h - 1u) : h + 1u);
   return h;
 }
 inline uint16_t f16_down(float x) {
@@ -71,7 +75,8 @@ inline void fit(Range r, float levels, uint16_t& scale, uint16_t& low) {
 }
 
 // Codes of one row; scale and low per channel.
-inline void encode(const float* x, const float* inverse, const float* low, float levels, int n, uint8_t* codes) {
+inline void encode(const float* x, const float* inverse, const float* low, float levels, int n,
+                   uint8_t* codes) {
   int i = 0;
   for (; i + W <= n; i += W) {
     const vf c = vround(vmul(vsub(vload(x + i), vload(low + i)), vload(inverse + i)));

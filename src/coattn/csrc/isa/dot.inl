@@ -6,8 +6,8 @@ constexpr int kTile = 64;  // rows per tile, and the distance between two querie
 
 // q: [MG][padded] in pair order. out[g * kTile + t] = q[g] . row[t0 + t]; rows past n repeat row n - 1.
 template <Elem E, int MG, class Rows>
-inline void dot_block(const float* q, int q_stride, int head_size, const Rows& rows, int t0, int n, Ahead& ahead,
-                      float* out) {
+inline void dot_block(const float* q, int q_stride, int head_size, const Rows& rows, int t0, int n,
+                      Ahead& ahead, float* out) {
   constexpr int MT = kAccs / MG;
   const uint8_t* row[MT];
   for (int t = 0; t < MT; ++t) row[t] = rows[t0 + t < n ? t0 + t : n - 1];
@@ -38,10 +38,12 @@ inline void dot_block(const float* q, int q_stride, int head_size, const Rows& r
 template <Elem E, int MG, class Rows>
 inline void dot_queries(const float* q, int q_stride, int head_size, const Rows& rows, int n, Ahead& ahead,
                         float* out) {
-  for (int t0 = 0; t0 < n; t0 += kAccs / MG) dot_block<E, MG>(q, q_stride, head_size, rows, t0, n, ahead, out);
+  for (int t0 = 0; t0 < n; t0 += kAccs / MG)
+    dot_block<E, MG>(q, q_stride, head_size, rows, t0, n, ahead, out);
 }
 
-// out[g * kTile + t] for `group` queries and n <= kTile rows. Prefetching happens with the first queries only.
+// out[g * kTile + t] for `group` queries and n <= kTile rows. Prefetching happens with the first queries
+// only.
 template <Elem E, class Rows>
 void dot_tile(const float* q, int q_stride, int group, int head_size, const Rows& rows, int n, Ahead& ahead,
               float* out) {

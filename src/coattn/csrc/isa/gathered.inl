@@ -10,15 +10,16 @@ inline void prefetch_row(const uint8_t* row, int64_t bytes) {
 }
 
 template <Elem E>
-void score_tile(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n, float* out) {
+void score_tile(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n,
+                float* out) {
   for (int t = 0; t < n; ++t) prefetch_row(rows[t], elem_bytes(E, width));
   Ahead none{nullptr, nullptr};
   dot_tile<E>(prepared, stride, group, width, Gathered{rows}, n, none, out);
 }
 
 template <Elem E>
-void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n, const float* w0,
-              const float* w1) {
+void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n,
+              const float* w0, const float* w1) {
   float one[kQueryBatch];
   for (int g = 0; g < kQueryBatch; ++g) one[g] = 1.0f;
   Ahead none{nullptr, nullptr};
@@ -31,8 +32,8 @@ void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* c
     for (int g0 = 0; g0 < group; g0 += kQueryBatch) {
       const int batch = group - g0 < kQueryBatch ? group - g0 : kQueryBatch;
       const int64_t at = static_cast<int64_t>(g0) * kTile + t0;
-      accumulate_tile<E>(acc + static_cast<int64_t>(g0) * stride, stride, one, batch, head_size, Gathered{rows + t0},
-                         rest, {w0 + at, w1 + at}, none);
+      accumulate_tile<E>(acc + static_cast<int64_t>(g0) * stride, stride, one, batch, head_size,
+                         Gathered{rows + t0}, rest, {w0 + at, w1 + at}, none);
     }
   }
 }
@@ -41,7 +42,8 @@ void read(const uint8_t* p, int64_t bytes, const uint8_t* next) {
   vf top[4] = {vzero(), vzero(), vzero(), vzero()};
   for (int64_t i = 0; i < bytes; i += 64) {
     if (next) __builtin_prefetch(next + i, 0, 3);
-    for (int j = 0; j < 16 / W; ++j) top[j % 4] = vmax(vload(reinterpret_cast<const float*>(p + i) + j * W), top[j % 4]);
+    for (int j = 0; j < 16 / W; ++j)
+      top[j % 4] = vmax(vload(reinterpret_cast<const float*>(p + i) + j * W), top[j % 4]);
   }
   // Keeps the loads alive.
   volatile float sink = vhmax(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));

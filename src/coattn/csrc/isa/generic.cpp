@@ -3,7 +3,6 @@
 
 #define COATTN_ISA generic
 #include "isa/vec_generic.h"
-
 #include "isa/kernels.inl"
 
 namespace coattn {

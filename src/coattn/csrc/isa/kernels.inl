@@ -1,12 +1,10 @@
-// Everything an instruction set's translation unit compiles, given COATTN_ISA and its isa/vec_*.h.
+// Everything an instruction set's translation unit compiles, given COATTN_ISA and its isa/vec_*.h. The order
+// matters.
 #include "isa/math.inl"
 #include "isa/rows.inl"
-
 #include "isa/dot.inl"
-
 #include "isa/accumulate.inl"
 #include "isa/softmax.inl"
-
 #include "isa/attend.inl"
 #include "isa/convert.inl"
 #include "isa/gathered.inl"

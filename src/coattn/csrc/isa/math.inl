@@ -2,7 +2,8 @@
 namespace coattn::COATTN_ISA {
 namespace {
 
-// exp(x) for x <= 0 within about 1 ulp; -inf gives 0 and NaN stays NaN. Cephes' polynomial on [-ln2/2, ln2/2].
+// exp(x) for x <= 0 within about 1 ulp; -inf gives 0 and NaN stays NaN. Cephes' polynomial on [-ln2/2,
+// ln2/2].
 inline vf vexp(vf x) {
   const vf clamped = vmax(vset(kExpLowest), x);
   const vf n = vround(vmul(clamped, vset(1.44269504088896341f)));

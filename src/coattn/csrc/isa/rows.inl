@@ -1,12 +1,15 @@
 // Reading rows of any element type as pairs of float vectors.
 //
-// A row is read in pairs of 2 W channels. Which channels end up in which lane is the element type's choice, the one
-// that needs no shuffle ("pair order"): queries are put into that order once, sums are put back once.
+// A row is read in pairs of 2 W channels. Which channels end up in which lane is the element type's choice,
+// the one that needs no shuffle ("pair order"): queries are put into that order once, sums are put back once.
 namespace coattn::COATTN_ISA {
 namespace {
 
 template <Elem E>
-inline constexpr int kPairBytes = E == Elem::f32 ? 8 * W : E == Elem::int8 ? 2 * W : E == Elem::int4 ? W : 4 * W;
+inline constexpr int kPairBytes = E == Elem::f32    ? 8 * W
+                                  : E == Elem::int8 ? 2 * W
+                                  : E == Elem::int4 ? W
+                                                    : 4 * W;
 
 template <Elem E>
 constexpr int full_pairs(int head_size) {
@@ -99,8 +102,8 @@ struct Gathered {
   const uint8_t* operator[](int t) const { return rows[t]; }
 };
 
-// The bytes a later tile will need, asked for a few lines at a time between the arithmetic of this one: all at once
-// would fill the line-fill buffers and stall it.
+// The bytes a later tile will need, asked for a few lines at a time between the arithmetic of this one: all
+// at once would fill the line-fill buffers and stall it.
 struct Ahead {
   const uint8_t* at;
   const uint8_t* end;

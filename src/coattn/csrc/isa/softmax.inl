@@ -2,10 +2,10 @@
 namespace coattn::COATTN_ISA {
 namespace {
 
-// scores[0..n) -> exp(score - max), zero up to a multiple of W; returns what the query's earlier sums must be scaled
-// by. Scores that are all -inf leave the state as it is; a NaN makes the sum NaN.
-inline float softmax_tile(float* scores, int n, float scale, float softcap, float& running_max, float& running_sum,
-                          float* raw) {
+// scores[0..n) -> exp(score - max), zero up to a multiple of W; returns what the query's earlier sums must be
+// scaled by. Scores that are all -inf leave the state as it is; a NaN makes the sum NaN.
+inline float softmax_tile(float* scores, int n, float scale, float softcap, float& running_max,
+                          float& running_sum, float* raw) {
   vf best = vset(-__builtin_inff());
   for (int t = 0; t < n; t += W) {
     vf s = vmul(vload(scores + t), vset(scale));

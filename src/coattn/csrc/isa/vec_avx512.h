@@ -111,7 +111,8 @@ inline vf vload_u8(const uint8_t* p) {
 inline void vstore_bf16(uint16_t* p, vf v) {
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __m512i rounded =
+      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_srli_epi32(bits, 16),
                                  _mm512_set1_epi32(0x40));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
@@ -136,8 +137,8 @@ inline void load_pair_u4(const uint8_t* p, vf& a, vf& b) {
   b = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), table);
 }
 
-// Copies n of `room` bytes and zeroes the rest, for the last channels of a row that do not fill a vector. Whole-vector
-// stores, so that the loads that follow are forwarded from them.
+// Copies n of `room` bytes and zeroes the rest, for the last channels of a row that do not fill a vector.
+// Whole-vector stores, so that the loads that follow are forwarded from them.
 inline void copy_tail(uint8_t* to, const uint8_t* from, int n, int room) {
   for (int i = 0; i < room; i += 64) {
     const int left = n - i < 0 ? 0 : n - i;

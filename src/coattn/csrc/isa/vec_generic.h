@@ -10,7 +10,7 @@
 namespace coattn::generic {
 namespace {
 
-constexpr int W = 4;       // lanes
+constexpr int W = 4;  // lanes
 constexpr int kRegisters = 16;
 constexpr int kAccs = 8;   // dot products in flight, a multiple of W
 constexpr int kMaxMG = 4;  // queries that share one loaded value vector

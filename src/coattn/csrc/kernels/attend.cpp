@@ -17,7 +17,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 const AttendKernel& choose(Elem elem, Elem q_elem, int group) {
   const Kernels& table = kernels();
   const int e = static_cast<int>(elem), q = q_elem == Elem::bf16;
-  if (table.large_attend[e][q].tile && group >= table.large_group[e]) return table.large_attend[e][q];
+  if (table.large_attend[e][q].tile && group >= table.large_group) return table.large_attend[e][q];
   return table.attend[e][q];
 }
 
@@ -61,14 +61,15 @@ struct Work {
     s.scale = job.scale;
     s.softcap = job.softcap;
     const size_t padded = (static_cast<size_t>(group) + 15) / 16 * 16, rows = padded * stride;
-    const size_t acc_rows = padded * (static_cast<size_t>(job.head_size + 127) / 128 * 128);
+    const size_t wide = static_cast<size_t>(job.head_size + 127) / 128 * 128, acc_rows = padded * wide;
+    const size_t fold = (kFoldBytes * wide + kFoldExtra) / sizeof(float);
     auto* q = reinterpret_cast<float*>(
-        pool.scratch(worker).get(sizeof(float) * (rows + 2 * acc_rows + size_t{kFoldRows} * stride + 4 * padded)));
+        pool.scratch(worker).get(sizeof(float) * (rows + 2 * acc_rows + fold + 4 * padded)));
     s.q = q;
     s.prep = q + rows;
     s.acc = s.prep + acc_rows;
     s.fold = s.acc + acc_rows;
-    s.v_bias = s.fold + size_t{kFoldRows} * stride;
+    s.v_bias = s.fold + fold;
     s.max = s.v_bias + 2 * padded;
     s.sum = s.max + padded;
     const int64_t seq = item / job.kv_heads, head0 = item % job.kv_heads * heads;
@@ -76,7 +77,8 @@ struct Work {
       const int64_t offset = seq * job.q_seq + g / heads * job.q_token + (head0 + g % heads) * job.q_head;
       const auto* src = static_cast<const uint8_t*>(job.q) + elem_bytes(job.q_elem, offset);
       table.convert(job.q_elem, src, Elem::f32, q + static_cast<int64_t>(g) * stride, job.head_size);
-      std::memset(q + static_cast<int64_t>(g) * stride + job.head_size, 0, sizeof(float) * (stride - job.head_size));
+      std::memset(q + static_cast<int64_t>(g) * stride + job.head_size, 0,
+                  sizeof(float) * (stride - job.head_size));
     }
     if (job.weights) {
       weight_rows.resize(group);
@@ -160,14 +162,15 @@ struct Work {
     }
   }
 
-  // Scores were left in the weight rows; now that lse is known they become weights. A pass of its own, so that one
-  // long row is spread over all workers.
+  // Scores were left in the weight rows; now that lse is known they become weights. A pass of its own, so
+  // that one long row is spread over all workers.
   void weigh(int64_t items) const {
     constexpr int64_t kPiece = 2048;
     const int64_t pieces = (job.max_tokens + kPiece - 1) / kPiece, total = items * group * pieces;
     pool.parallel_for(total, 8, [&](int, int64_t lo, int64_t hi) {
       for (int64_t i = lo; i < hi; ++i) {
-        const int64_t item = i / pieces / group, from = i % pieces * kPiece, at = row(item, i / pieces % group);
+        const int64_t item = i / pieces / group, from = i % pieces * kPiece,
+                      at = row(item, i / pieces % group);
         const int64_t end = std::min(from + kPiece, job.max_tokens), n = std::min(source.tokens(item), end);
         float* weights = job.weights + at * job.max_tokens;
         // All scores -inf: the weights are zero, not exp(-inf + inf).
@@ -193,8 +196,8 @@ void attend(const AttendJob& job, WorkerPool& pool) {
   if (job.weights) {
     for (int64_t i = 0; i < items; ++i) {
       if (work.source.tokens(i) > job.max_tokens) {
-        throw Refusal("A list of " + std::to_string(work.source.tokens(i)) + " tokens does not fit weights for " +
-                          std::to_string(job.max_tokens) + ".",
+        throw Refusal("A list of " + std::to_string(work.source.tokens(i)) +
+                          " tokens does not fit weights for " + std::to_string(job.max_tokens) + ".",
                       "Make the last dimension of weights at least as long as the longest list.");
       }
     }

@@ -1,4 +1,5 @@
-// attend: queries over lists of arena blocks or over contiguous runs of rows -> (out, lse), optionally the weights.
+// attend: queries over lists of arena blocks or over contiguous runs of rows -> (out, lse), optionally the
+// weights.
 #pragma once
 
 #include <cstdint>

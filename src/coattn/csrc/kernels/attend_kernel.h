@@ -8,7 +8,9 @@ namespace coattn {
 
 inline constexpr int kTileRows = 64;   // most rows of one tile
 inline constexpr int kQueryBatch = 8;  // queries whose scores a kernel keeps at once
-inline constexpr int kFoldRows = 64;   // floats of a kernel's working memory, in rows
+inline constexpr int kFoldBytes =
+    256;  // working memory of a kernel per channel of a head rounded up to 128 ...
+inline constexpr int kFoldExtra = 1 << 15;  // ... and besides
 
 // Up to kTileRows keys and values of one KV head.
 struct AttendTile {
@@ -32,15 +34,15 @@ struct AttendGroup {
   int head_size = 0;
   int stride = 0;  // head_size rounded up to 32: floats between rows of q, prep and acc
   float scale = 1;
-  float softcap = 0;             // 0: none
-  const float* q = nullptr;      // [group][stride], zero past head_size
+  float softcap = 0;         // 0: none
+  const float* q = nullptr;  // [group][stride], zero past head_size
   // Rows of the following are there for group rounded up to 16, and 64-byte aligned.
   float* prep = nullptr;    // [group][head_size rounded up to 128], the kernel's own form of q
   float* acc = nullptr;     // [group][head_size rounded up to 128], not normalised, in the kernel's own order
   float* v_bias = nullptr;  // [group][2], sum of weight * v_min for each value group
   float* max = nullptr;     // [group]
   float* sum = nullptr;     // [group]
-  float* fold = nullptr;    // [kFoldRows][stride], the kernel's own working memory
+  float* fold = nullptr;    // the kernel's own working memory, kept between tiles
   float* const* weights = nullptr;  // [group] rows that receive scores (after scale and cap), or null
 };
 

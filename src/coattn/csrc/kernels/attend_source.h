@@ -14,7 +14,8 @@ namespace coattn {
 // An item is one (sequence, KV head).
 class AttendSource {
  public:
-  explicit AttendSource(const AttendJob& job) : job_(job), layout_(block_layout(job.elem, job.table ? job.block : 1, job.head_size)) {
+  explicit AttendSource(const AttendJob& job)
+      : job_(job), layout_(block_layout(job.elem, job.table ? job.block : 1, job.head_size)) {
     // Two tiles of keys and values (this one and the one being fetched) should fit the L1 cache.
     rows_ = layout_.row_bytes >= 256 ? 32 : kTileRows;
     per_block_ = job.table ? (job.block + rows_ - 1) / rows_ : 0;
@@ -51,12 +52,12 @@ class AttendSource {
     return count;
   }
 
-  AttendTile tile(int64_t item, int64_t j) const { return job_.table ? block_tile(item, j) : run_tile(item, j); }
+  AttendTile tile(int64_t item, int64_t j) const {
+    return job_.table ? block_tile(item, j) : run_tile(item, j);
+  }
 
  private:
-  int64_t list(int64_t item) const {
-    return job_.table_heads == 1 ? item / job_.kv_heads : item;
-  }
+  int64_t list(int64_t item) const { return job_.table_heads == 1 ? item / job_.kv_heads : item; }
   const int32_t* run(int64_t item, int r) const {
     const int64_t row = job_.run_heads == 1 ? item / job_.kv_heads : item;
     return job_.runs + 2 * (row * job_.max_runs + r);
@@ -67,7 +68,8 @@ class AttendSource {
     const int row = static_cast<int>(j % per_block_) * rows_;
     const int32_t id = job_.table[list(item) * job_.max_blocks + at];
     if (id < 0 || id >= job_.num_blocks) {
-      throw Refusal("Block " + std::to_string(id) + " is not one of the arena's " + std::to_string(job_.num_blocks) + ".",
+      throw Refusal("Block " + std::to_string(id) + " is not one of the arena's " +
+                        std::to_string(job_.num_blocks) + ".",
                     "A block table may only name blocks that the arena handed out.");
     }
     const uint8_t* block = job_.base + id * job_.block_stride + item % job_.kv_heads * job_.head_stride;

@@ -12,8 +12,9 @@ namespace {
 
 uint8_t* block_at(const BlockRowsJob& job, int64_t id, int64_t head) {
   if (id < 0 || id >= job.num_blocks) {
-    throw Refusal("Block " + std::to_string(id) + " is not one of the arena's " + std::to_string(job.num_blocks) + ".",
-                  "Only blocks that the arena handed out can be written or read.");
+    throw Refusal(
+        "Block " + std::to_string(id) + " is not one of the arena's " + std::to_string(job.num_blocks) + ".",
+        "Only blocks that the arena handed out can be written or read.");
   }
   return job.base + id * job.block_stride + head * job.head_stride;
 }
@@ -24,8 +25,8 @@ uint8_t* row_at(void* rows, Elem elem, int64_t offset) {
 
 void check_blocks(const BlockRowsJob& job) {
   if (job.tokens > job.block_count * job.block || job.tokens <= (job.block_count - 1) * job.block) {
-    throw Refusal(std::to_string(job.tokens) + " tokens do not fill " + std::to_string(job.block_count) + " blocks of " +
-                      std::to_string(job.block) + ".",
+    throw Refusal(std::to_string(job.tokens) + " tokens do not fill " + std::to_string(job.block_count) +
+                      " blocks of " + std::to_string(job.block) + ".",
                   "Pass exactly the blocks that the tokens need.");
   }
 }
@@ -59,10 +60,10 @@ void write_rows(const BlockRowsJob& job, WorkerPool& pool) {
       const int64_t token = i / job.kv_heads, head = i % job.kv_heads, slot = job.slots[token];
       uint8_t* block = block_at(job, slot < 0 ? -1 : slot / job.block, head);
       const int64_t row = slot % job.block * layout.row_bytes;
-      table.convert(job.row_elem, row_at(job.k, job.row_elem, token * job.k_token + head * job.k_head), job.elem,
-                    block + layout.k + row, job.head_size);
-      table.convert(job.row_elem, row_at(job.v, job.row_elem, token * job.v_token + head * job.v_head), job.elem,
-                    block + layout.v + row, job.head_size);
+      table.convert(job.row_elem, row_at(job.k, job.row_elem, token * job.k_token + head * job.k_head),
+                    job.elem, block + layout.k + row, job.head_size);
+      table.convert(job.row_elem, row_at(job.v, job.row_elem, token * job.v_token + head * job.v_head),
+                    job.elem, block + layout.v + row, job.head_size);
     }
   });
 }
@@ -75,7 +76,8 @@ void write_blocks(const BlockRowsJob& job, WorkerPool& pool) {
     const bool quantised = is_quantised(job.elem);
     float* k = nullptr;
     if (quantised) {
-      k = reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * 2 * static_cast<size_t>(job.block * size)));
+      k = reinterpret_cast<float*>(
+          pool.scratch(worker).get(sizeof(float) * 2 * static_cast<size_t>(job.block * size)));
     }
     float* v = k + (quantised ? job.block * size : 0);
     for (int t = 0; t < n; ++t) {
@@ -98,7 +100,8 @@ void read_blocks(const BlockRowsJob& job, WorkerPool& pool) {
   const Kernels& table = kernels();
   const int64_t size = job.head_size;
   for_blocks(job, pool, [&](int worker, uint8_t* block, int64_t head, int64_t first, int n) {
-    auto* k = reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * 2 * static_cast<size_t>(size)));
+    auto* k =
+        reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * 2 * static_cast<size_t>(size)));
     for (int t = 0; t < n; ++t) {
       table.read_row(layout, block, t, k, k + size);
       table.convert(Elem::f32, k, job.row_elem,

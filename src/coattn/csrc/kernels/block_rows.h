@@ -1,4 +1,5 @@
-// Moving rows [tokens, kv_heads, head_size] into arena blocks and back, converting the element type on the way.
+// Moving rows [tokens, kv_heads, head_size] into arena blocks and back, converting the element type on the
+// way.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct BlockRowsJob {
 // Rows anywhere, float elements only: a quantised key's scale belongs to its whole block.
 void write_rows(const BlockRowsJob& job, WorkerPool& pool);
 
-// Whole blocks of any element type (int8 and int4 are quantised here). The last block may be partly filled; its other
-// rows stay as they were.
+// Whole blocks of any element type (int8 and int4 are quantised here). The last block may be partly filled;
+// its other rows stay as they were.
 void write_blocks(const BlockRowsJob& job, WorkerPool& pool);
 
 // The inverse: blocks of any element type to rows of a float type (int8 and int4 are dequantised).

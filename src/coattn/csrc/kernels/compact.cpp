@@ -11,7 +11,8 @@ void compact(const CompactJob& job, WorkerPool& pool) {
   const int64_t kv_heads = job.source.kv_heads, size = job.source.head_size;
   const int64_t total = int64_t{job.seqs} * kv_heads * job.max_entries;
   pool.parallel_for(total, 64, [&](int worker, int64_t lo, int64_t hi) {
-    auto* k = reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * 2 * static_cast<size_t>(size)));
+    auto* k =
+        reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * 2 * static_cast<size_t>(size)));
     float* v = k + size;
     for (int64_t i = lo; i < hi; ++i) {
       const int64_t item = i / job.max_entries, at = i % job.max_entries, count = job.count[item];

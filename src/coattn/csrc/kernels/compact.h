@@ -12,7 +12,7 @@ struct CompactJob {
   const int32_t* index;  // [seqs, kv_heads, max_entries]
   const int32_t* count;  // [seqs, kv_heads]
   int64_t max_entries;
-  Elem out_elem;  // a float type; quantised entries are dequantised
+  Elem out_elem;   // a float type; quantised entries are dequantised
   uint8_t* k_out;  // [seqs, kv_heads, max_entries, head_size], strides in bytes, rows contiguous
   uint8_t* v_out;
   int64_t k_seq, k_head, k_row, v_seq, v_head, v_row;

@@ -49,8 +49,9 @@ class Entries {
     const int64_t seq = item / s_.kv_heads, head = item % s_.kv_heads;
     const int64_t room = s_.table ? s_.max_blocks * s_.block : s_.rows;
     if (token < 0 || token >= room) {
-      throw Refusal("Entry " + std::to_string(token) + " is outside the " + std::to_string(room) + " there are.",
-                    "Indices count tokens from the start of the sequence's list.");
+      throw Refusal(
+          "Entry " + std::to_string(token) + " is outside the " + std::to_string(room) + " there are.",
+          "Indices count tokens from the start of the sequence's list.");
     }
     if (!s_.table) {
       return {nullptr, 0, s_.k + seq * s_.k_seq + head * s_.k_head + token * s_.k_row,
@@ -59,12 +60,14 @@ class Entries {
     const int64_t list = s_.table_heads == 1 ? seq : item;
     const int32_t id = s_.table[list * s_.max_blocks + token / s_.block];
     if (id < 0 || id >= s_.num_blocks) {
-      throw Refusal("Block " + std::to_string(id) + " is not one of the arena's " + std::to_string(s_.num_blocks) + ".",
-                    "A block table may only name blocks that the arena handed out.");
+      throw Refusal(
+          "Block " + std::to_string(id) + " is not one of the arena's " + std::to_string(s_.num_blocks) + ".",
+          "A block table may only name blocks that the arena handed out.");
     }
     const uint8_t* block = s_.base + id * s_.block_stride + head * s_.head_stride;
     const int row = token % s_.block;
-    return {block, row, block + layout_.k + row * layout_.row_bytes, block + layout_.v + row * layout_.row_bytes};
+    return {block, row, block + layout_.k + row * layout_.row_bytes,
+            block + layout_.v + row * layout_.row_bytes};
   }
 
  private:

@@ -12,9 +12,10 @@ namespace {
 
 // max(q * min, q * max) is q * max for q > 0 and q * min for q < 0, so the bound is a plain dot product of
 // [min(q, 0) | max(q, 0)] with the row [min | max]: the same inner loop as attention scores.
-void prepare(const ScoreDigestJob& job, const Kernels& table, const ScoreKernel& kernel, int64_t seq, int64_t head,
-             float* natural, float* prepared) {
-  const auto* q = static_cast<const uint8_t*>(job.q) + elem_bytes(job.q_elem, seq * job.q_seq + head * job.q_head);
+void prepare(const ScoreDigestJob& job, const Kernels& table, const ScoreKernel& kernel, int64_t seq,
+             int64_t head, float* natural, float* prepared) {
+  const auto* q =
+      static_cast<const uint8_t*>(job.q) + elem_bytes(job.q_elem, seq * job.q_seq + head * job.q_head);
   table.convert(job.q_elem, q, Elem::f32, natural, job.head_size);
   if (job.two_sided) {
     for (int d = 0; d < job.head_size; ++d) {
@@ -37,12 +38,13 @@ void score_digest(const ScoreDigestJob& job, WorkerPool& pool) {
   const ScoreKernel& kernel = table.score[static_cast<int>(job.elem)];
   pool.parallel_for(total, 4, [&](int worker, int64_t lo, int64_t hi) {
     const size_t rows = static_cast<size_t>(group) * stride;
-    auto* prepared = reinterpret_cast<float*>(
-        pool.scratch(worker).get(sizeof(float) * (rows + size_t{2} * job.head_size + size_t{kTileRows} * group)));
+    auto* prepared = reinterpret_cast<float*>(pool.scratch(worker).get(
+        sizeof(float) * (rows + size_t{2} * job.head_size + size_t{kTileRows} * group)));
     float *natural = prepared + rows, *scores = natural + 2 * job.head_size;
     int64_t ready = -1;
     for (int64_t i = lo; i < hi; ++i) {
-      const int64_t item = i / tiles, seq = item / job.kv_heads, head = item % job.kv_heads, first = i % tiles * kTileRows;
+      const int64_t item = i / tiles, seq = item / job.kv_heads, head = item % job.kv_heads,
+                    first = i % tiles * kTileRows;
       const int64_t list = job.table_heads == 1 ? seq : item, count = job.count[list];
       if (count < 0 || count > job.max_blocks) {
         throw Refusal("A list claims " + std::to_string(count) + " blocks where its table holds " +
@@ -61,8 +63,9 @@ void score_digest(const ScoreDigestJob& job, WorkerPool& pool) {
       for (int t = 0; t < n; ++t) {
         const int32_t id = job.table[list * job.max_blocks + first + t];
         if (id < 0 || id >= job.num_blocks) {
-          throw Refusal("Block " + std::to_string(id) + " has no digest among " + std::to_string(job.num_blocks) + ".",
-                        "A block table may only name blocks that exist.");
+          throw Refusal(
+              "Block " + std::to_string(id) + " has no digest among " + std::to_string(job.num_blocks) + ".",
+              "A block table may only name blocks that exist.");
         }
         digest[t] = job.base + id * job.block_stride + head * job.head_stride;
       }

@@ -16,7 +16,7 @@ struct ScoreDigestJob {
   int64_t q_seq, q_head;  // strides in elements
   Elem elem;              // of the digests; a float type
   bool two_sided;         // score = sum of max(q * min, q * max); else q . mean
-  const uint8_t* base;    // the digest of block b and head h lies at base + b * block_stride + h * head_stride
+  const uint8_t* base;  // the digest of block b and head h lies at base + b * block_stride + h * head_stride
   int64_t block_stride, head_stride, num_blocks;
   const int32_t* table;  // [seqs, table_heads, max_blocks]
   const int32_t* count;  // [seqs, table_heads] blocks in each list

@@ -1,8 +1,8 @@
 // Splitting items of unequal length over the pool, with results that do not depend on timing.
 //
-// The items' tiles form one long list, cut into chunks. Where the cuts fall depends on the lengths and the number of
-// workers only; which worker takes a chunk is decided by a counter. An item cut in several pieces leaves one partial
-// result per piece, and whoever finishes its last piece merges them in order of position.
+// The items' tiles form one long list, cut into chunks. Where the cuts fall depends on the lengths and the
+// number of workers only; which worker takes a chunk is decided by a counter. An item cut in several pieces
+// leaves one partial result per piece, and whoever finishes its last piece merges them in order of position.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,9 @@ class SplitPlan {
     }
     for (int64_t i = 0; i < items; ++i) pieces_[i].store(0, std::memory_order_relaxed);
     for (int64_t c = 0; c < chunks_; ++c) {
-      for_parts(c, [&](int64_t item, int64_t, int64_t, bool) { pieces_[item].fetch_add(1, std::memory_order_relaxed); });
+      for_parts(c, [&](int64_t item, int64_t, int64_t, bool) {
+        pieces_[item].fetch_add(1, std::memory_order_relaxed);
+      });
     }
     next_.store(0, std::memory_order_relaxed);
   }
@@ -43,8 +45,8 @@ class SplitPlan {
   int64_t chunks() const { return chunks_; }
   int64_t tiles(int64_t item) const { return first_[item + 1] - first_[item]; }
 
-  // Calls work.whole(worker, item, tiles) or work.part(worker, item, lo, hi, slot), and work.merge(worker, item,
-  // first_slot_of_each_piece) once per cut item.
+  // Calls work.whole(worker, item, tiles) or work.part(worker, item, lo, hi, slot), and work.merge(worker,
+  // item, first_slot_of_each_piece) once per cut item.
   template <class Work>
   void run(WorkerPool& pool, Work& work) {
     if (chunks_ == 0) return;

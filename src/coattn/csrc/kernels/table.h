@@ -11,14 +11,16 @@ struct ScoreKernel {
   // [width] floats -> [stride] in the kernel's channel order; stride is width rounded up to 32.
   void (*prepare)(const float* q, float* prepared, int width);
   // out[g * kTileRows + t], n <= kTileRows.
-  void (*tile)(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n, float* out);
+  void (*tile)(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n,
+               float* out);
 };
 
 // Weighted sums of value rows anywhere in memory.
 struct SumKernel {
-  // acc [group][stride] += w * row; weights of two queries lie kTileRows apart, w1 is for the upper half of int4 rows.
-  void (*tile)(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n, const float* w0,
-               const float* w1);
+  // acc [group][stride] += w * row; weights of two queries lie kTileRows apart, w1 is for the upper half of
+  // int4 rows.
+  void (*tile)(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n,
+               const float* w0, const float* w1);
   void (*end)(const float* acc, float* natural, int head_size);
 };
 
@@ -27,7 +29,7 @@ struct Kernels {
   AttendKernel attend[kElems][2];  // [element of the arena][query is bf16]
   // Used instead for groups of at least large_group queries, where there is one (tile not null).
   AttendKernel large_attend[kElems][2];
-  int large_group[kElems];
+  int large_group;
   ScoreKernel score[kFloatElems];
   SumKernel weighted_sum[kElems];
   // Reads every byte (a multiple of 64 of them) and, where next is not null, prefetches as many from there.

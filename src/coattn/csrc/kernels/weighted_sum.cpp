@@ -51,7 +51,8 @@ struct Work {
     const bool quantised = is_quantised(job.source.elem);
     const SumKernel& kernel = table.weighted_sum[static_cast<int>(job.source.elem)];
     const size_t rows = static_cast<size_t>(group) * stride, tile = static_cast<size_t>(group) * kTileRows;
-    auto* acc = reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * (rows + 2 * tile + 2 * group)));
+    auto* acc =
+        reinterpret_cast<float*>(pool.scratch(worker).get(sizeof(float) * (rows + 2 * tile + 2 * group)));
     float *w0 = acc + rows, *w1 = w0 + tile, *bias = w1 + tile;
     std::memset(acc, 0, sizeof(float) * rows);
     std::memset(bias, 0, sizeof(float) * 2 * group);
@@ -59,7 +60,8 @@ struct Work {
       const int64_t first = j * kTileRows;
       const int n = static_cast<int>(std::min<int64_t>(kTileRows, job.count[item] - first));
       for (int g = 0; g < group; ++g) {
-        std::memcpy(w0 + g * kTileRows, job.weights + (first_row(item) + g) * job.max_entries + first, sizeof(float) * n);
+        std::memcpy(w0 + g * kTileRows, job.weights + (first_row(item) + g) * job.max_entries + first,
+                    sizeof(float) * n);
       }
       const uint8_t* values[kTileRows];
       for (int t = 0; t < n; ++t) {
@@ -102,8 +104,8 @@ void weighted_sum(const WeightedSumJob& job, WorkerPool& pool) {
   plan.build(items, pool.size(), 2, [&](int64_t item) {
     const int64_t n = job.count[item];
     if (n < 0 || n > job.max_entries) {
-      throw Refusal("A list claims " + std::to_string(n) + " entries where it holds " + std::to_string(job.max_entries) +
-                        ".",
+      throw Refusal("A list claims " + std::to_string(n) + " entries where it holds " +
+                        std::to_string(job.max_entries) + ".",
                     "count must lie between 0 and the last dimension of index.");
     }
     return (n + kTileRows - 1) / kTileRows;
