@@ -129,9 +129,9 @@ def forced_isa(name: str | None) -> Iterator[None]:
         force_isa(None)
 
 
-def attend_kernel_name(element: str, q_dtype: torch.dtype, group: int) -> str:
-    """The kernel `attend` uses for these types and `group` queries per KV head."""
-    return str(_native.attend_kernel_name(_elem(element), _elem(element_of(q_dtype)), group))
+def attend_kernel_name(element: str, q_dtype: torch.dtype, group: int, head_size: int = 128) -> str:
+    """The kernel `attend` uses for these types, `group` queries per KV head and this head size."""
+    return str(_native.attend_kernel_name(_elem(element), _elem(element_of(q_dtype)), group, head_size))
 
 
 def set_threads(threads: int) -> None:

@@ -41,7 +41,7 @@ def test_shapes(kv, isa, element, head_size):
             assert (got.weights[i, :, len(k) :] == 0).all()
 
 
-@pytest.mark.parametrize("head_size", [64, 80, 128, 256, 24])
+@pytest.mark.parametrize("head_size", [64, 80, 128, 136, 192, 256, 24])
 @pytest.mark.parametrize("element", ["int8", "int4"])
 def test_quantised(kv, isa, element, head_size):
     """Against attention over the dequantised rows the kernel is nearly exact; the codes' own error is much larger."""

@@ -52,8 +52,9 @@ void bind_attend(nb::module_& m) {
   field(c, "weights", &AttendJob::weights);
   field(c, "max_tokens", &AttendJob::max_tokens);
   runnable<AttendJob>(m, "attend", "submit_attend", &attend);
-  m.def("attend_kernel_name", [](int elem, int q_elem, int group) {
-    return std::string(attend_kernel_name(static_cast<Elem>(elem), static_cast<Elem>(q_elem), group));
+  m.def("attend_kernel_name", [](int elem, int q_elem, int group, int head_size) {
+    return std::string(
+        attend_kernel_name(static_cast<Elem>(elem), static_cast<Elem>(q_elem), group, head_size));
   });
 }
 

@@ -41,6 +41,8 @@ const Kernels& amx_kernels() {
       t.large_attend[static_cast<int>(Elem::int4)][q] = kernel_of<amx::Int<Elem::int4>>("amx int4");
     }
     t.large_group = kLargeGroup;
+    // Each half of an int4 head fills a tile row of 64 channels only from here on; below, AVX-512 was faster.
+    t.large_head[static_cast<int>(Elem::int4)] = 128;
     return t;
   }();
   return table;

@@ -14,10 +14,11 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-const AttendKernel& choose(Elem elem, Elem q_elem, int group) {
+const AttendKernel& choose(Elem elem, Elem q_elem, int group, int head_size) {
   const Kernels& table = kernels();
   const int e = static_cast<int>(elem), q = q_elem == Elem::bf16;
-  if (table.large_attend[e][q].tile && group >= table.large_group) return table.large_attend[e][q];
+  const bool large = group >= table.large_group && head_size >= table.large_head[e];
+  if (large && table.large_attend[e][q].tile) return table.large_attend[e][q];
   return table.attend[e][q];
 }
 
@@ -38,7 +39,7 @@ struct Work {
         source(j),
         pool(p),
         table(kernels()),
-        kernel(choose(j.elem, j.q_elem, j.q_heads / j.kv_heads * j.q_tokens)),
+        kernel(choose(j.elem, j.q_elem, j.q_heads / j.kv_heads * j.q_tokens, j.head_size)),
         heads(j.q_heads / j.kv_heads),
         group(heads * j.q_tokens),
         stride((j.head_size + 31) / 32 * 32),
@@ -184,8 +185,8 @@ struct Work {
 
 }  // namespace
 
-const char* attend_kernel_name(Elem elem, Elem q_elem, int group) {
-  return choose(elem, q_elem, group).name;
+const char* attend_kernel_name(Elem elem, Elem q_elem, int group, int head_size) {
+  return choose(elem, q_elem, group, head_size).name;
 }
 
 void attend(const AttendJob& job, WorkerPool& pool) {

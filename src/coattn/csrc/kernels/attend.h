@@ -47,7 +47,7 @@ struct AttendJob {
 
 void attend(const AttendJob& job, WorkerPool& pool);
 
-// The kernel that a call with these types and this many queries per KV head would use.
-const char* attend_kernel_name(Elem elem, Elem q_elem, int group);
+// The kernel that a call with these types, this many queries per KV head and this head size would use.
+const char* attend_kernel_name(Elem elem, Elem q_elem, int group, int head_size);
 
 }  // namespace coattn
