@@ -1,4 +1,4 @@
-// coattn._native: raw pointers and plain numbers in, plain numbers out. coattn/native.py is the typed face of
+// coattn._native: raw pointers and plain numbers in, plain numbers out. coattn/native is the typed face of
 // it.
 #include "bind.h"
 

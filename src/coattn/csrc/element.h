@@ -6,7 +6,7 @@
 
 namespace coattn {
 
-// The values are part of the Python interface (native.py reads them from the extension).
+// The values are part of the Python interface (coattn.native reads them from the extension).
 enum class Elem : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4 };
 inline constexpr int kElems = 5;
 inline constexpr int kFloatElems = 3;

@@ -1,0 +1,86 @@
+"""The CPU core: typed access to the extension `coattn._native` (worker pool, kernels, arena, limits).
+
+Importing this module starts nothing: the pool is created by the first call that needs it. Every call releases the
+GIL. Tensors are on the CPU; pointers and strides are handed over, nothing is copied.
+
+Terms: a *block* is `block` tokens of all KV heads; one (block, head) holds `[K rows | V rows]`, see `block_layout`.
+"""
+
+from coattn.native.attend import Attended, attend, attend_runs, plan_attend, plan_attend_runs
+from coattn.native.blocks import Arena, ArenaStats, BlockLayout, Blocks, block_layout, cuda_unavailable
+from coattn.native.call import Call, Pending
+from coattn.native.core import ELEMENTS, NativeError, element_of
+from coattn.native.entries import (
+    Entries,
+    compact,
+    plan_compact,
+    plan_score_digest,
+    plan_weighted_sum,
+    score_digest,
+    weighted_sum,
+)
+from coattn.native.limits import busy_job_latency, empty_job_latency, random_gather_gbps, stream_read_gbps
+from coattn.native.machine import (
+    CpuFeatures,
+    IsaStatus,
+    attend_kernel_name,
+    cpu_features,
+    default_threads,
+    fail_on_worker,
+    force_isa,
+    forced_isa,
+    isa,
+    isas,
+    set_spin_us,
+    set_threads,
+    threads,
+    worker_cpus,
+)
+from coattn.native.rows import read_blocks, write_blocks, write_rows
+
+__all__ = [
+    "ELEMENTS",
+    "Arena",
+    "ArenaStats",
+    "Attended",
+    "BlockLayout",
+    "Blocks",
+    "Call",
+    "CpuFeatures",
+    "Entries",
+    "IsaStatus",
+    "NativeError",
+    "Pending",
+    "attend",
+    "attend_kernel_name",
+    "attend_runs",
+    "block_layout",
+    "busy_job_latency",
+    "compact",
+    "cpu_features",
+    "cuda_unavailable",
+    "default_threads",
+    "element_of",
+    "empty_job_latency",
+    "fail_on_worker",
+    "force_isa",
+    "forced_isa",
+    "isa",
+    "isas",
+    "plan_attend",
+    "plan_attend_runs",
+    "plan_compact",
+    "plan_score_digest",
+    "plan_weighted_sum",
+    "random_gather_gbps",
+    "read_blocks",
+    "score_digest",
+    "set_spin_us",
+    "set_threads",
+    "stream_read_gbps",
+    "threads",
+    "weighted_sum",
+    "worker_cpus",
+    "write_blocks",
+    "write_rows",
+]

@@ -1,0 +1,159 @@
+"""`attend`: queries over blocks or over contiguous runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coattn.native.blocks import Blocks
+from coattn.native.call import Call
+from coattn.native.core import (
+    check,
+    check_head_size,
+    check_table_heads,
+    check_tensor,
+    elem,
+    element_of,
+    extension,
+    fill_rows,
+)
+
+
+class Attended(NamedTuple):
+    """Attention over a set: `out [.., q_heads, head_size]` and `lse [.., q_heads]` float32, `weights` or None."""
+
+    out: Tensor
+    lse: Tensor
+    weights: Tensor | None
+
+
+def _attend_job(
+    q: Tensor, kv_heads: int, scale: float | None, softcap: float, sinks: Tensor | None, max_tokens: int | None
+) -> tuple[Any, Attended]:
+    check(q.dim() in (3, 4), f"q has {q.dim()} dimensions.", "[seqs, q_heads, head_size] or with q_tokens second.")
+    check_tensor("q", q, [None] * q.dim())
+    q4 = q if q.dim() == 4 else q.unsqueeze(1)
+    seqs, q_tokens, q_heads, head_size = q4.shape
+    check(
+        kv_heads > 0 and q_heads % kv_heads == 0,
+        f"{q_heads} query heads cannot share {kv_heads} KV heads.",
+        "q_heads must be a multiple of kv_heads.",
+    )
+    out = torch.empty(q.shape, dtype=torch.float32)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32)
+    weights = None if max_tokens is None else torch.empty(*q.shape[:-1], max_tokens, dtype=torch.float32)
+    job = extension.AttendJob()
+    job.seqs, job.q_tokens, job.q_heads, job.kv_heads, job.head_size = seqs, q_tokens, q_heads, kv_heads, head_size
+    job.q, job.q_elem = q.data_ptr(), elem(element_of(q.dtype))
+    job.q_seq, job.q_token, job.q_head = q4.stride(0), q4.stride(1), q4.stride(2)
+    job.scale = head_size**-0.5 if scale is None else scale
+    check(softcap >= 0, f"softcap {softcap} is negative.", "Use 0 for none.")
+    job.softcap = softcap
+    if sinks is not None:
+        check_tensor("sinks", sinks, [q_heads], torch.float32)
+        job.sinks = sinks.data_ptr()
+    job.out, job.lse = out.data_ptr(), lse.data_ptr()
+    if weights is not None:
+        job.weights, job.max_tokens = weights.data_ptr(), weights.shape[-1]
+    return job, Attended(out, lse, weights)
+
+
+def plan_attend(
+    q: Tensor,
+    blocks: Blocks,
+    table: Tensor,
+    tokens: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    weights: bool = False,
+) -> Call[Attended]:
+    """Attention of each sequence's queries over its list of blocks.
+
+    q: `[seqs, q_heads, head_size]`, or `[seqs, q_tokens, q_heads, head_size]` where all q_tokens see the whole list;
+    float32, bfloat16 or float16. table: `[seqs, table_heads, max_blocks]` int32 block ids, table_heads 1 (all KV heads
+    share a list) or kv_heads. tokens: `[seqs, table_heads]` int32; only the last block of a list is partly filled.
+    scale: None means head_size ** -0.5. softcap: cap * tanh(score / cap), 0 for none. sinks: `[q_heads]` float32
+    logits that take part in the denominator only. weights: also return the softmax over the list,
+    `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end.
+
+    The result is float32, normalised, with natural-log lse; an empty list gives (0, -inf). Repeated runs on a pool of
+    the same size are bit-identical. Cost: each key and value is read once.
+    """
+    seqs = q.shape[0]
+    check(table.dim() == 3, f"table has {table.dim()} dimensions.", "[seqs, table_heads, max_blocks].")
+    check_tensor("table", table, [seqs, None, None], torch.int32)
+    heads, max_blocks = table.shape[1], table.shape[2]
+    check_table_heads(heads, blocks.kv_heads)
+    check_tensor("tokens", tokens, [seqs, heads], torch.int32)
+    check_head_size(q.shape[-1], blocks.head_size)
+    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, sinks, max_blocks * blocks.block if weights else None)
+    blocks.fill(job)
+    job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
+    job.tokens = tokens.data_ptr()
+    return Call("attend", job, result, (q, table, tokens, sinks), blocks)
+
+
+def attend(
+    q: Tensor,
+    blocks: Blocks,
+    table: Tensor,
+    tokens: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    weights: bool = False,
+) -> Attended:
+    """`plan_attend(...).run()`: see there for shapes."""
+    return plan_attend(q, blocks, table, tokens, scale=scale, softcap=softcap, sinks=sinks, weights=weights).run()
+
+
+def plan_attend_runs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    runs: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    weights: bool = False,
+) -> Call[Attended]:
+    """Attention over runs of contiguous rows: windows (a ring is two or three runs) and compacted entries.
+
+    q: as in `plan_attend`. k, v: `[seqs, kv_heads, rows, head_size]` of one float dtype, any strides but the last.
+    runs: `[seqs, run_heads, max_runs, 2]` int32 of (first row, count), run_heads 1 or kv_heads; an unused run has
+    count 0. Weights come in the order of the runs, `[.., q_heads, rows]`. Everything else as in `plan_attend`.
+    """
+    seqs = q.shape[0]
+    check_tensor("k", k, [seqs, None, None, q.shape[-1]])
+    check_tensor("v", v, list(k.shape))
+    check(k.dtype == v.dtype, f"k is {k.dtype} and v is {v.dtype}.", "Keys and values share an element type.")
+    check(runs.dim() == 4, f"runs has {runs.dim()} dimensions.", "[seqs, run_heads, max_runs, 2].")
+    check_tensor("runs", runs, [seqs, None, None, 2], torch.int32)
+    kv_heads, rows = k.shape[1], k.shape[2]
+    check_table_heads(runs.shape[1], kv_heads)
+    job, result = _attend_job(q, kv_heads, scale, softcap, sinks, rows if weights else None)
+    job.elem = elem(element_of(k.dtype))
+    fill_rows(job, k, v)
+    job.runs, job.run_heads, job.max_runs = runs.data_ptr(), runs.shape[1], runs.shape[2]
+    return Call("attend", job, result, (q, k, v, runs, sinks))
+
+
+def attend_runs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    runs: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    weights: bool = False,
+) -> Attended:
+    """`plan_attend_runs(...).run()`: see there for shapes."""
+    return plan_attend_runs(q, k, v, runs, scale=scale, softcap=softcap, sinks=sinks, weights=weights).run()

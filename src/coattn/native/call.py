@@ -1,0 +1,52 @@
+"""Planned calls: run at once, or submitted and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from coattn.native.blocks import Blocks
+from coattn.native.core import extension
+
+T = TypeVar("T")
+
+
+class Call(Generic[T]):
+    """A planned call: shapes checked, results allocated. `run` it, or `submit` it and `wait`; as often as wanted.
+
+    It keeps its tensors alive. Changing what they hold between runs is allowed, changing it during one is not.
+    """
+
+    def __init__(self, name: str, job: Any, result: T, keep: Any, blocks: Blocks | None = None) -> None:
+        self._run: Callable[[Any], None] = getattr(extension, name)
+        self._submit: Callable[[Any], Any] = getattr(extension, f"submit_{name}")
+        self._job, self._result, self._keep, self._blocks = job, result, keep, blocks
+
+    def _ready(self) -> Any:
+        if self._blocks is not None:  # an arena may have grown since the call was planned
+            getattr(self._job, "source", self._job).num_blocks = self._blocks.num_blocks
+        return self._job
+
+    def run(self) -> T:
+        """Computes on the calling thread and the pool."""
+        self._run(self._ready())
+        return self._result
+
+    def submit(self) -> Pending[T]:
+        """Returns at once; the pool computes after what was submitted before."""
+        return Pending(self, self._submit(self._ready()))
+
+
+class Pending(Generic[T]):
+    """A submitted call. Its results may be read after `wait`."""
+
+    def __init__(self, call: Call[T], ticket: Any) -> None:
+        self._call, self._ticket = call, ticket
+
+    def done(self) -> bool:
+        return bool(self._ticket.done())
+
+    def wait(self) -> T:
+        """Sleeps until the call is done; raises what it raised. Once per submitted call."""
+        self._ticket.wait()
+        return self._call._result

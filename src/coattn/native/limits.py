@@ -1,0 +1,25 @@
+"""What the machine can do at most, for benchmarks."""
+
+from __future__ import annotations
+
+from coattn.native.core import extension
+
+
+def stream_read_gbps(threads: int = 0, nbytes: int = 1 << 30, repeats: int = 5) -> float:
+    """GB/s of reading memory front to back, best of `repeats`; threads 0 uses the pool's."""
+    return float(extension.stream_read_gbps(threads, nbytes, repeats))
+
+
+def random_gather_gbps(threads: int = 0, block_bytes: int = 16384, nbytes: int = 1 << 30, repeats: int = 5) -> float:
+    """GB/s of reading blocks in random order with the next one prefetched, best of `repeats`."""
+    return float(extension.random_gather_gbps(threads, block_bytes, nbytes, repeats))
+
+
+def empty_job_latency(n: int, threads: int = 0) -> list[int]:
+    """Nanoseconds of n round trips of an empty job, in order."""
+    return list(extension.empty_job_latency(threads, n))
+
+
+def busy_job_latency(n: int, us: float, threads: int = 0) -> list[int]:
+    """Nanoseconds of n round trips of a job that keeps every worker busy for `us` microseconds, in order."""
+    return list(extension.busy_job_latency(threads, n, us))

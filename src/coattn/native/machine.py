@@ -1,0 +1,97 @@
+"""What the machine has, which kernels are in use, and the size of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from coattn.native.core import elem, element_of, extension
+
+
+@dataclass(frozen=True)
+class CpuFeatures:
+    """What the CPU and the operating system let kernels use; `amx_reason` says why `amx` is false."""
+
+    name: str
+    avx2: bool
+    avx512: bool
+    avx512_bf16: bool
+    avx512_vnni: bool
+    amx: bool
+    amx_reason: str
+
+
+class IsaStatus(NamedTuple):
+    """One set of kernels; `reason` says why this machine cannot run it and is empty where it can."""
+
+    name: str
+    reason: str
+
+
+def cpu_features() -> CpuFeatures:
+    """Detected once."""
+    return CpuFeatures(**extension.cpu_features())
+
+
+def isas() -> list[IsaStatus]:
+    """Every set of kernels, from the plainest to the best."""
+    return [IsaStatus(name, reason) for name, reason in extension.isas()]
+
+
+def isa() -> str:
+    """The set of kernels in use."""
+    return str(extension.isa())
+
+
+def force_isa(name: str | None) -> None:
+    """Use the named kernels from the next call on; None returns to the best. Refuses what the machine lacks."""
+    extension.force_isa(name or "")
+
+
+@contextmanager
+def forced_isa(name: str | None) -> Iterator[None]:
+    """`force_isa` for the body of a with statement; afterwards the best kernels are used again."""
+    force_isa(name)
+    try:
+        yield
+    finally:
+        force_isa(None)
+
+
+def attend_kernel_name(element: str, q_dtype: torch.dtype, group: int, head_size: int = 128) -> str:
+    """The kernel `attend` uses for these types, `group` queries per KV head and this head size."""
+    return str(extension.attend_kernel_name(elem(element), elem(element_of(q_dtype)), group, head_size))
+
+
+def set_threads(threads: int) -> None:
+    """Size of the pool from the next call on; 0 means one thread per core the process may use."""
+    extension.set_threads(threads)
+
+
+def threads() -> int:
+    """Threads of the pool, the calling one included. Starts the pool."""
+    return int(extension.threads())
+
+
+def default_threads() -> int:
+    """Cores the process may use: its CPU set, less a cgroup's CPU quota."""
+    return int(extension.default_threads())
+
+
+def worker_cpus() -> list[int]:
+    """The CPU each worker is pinned to; -1 for the calling thread, which is worker 0 and is not pinned."""
+    return list(extension.worker_cpus())
+
+
+def set_spin_us(us: int) -> None:
+    """How long idle workers spin before they sleep. Longer wakes faster, shorter leaves the cores to others."""
+    extension.set_spin_us(us)
+
+
+def fail_on_worker(worker: int) -> None:
+    """A job that throws on one worker, for tests of how errors travel."""
+    extension.fail_on_worker(worker)
