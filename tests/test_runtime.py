@@ -169,6 +169,11 @@ def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_bl
             keys, values = world.seen[layer][slot]
             world.seen[layer][slot] = keys[:keep], values[:keep]
     world.run([(1, 1, 1)] * 12 + [(3, 40, 2), (1, 1, 1)])
+    table = world.runtime._parts[0].store.table  # type: ignore[attr-defined]
+    table.check_integrity()
+    table.owned[0].append(table.owned[1][0])
+    with pytest.raises(AssertionError, match="exactly once"):
+        table.check_integrity()
 
 
 def test_a_window_forgets_what_is_taken_back() -> None:

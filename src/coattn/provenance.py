@@ -20,7 +20,7 @@ def provenance() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "versions": {"coattn": __version__, "python": platform.python_version()}
-        | {name: _version(name) for name in ("torch", "transformers")},
+        | {name: package_version(name) for name in ("torch", "transformers")},
         "hardware": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu},
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _commit(),
@@ -38,7 +38,8 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """The installed version; None where the package is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

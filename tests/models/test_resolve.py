@@ -100,7 +100,6 @@ def test_a_file_is_not_a_model_folder(folder: Path) -> None:
         resolve(folder / "config.json")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions of another kind")
 @pytest.mark.parametrize("locked", [".", "config.json", "model.safetensors"])
 def test_an_unreadable_folder_says_so(folder: Path, locked: str) -> None:
     """In a child that gives up root where it has it: root may read everything."""

@@ -35,18 +35,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Case):
     """One measured row. GB are 10^9 bytes; `gbps` counts the bytes of keys and values (or digests) read."""
 
-    kernel: str
-    isa: str
-    dtype: str
-    group: int
-    head_size: int
-    threads: int
     gbps: float
     limit_gbps: float
-    """Random gather of pieces of the same size with the same threads: the mean of right before and right after."""
+    """Random gather of pieces of the same size with the same threads, right before and right after, averaged.
+
+    It reads memory of its own, which may be faster or slower than the kernel's: see docs/kernels.md.
+    """
     torch_gbps: float | None
     """PyTorch on the same work; for int8 and int4 on the same tokens in bfloat16, in bytes of bfloat16."""
     tokens_per_s: float

@@ -36,8 +36,8 @@ std::vector<int> affinity() {
 
 // "max 100000" or "150000 100000" -> CPUs, negative without a limit.
 double quota_v2(const std::string& line) {
-  // strtod, not a stream: number parsing of std::istream crashes beside libraries that carry their own
-  // libstdc++.
+  // strtod, not a stream: reading a number from a std::istream crashed here inside a process that had loaded
+  // PyTorch 2.11, and not in a program of its own; why was not found out.
   const size_t space = line.find(' ');
   if (space == std::string::npos || line.compare(0, space, "max") == 0) return -1;
   const double quota = std::strtod(line.c_str(), nullptr),

@@ -97,8 +97,9 @@ class WorkerPool {
 
   void loop(int worker);
   void execute(int worker);
-  // The caller is not pinned. Where the scheduler has put it on a worker's CPU, the two would take turns for
-  // milliseconds, so that worker moves to the CPU that is free instead. With run_mutex_ held.
+  // The caller is not pinned. Where the scheduler has put it on a worker's CPU, the two would take turns, so
+  // that worker moves to the CPU that is free instead. (What it gains has not been measured.) With run_mutex_
+  // held.
   void seat_caller();
 
   const int threads_;

@@ -43,6 +43,7 @@ class Attachment:
         self.composed = compose(find_method(method), **params)
         self.layers = describe_layers(model)
         self.modules = attention_modules(model)
+        self.signature = inspect.signature(model.get_decoder().forward)
         self.conversations: WeakSet[Conversation] = WeakSet()
         self.conversation: Conversation | None = None
         """What the forward call that is running continues; None for a call without a cache."""
@@ -82,7 +83,7 @@ class Attachment:
                 f"The attention implementation was set to {self.model.config._attn_implementation!r} while attached.",
                 "Choose it before `attach` or after its `with` block.",
             )
-        call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        call = self.signature.bind(*args, **kwargs).arguments
         call |= call.pop("kwargs", {})
         inputs = call.get("input_ids") if call.get("input_ids") is not None else call.get("inputs_embeds")
         if inputs is None:

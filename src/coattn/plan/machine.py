@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from coattn.provenance import cpu_name
+from coattn.provenance import cpu_name, package_version
 from coattn.units import format_bytes
 
 COMFORTABLE = 8 << 30
@@ -31,7 +30,7 @@ def examine() -> dict[str, Any]:
         "memory_available": format_bytes(available),
         "gpu": ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus) or None,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers")},
+        **{name: package_version(name) for name in ("torch", "transformers")},
     }
     uses = [_tiers(gpus), _dtype(gpus), _kernels(native_problem)]
     hints = []
@@ -92,10 +91,3 @@ def _memory() -> tuple[int, int]:
         page = os.sysconf("SC_PAGE_SIZE")
         total = available = page * os.sysconf("SC_PHYS_PAGES")
     return total, available
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
