@@ -94,7 +94,6 @@ CASES = [
     ("offload", {"block": 8}, 45_000),
     ("cpu", {}, None),
     ("cpu", {"block": 4, "window_blocks": 2}, None),
-    ("cpu", {"overlap": True}, None),
     ("streaming", {"sinks": 4, "recent": 20}, None),
     ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
 ]

@@ -37,3 +37,11 @@ class UnsupportedError(CoattnError):
 
 class InputError(CoattnError):
     """A prompt, text or file that cannot be used."""
+
+
+class WorkerError(CoattnError):
+    """The CPU side of a step died, failed or ran past its deadline. The requests of that step are lost, no others."""
+
+
+class EngineError(CoattnError):
+    """A step that failed for a reason of its own, or an engine that is closed."""

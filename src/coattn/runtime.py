@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
+from coattn.ops.merge import merge_output, merge_states
 from coattn.ops.prefill import prefill
 from coattn.ops.reference.attend_causal import attend_causal
-from coattn.place.base import Call
+from coattn.place.base import Call, Place
 from coattn.state import AttnState, merge
 from coattn.store.base import Opening
-from coattn.store.ledger import Ledger
+from coattn.store.frame import Frame, Recording
+from coattn.store.ledger import Ledger, Tier
 from coattn.types import LayerShape, Phase, Step
 
 
@@ -26,9 +29,20 @@ class Runtime:
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, seqs: int, tokens: int | None
+        self,
+        layers: Sequence[LayerShape],
+        composed: Composed,
+        ledger: Ledger,
+        seqs: int,
+        tokens: int | None,
+        fixed: bool = False,
     ) -> None:
+        """Serves slots `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
+
+        fixed: takes at once what the budgets allow, and never moves it; needed for `record`.
+        """
         self.layers, self.ledger = layers, ledger
+        self._frames: list[Frame] = []
         self.step: Step | None = None
         self._parts: dict[int, Parts] = {}
         self._groups: list[Parts] = []
@@ -40,7 +54,7 @@ class Runtime:
         # windows first: their need is fixed, the method takes what is left
         for (window, *_), members in sorted(groups.items(), key=lambda item: item[0][0] is None):
             row = composed if window is None else compose(SLIDING, recent=window)
-            plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens)))
+            plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens, fixed)))
         least = sum(_least(parts, opening) for parts, opening in plan)
         ledger.require("gpu", least, f"Method {composed.method.name!r} for {_amount(seqs, tokens)}")
         try:
@@ -82,9 +96,9 @@ class Runtime:
         queries = q[:, None]
         picked = parts.select.pick(layer, queries, parts.store, step)
         call = Call(layer, self.layers[layer], queries, scale, step, parts.store)
-        state = merge(*parts.schedule.launch(call, picked))
-        parts.select.observe(layer, state, picked)
-        return state.out[:, 0].to(q.dtype)
+        states = parts.schedule.launch(call, picked)
+        parts.select.observe(layer, states, picked)
+        return merge_output(states, q)
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
@@ -108,7 +122,7 @@ class Runtime:
                 call = Call(layer, shape, queries, scale, alone, parts.store)
                 states = parts.schedule.launch(call, picked)
                 own = attend_causal(own_q, own_k, own_v, scale, shape.softcap, None)
-                history = merge(*states)
+                history = merge_states(states)
                 state = merge(own, AttnState(history.out[0], history.lse[0]))
             out[start:end] = state.out.to(q.dtype)
         parts.store.append(layer, k, v, step)
@@ -121,6 +135,61 @@ class Runtime:
             parts.store.commit(self.step)
         self.step = None
 
+    def frames(self, batch: int) -> list[Frame]:
+        """Fixed places for the numbers of decode steps of at most `batch` sequences, one for each group of layers."""
+        if not self._frames:
+            for parts in self._groups:
+                device = next(iter(parts.store.opening.layers.values())).device
+                self._frames.append(Frame(parts.store.columns(), batch, device))
+        return self._frames
+
+    def write(self, step: Step) -> bool:
+        """Puts a decode step that has begun into the frames. Whether any of its tokens are attended far."""
+        far = False
+        for parts, frame in zip(self._groups, self._frames, strict=True):
+            parts.store.fill(frame, step)
+            frame.send()
+            far = far or (frame.has("far_tokens") and bool(frame.host("far_tokens").any()))
+        return far
+
+    @contextmanager
+    def recording(self, rows: int, far: bool) -> Iterator[None]:
+        """`attend` inside this block is a decode step of `rows` sequences whose numbers stand in the frames."""
+        self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
+        try:
+            for parts, frame in zip(self._groups, self._frames, strict=True):
+                parts.store.recording = Recording(frame, rows, parts.store.block, far)
+                for place in parts.places:
+                    place.prepare(parts.store.recording)
+            yield
+        finally:
+            self.step = None
+            for parts in self._groups:
+                parts.store.recording = None
+
+    def places(self) -> list[Place]:
+        """Every place of every group."""
+        return [place for parts in self._groups for place in parts.places]
+
+    def abort(self) -> None:
+        """Gives up a step that failed midway: the stores are what their history says."""
+        for parts in self._groups:
+            parts.store.abort()
+        self.step = None
+
+    def needs(self, tokens: int) -> dict[Tier, int]:
+        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
+        return _sum([parts.store.cost(tokens) for parts in self._groups])
+
+    def free(self) -> dict[Tier, int | None]:
+        """Bytes per tier that sequences can still be given; None: no limit."""
+        found: dict[Tier, int | None] = {}
+        for parts in self._groups:
+            for tier, count in parts.store.vacant().items():
+                before = found.get(tier, 0)
+                found[tier] = None if count is None or before is None else before + count
+        return found
+
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         for parts in self._groups:
@@ -132,6 +201,14 @@ class Runtime:
             self._closers.pop()()
         self._groups.clear()
         self._parts.clear()
+
+
+def _sum(counts: list[dict[Tier, int]]) -> dict[Tier, int]:
+    total: dict[Tier, int] = {}
+    for each in counts:
+        for tier, count in each.items():
+            total[tier] = total.get(tier, 0) + count
+    return total
 
 
 def _least(parts: Parts, opening: Opening) -> int:

@@ -29,6 +29,26 @@ class AttnState:
         return AttnState(out, out.new_full(out.shape[:-1], -torch.inf))
 
 
+@dataclass(frozen=True)
+class Split:
+    """Attention of one query token a sequence over a set that was cut into pieces, not merged yet.
+
+    out: `[seqs, pieces, q_heads, head_dim]` float32; lse: `[seqs, pieces, q_heads]` float32. A piece is as an AttnState.
+    """
+
+    out: Tensor
+    lse: Tensor
+
+    @staticmethod
+    def of(state: AttnState) -> Split:
+        """A state of one query token a sequence, `[seqs, 1, q_heads, head_dim]`, as one piece."""
+        return Split(state.out, state.lse)
+
+    def merged(self) -> AttnState:
+        """`[seqs, 1, q_heads, head_dim]`."""
+        return merge(*(AttnState(self.out[:, i : i + 1], self.lse[:, i : i + 1]) for i in range(self.out.shape[1])))
+
+
 def merge(*states: AttnState) -> AttnState:
     """Attention over the union of disjoint sets. Associative, commutative, the empty set is the identity.
 

@@ -37,5 +37,6 @@ NB_MODULE(_native, m) {
   coattn::bind_features(m);
   coattn::bind_layout(m);
   coattn::bind_limits(m);
+  coattn::bind_mailbox(m);
   coattn::bind_pool(m);
 }

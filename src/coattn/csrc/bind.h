@@ -11,6 +11,7 @@ void bind_entries(nanobind::module_& m);
 void bind_features(nanobind::module_& m);
 void bind_layout(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
+void bind_mailbox(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 
 }  // namespace coattn

@@ -13,6 +13,7 @@ namespace coattn {
 
 void bind_pool(nb::module_& m) {
   m.def("set_threads", &set_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("abandon_pool", &abandon_pool, nb::call_guard<nb::gil_scoped_release>());
   m.def("default_threads", &default_threads);
   m.def("threads", [] { return runtime()->pool.size(); }, nb::call_guard<nb::gil_scoped_release>());
   m.def("worker_cpus", [] { return runtime()->pool.cpus(); }, nb::call_guard<nb::gil_scoped_release>());
@@ -38,7 +39,7 @@ void bind_pool(nb::module_& m) {
   });
 
   nb::class_<Ticket>(m, "Ticket")
-      .def("wait", &Ticket::wait, nb::call_guard<nb::gil_scoped_release>())
+      .def("wait", &Ticket::wait, nb::arg("timeout_us") = 0, nb::call_guard<nb::gil_scoped_release>())
       .def("done", &Ticket::done, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -9,7 +9,7 @@ namespace coattn {
 class Ticket {
  public:
   Ticket(std::shared_ptr<Runtime> owner, uint64_t id) : runtime_(std::move(owner)), id_(id) {}
-  void wait() { runtime_->queue.wait(id_); }
+  bool wait(int64_t timeout_us) { return runtime_->queue.wait(id_, timeout_us); }
   bool done() { return runtime_->queue.done(id_); }
 
  private:

@@ -2,9 +2,11 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <utility>
 
 #include "errors.h"
+#include "fault.h"
 
 namespace coattn {
 namespace {
@@ -85,6 +87,7 @@ void AsyncQueue::loop() {
     lock.unlock();
     std::exception_ptr error;
     try {
+      if (take_fault() == Fault::die) return;
       job(pool_);
     } catch (...) {
       error = std::current_exception();
@@ -102,16 +105,22 @@ bool AsyncQueue::done(uint64_t ticket) {
   return it == entries_.end() || it->second.done;
 }
 
-void AsyncQueue::wait(uint64_t ticket) {
+bool AsyncQueue::wait(uint64_t ticket, int64_t timeout_us) {
   std::unique_lock lock(mutex_);
   if (!entries_.contains(ticket)) {
     throw Refusal("Ticket " + std::to_string(ticket) + " is not waiting here.",
                   "Wait for each ticket once, in the process that submitted it.");
   }
-  finished_.wait(lock, [&] { return entries_[ticket].done; });
+  const auto done = [&] { return entries_[ticket].done; };
+  if (timeout_us == 0) {
+    finished_.wait(lock, done);
+  } else if (!finished_.wait_for(lock, std::chrono::microseconds(timeout_us), done)) {
+    return false;
+  }
   std::exception_ptr error = entries_[ticket].error;
   entries_.erase(ticket);
   if (error) std::rethrow_exception(error);
+  return true;
 }
 
 std::shared_ptr<Runtime> runtime() {
@@ -133,6 +142,13 @@ void set_threads(int threads) {
   }
   g.threads = threads;
   old = std::exchange(g.runtime, nullptr);
+}
+
+void abandon_pool() {
+  Global& g = global();
+  std::lock_guard lock(g.mutex);
+  // Leaked on purpose: its destructor would wait for the stuck worker.
+  if (g.runtime) new std::shared_ptr<Runtime>(std::exchange(g.runtime, nullptr));
 }
 
 }  // namespace coattn

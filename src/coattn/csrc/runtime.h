@@ -25,8 +25,9 @@ class AsyncQueue {
   // What the job points to must stay alive until wait(ticket) has returned.
   uint64_t submit(std::function<void(WorkerPool&)> job);
   bool done(uint64_t ticket);
-  // Rethrows the job's exception. A ticket can be waited for once.
-  void wait(uint64_t ticket);
+  // Rethrows the job's exception. A ticket can be waited for once. False: not done within `timeout_us` (0: no
+  // limit).
+  bool wait(uint64_t ticket, int64_t timeout_us = 0);
 
  private:
   friend struct Runtime;
@@ -60,5 +61,8 @@ std::shared_ptr<Runtime> runtime();
 
 // 0 returns to default_threads(). Jobs already submitted finish on the old pool.
 void set_threads(int threads);
+
+// Forgets the pool, whose workers may never come back, without waiting for it; the next call makes a new one.
+void abandon_pool();
 
 }  // namespace coattn

@@ -19,6 +19,7 @@ from coattn.native.entries import (
     score_digest,
     weighted_sum,
 )
+from coattn.native.faults import abandon_pool, inject_fault
 from coattn.native.limits import busy_job_latency, empty_job_latency, random_gather_gbps, stream_read_gbps
 from coattn.native.machine import (
     CpuFeatures,
@@ -51,6 +52,7 @@ __all__ = [
     "IsaStatus",
     "NativeError",
     "Pending",
+    "abandon_pool",
     "attend",
     "attend_kernel_name",
     "attend_runs",
@@ -65,6 +67,7 @@ __all__ = [
     "fail_on_worker",
     "force_isa",
     "forced_isa",
+    "inject_fault",
     "isa",
     "isas",
     "plan_attend",

@@ -30,7 +30,13 @@ class Attended(NamedTuple):
 
 
 def _attend_job(
-    q: Tensor, kv_heads: int, scale: float | None, softcap: float, sinks: Tensor | None, max_tokens: int | None
+    q: Tensor,
+    kv_heads: int,
+    scale: float | None,
+    softcap: float,
+    sinks: Tensor | None,
+    max_tokens: int | None,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Any, Attended]:
     check(q.dim() in (3, 4), f"q has {q.dim()} dimensions.", "[seqs, q_heads, head_size] or with q_tokens second.")
     check_tensor("q", q, [None] * q.dim())
@@ -41,8 +47,11 @@ def _attend_job(
         f"{q_heads} query heads cannot share {kv_heads} KV heads.",
         "q_heads must be a multiple of kv_heads.",
     )
-    out = torch.empty(q.shape, dtype=torch.float32)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32)
+    if into is None:
+        into = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:-1], dtype=torch.float32)
+    out, lse = into
+    check_tensor("out", out, list(q.shape), torch.float32)
+    check_tensor("lse", lse, list(q.shape[:-1]), torch.float32)
     weights = None if max_tokens is None else torch.empty(*q.shape[:-1], max_tokens, dtype=torch.float32)
     job = extension.AttendJob()
     job.seqs, job.q_tokens, job.q_heads, job.kv_heads, job.head_size = seqs, q_tokens, q_heads, kv_heads, head_size
@@ -70,6 +79,7 @@ def plan_attend(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     weights: bool = False,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> Call[Attended]:
     """Attention of each sequence's queries over its list of blocks.
 
@@ -78,7 +88,7 @@ def plan_attend(
     share a list) or kv_heads. tokens: `[seqs, table_heads]` int32; only the last block of a list is partly filled.
     scale: None means head_size ** -0.5. softcap: cap * tanh(score / cap), 0 for none. sinks: `[q_heads]` float32
     logits that take part in the denominator only. weights: also return the softmax over the list,
-    `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end.
+    `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end. into: where out and lse are written, float32.
 
     The result is float32, normalised, with natural-log lse; an empty list gives (0, -inf). Repeated runs on a pool of
     the same size are bit-identical. Cost: each key and value is read once.
@@ -90,7 +100,8 @@ def plan_attend(
     check_table_heads(heads, blocks.kv_heads)
     check_tensor("tokens", tokens, [seqs, heads], torch.int32)
     check_head_size(q.shape[-1], blocks.head_size)
-    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, sinks, max_blocks * blocks.block if weights else None)
+    longest = max_blocks * blocks.block if weights else None
+    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, sinks, longest, into)
     blocks.fill(job)
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
     job.tokens = tokens.data_ptr()

@@ -27,6 +27,11 @@ class Call(Generic[T]):
             getattr(self._job, "source", self._job).num_blocks = self._blocks.num_blocks
         return self._job
 
+    @property
+    def job(self) -> Any:
+        """The extension's description of the call."""
+        return self._ready()
+
     def run(self) -> T:
         """Computes on the calling thread and the pool."""
         self._run(self._ready())
@@ -46,7 +51,7 @@ class Pending(Generic[T]):
     def done(self) -> bool:
         return bool(self._ticket.done())
 
-    def wait(self) -> T:
-        """Sleeps until the call is done; raises what it raised. Once per submitted call."""
-        self._ticket.wait()
-        return self._call._result
+    def wait(self, seconds: float | None = None) -> T | None:
+        """Sleeps until the call is done; raises what it raised. Once per submitted call. None: not done in time."""
+        done = self._ticket.wait(0 if seconds is None else max(1, int(seconds * 1e6)))
+        return self._call._result if done else None

@@ -6,15 +6,24 @@ from torch import Tensor
 
 from coattn.ops.native import attend as native
 from coattn.ops.reference import attend as reference
-from coattn.state import AttnState
+from coattn.state import AttnState, Split
 from coattn.types import BlockList
 
 
-def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
-    """q `[seqs, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]` -> AttnState shaped like q.
+def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState | Split:
+    """q `[seqs, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]` -> attention over the listed entries.
 
-    Host memory: the C++ kernels, but for shapes they refuse. Elsewhere: the reference.
+    Host memory: the C++ kernels, but for shapes they refuse. GPU: Triton for one query token a sequence, PyTorch's
+    flash attention for many. Elsewhere: the reference.
     """
-    if native.refuses(q, blocks) is None:
+    if q.device.type == "cuda":
+        from coattn.ops import flash
+        from coattn.ops.triton import attend as triton
+
+        if triton.refuses(q, blocks) is None:
+            return triton.attend(q, blocks, picked, scale, softcap)
+        if flash.refuses(q, blocks, softcap) is None:
+            return flash.attend(q, blocks, picked, scale)
+    elif native.refuses(q, blocks) is None:
         return native.attend(q, blocks, picked, scale, softcap)
     return reference.attend(q, blocks, picked, scale, softcap)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
 from coattn.part import Part
-from coattn.state import AttnState
+from coattn.state import AttnState, Split
 from coattn.store.base import Opening, Store
+from coattn.store.frame import Recording
 from coattn.types import LayerShape, Selection, Step
+
+State = AttnState | Split
+Result = Callable[[], State]
+"""Fetches what a place was started on."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,9 @@ class Place(Part):
     covers: ClassVar[str]
     """The field of Selection it attends to: `near` or `far`."""
     asynchronous: ClassVar[bool] = False
-    """Whether `run` works on the host and may overlap with the GPU."""
+    """Whether it works on the host and may overlap with the GPU."""
+
+    opening: Opening = field(init=False, repr=False)
 
     def least(self, opening: Opening, store: Store) -> int:
         """Bytes of the GPU tier that the place cannot work without."""
@@ -43,13 +51,34 @@ class Place(Part):
 
     def open(self, opening: Opening, store: Store) -> None:
         """Allocates working memory in the GPU tier, where the place needs any. After the store's own `open`."""
+        self.opening = opening
 
     def expect(self, layer: int, picked: Selection) -> None:
         """Hears what the next `run` will be asked for; only places that provide `prefetch` do something with it."""
 
     @abstractmethod
-    def run(self, call: Call, picked: Selection) -> AttnState:
+    def run(self, call: Call, picked: Selection) -> State:
         """Attention over this place's part of `picked`, on the device of `call.q`."""
+
+    def start(self, call: Call, picked: Selection) -> Result:
+        """Begins the same; only asynchronous places return before it is done."""
+        state = self.run(call, picked)
+        return lambda: state
+
+    def prepare(self, recording: Recording) -> None:
+        """A decode step is about to be recorded."""
+
+    def arm(self, rows: int) -> None:
+        """A recorded step of so many sequences is about to be replayed."""
+
+    def check(self) -> None:
+        """The replay has been launched; what `settle` needs from the GPU may be asked for behind it."""
+
+    def settle(self) -> None:
+        """The replay is over. Raises if this place's part of it failed."""
+
+    def forget_recordings(self) -> None:
+        """No step recorded so far will be replayed again."""
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from coattn.ops.attend import attend
-from coattn.place.base import Call, Place
+from coattn.ops.native import attend as native
+from coattn.place.base import Call, Place, Result, State
 from coattn.state import AttnState
+from coattn.store.frame import Recording
 from coattn.types import Selection
+
+if TYPE_CHECKING:
+    from coattn.handover.mailbox import Mailbox
 
 
 @dataclass
@@ -20,8 +27,68 @@ class Cpu(Place):
     provides = frozenset({"host_place"})
     asynchronous = True
 
-    def run(self, call: Call, picked: Selection) -> AttnState:
+    mailbox: Mailbox | None = field(init=False, repr=False, default=None)
+    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+
+    def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
-        state = attend(call.q.cpu(), call.store.far[call.layer], picked.far, call.scale, call.shape.softcap)
+        q, blocks = call.q.cpu(), call.store.far[call.layer]
+        if native.refuses(q, blocks) is None:
+            state: State = native.attend_in_time(q, blocks, picked.far, call.scale, call.shape.softcap)
+        else:
+            state = attend(q, blocks, picked.far, call.scale, call.shape.softcap)
         return AttnState(state.out.to(call.q.device), state.lse.to(call.q.device))
+
+    def start(self, call: Call, picked: Selection) -> Result:
+        recording = call.store.recording
+        if recording is not None and call.q.device.type == "cuda":
+            return self._post(call, picked, recording)
+        if call.q.device.type == "cpu" or picked.far is None:
+            return super().start(call, picked)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "coattn-host")
+        return self._thread.submit(self.run, call, picked).result
+
+    def arm(self, rows: int) -> None:
+        if self.mailbox is not None:
+            self.mailbox.begin(rows)
+
+    def check(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.check()
+
+    def settle(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.finish()
+
+    def forget_recordings(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()
+            self.mailbox = None
+
+    def release(self) -> None:
+        self.forget_recordings()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def prepare(self, recording: Recording) -> None:
+        """Makes the mailbox, before the first step is recorded."""
+        layers = self.opening.layers
+        device = next(iter(layers.values())).device
+        if self.mailbox is None and device.type == "cuda":
+            from coattn.handover.mailbox import Mailbox
+
+            self.mailbox = Mailbox(recording, dict(layers), device)
+
+    def _post(self, call: Call, picked: Selection, recording: Recording) -> Result:
+        if picked.far is None:
+            return lambda: AttnState.empty(call.q)
+        from coattn.handover.mailbox import LayerJob
+
+        mailbox = self.mailbox
+        assert mailbox is not None, "prepare() comes first"
+        mailbox.add(LayerJob(call.layer, call.shape, call.store.far[call.layer], call.scale))
+        mailbox.post(call.layer, call.q[:, 0])
+        return lambda: mailbox.wait(call.layer, recording.rows)

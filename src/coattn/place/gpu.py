@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coattn.ops.attend import attend
-from coattn.place.base import Call, Place
+from coattn.place.base import Call, Place, State
 from coattn.state import AttnState
 from coattn.types import Selection
 
@@ -18,7 +18,7 @@ class Gpu(Place):
     covers = "near"
     needs = frozenset({"near"})
 
-    def run(self, call: Call, picked: Selection) -> AttnState:
+    def run(self, call: Call, picked: Selection) -> State:
         if picked.near is None:
             return AttnState.empty(call.q)
         return attend(call.q, call.store.near[call.layer], picked.near, call.scale, call.shape.softcap)

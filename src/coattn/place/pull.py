@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch
 
 from coattn.ops.attend import attend
-from coattn.place.base import Call, Place
+from coattn.ops.merge import merge_states
+from coattn.place.base import Call, Place, State
 from coattn.place.staging import Filling, Staging
-from coattn.state import AttnState, merge
+from coattn.state import AttnState
 from coattn.store.base import Opening, Store
 from coattn.types import BlockList, Selection
 
@@ -45,6 +46,7 @@ class Pull(Place):
         return Staging.unit_bytes(opening.layers, store.block)
 
     def open(self, opening: Opening, store: Store) -> None:
+        super().open(opening, store)
         self.store = store
         self.staging = Staging(opening.layers, opening.ledger, store.block)
         if opening.tokens is not None:
@@ -54,9 +56,12 @@ class Pull(Place):
         """Says what `run` will be asked next, so that it can be on its way before."""
         self._expected = None if picked.far is None else (layer, picked.far)
 
-    def run(self, call: Call, picked: Selection) -> AttnState:
+    def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
+        if call.store.recording is not None:
+            # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
+            return attend(call.q, call.store.far[call.layer], picked.far, call.scale, call.shape.softcap)
         pieces = self._cut(picked.far)
         following = [(call.layer, piece) for piece in pieces[1:]]
         if self._expected is not None:
@@ -73,7 +78,7 @@ class Pull(Place):
             self.staging.done(current)
         self._arriving = None if self._expected is None else (*self._expected, arriving)
         self._expected = None
-        return merge(*states)
+        return merge_states(states)
 
     def release(self) -> None:
         self.staging.release()

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from coattn.part import Part
-from coattn.place.base import Call, Place
+from coattn.place.base import Call, Place, State
 from coattn.select.base import Select
-from coattn.state import AttnState
 from coattn.types import Selection
 
 
@@ -29,7 +28,7 @@ class Schedule(Part):
         self.places, self.select, self.layers = places, select, layers
 
     @abstractmethod
-    def launch(self, call: Call, picked: Selection) -> list[AttnState]:
+    def launch(self, call: Call, picked: Selection) -> list[State]:
         """The partial result of every place. Returns when all are there."""
 
     def release(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.place.base import Call
+from coattn.place.base import Call, State
 from coattn.schedule.base import Schedule
-from coattn.state import AttnState
 from coattn.types import Selection
 
 
@@ -16,5 +15,5 @@ class Inline(Schedule):
 
     name = "inline"
 
-    def launch(self, call: Call, picked: Selection) -> list[AttnState]:
+    def launch(self, call: Call, picked: Selection) -> list[State]:
         return [place.run(call, picked) for place in self.places]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.place.base import Call
+from coattn.place.base import Call, State
 from coattn.schedule.base import Schedule
-from coattn.state import AttnState
 from coattn.types import Phase, Selection
 
 
@@ -17,7 +16,9 @@ class NextLayer(Schedule):
     name = "next_layer"
     needs = frozenset({"prefetch", "query_free"})
 
-    def launch(self, call: Call, picked: Selection) -> list[AttnState]:
+    def launch(self, call: Call, picked: Selection) -> list[State]:
+        if call.store.recording is not None:
+            return [place.run(call, picked) for place in self.places]
         following = self.layers.index(call.layer) + 1
         # outside decode the sequences of a step take turns within a layer, so the next layer is not next
         if call.step.phase is Phase.DECODE and following < len(self.layers):

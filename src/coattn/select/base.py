@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from coattn.part import Part
-from coattn.state import AttnState
+from coattn.state import AttnState, Split
 from coattn.store.base import Store
 from coattn.types import Selection, Step
 
@@ -30,7 +30,7 @@ class Select(Part):
         """The same before the layer's query is known; only rules that provide `query_free`."""
         raise AttributeError(f"select {self.name!r} needs the query")
 
-    def observe(self, layer: int, state: AttnState, picked: Selection) -> None:
+    def observe(self, layer: int, states: list[AttnState | Split], picked: Selection) -> None:
         """Learns from what was attended. Nothing to learn by default."""
 
 

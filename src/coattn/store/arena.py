@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coattn.ops.append import append
 from coattn.ops.reference.append import read_rows, write_blocks, write_rows
 from coattn.part import check_count
 from coattn.store.base import Listing, Opening, Store, visible
 from coattn.store.blocks import BlockMemory, BlockTable
+from coattn.store.frame import NOWHERE, Frame
+from coattn.store.ledger import Tier
 from coattn.types import Phase, Step
 
 
@@ -18,8 +21,8 @@ from coattn.types import Phase, Step
 class Arena(Store):
     """Full blocks are written through to the arena; a ring of the newest blocks (the filling one included) is near.
 
-    Block b of the sequence in slot s lies near at `s * window_blocks + b % window_blocks` while it is among the newest
-    `window_blocks`, and far at `table.owned[s][b]` from the moment it is full. A step attends to each token once: the
+    Block b of the sequence in slot s lies near at `s * ring + b % ring` while it is among the newest
+    `ring`, and far at `table.owned[s][b]` from the moment it is full. A step attends to each token once: the
     newest blocks near, the rest far. Dropping a near copy is free, because every full block is already in DRAM.
     """
 
@@ -28,25 +31,33 @@ class Arena(Store):
     keeps_all = True
     help_text = {
         "block": "tokens per block",
-        "window_blocks": "newest blocks that also stay in GPU memory, per sequence",
+        "window_blocks": "newest blocks that also stay in GPU memory, per sequence; None: most of the GPU budget",
     }
 
     block: int = 32
-    window_blocks: int = 1
+    window_blocks: int | None = 1
 
     def __post_init__(self) -> None:
         check_count("block", self.block, 1)
-        check_count("window_blocks", self.window_blocks, 1)
+        if self.window_blocks is not None:
+            check_count("window_blocks", self.window_blocks, 1)
 
     def least(self, opening: Opening) -> int:
-        return opening.seqs * self.window_blocks * opening.block_bytes(self.block)
+        return (opening.seqs * (self.window_blocks or 1) + opening.fixed) * opening.block_bytes(self.block)
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
-        what = f"A window of {self.window_blocks} block(s) for {opening.seqs} sequence(s)"
+        what = f"A window of {self.window_blocks or 1} block(s) for {opening.seqs} sequence(s)"
         self.window = BlockMemory("gpu", opening.layers, self.block, opening.ledger, what)
         self.table = BlockTable(BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token"))
-        self.window.reserve(opening.seqs * self.window_blocks)
+        self.ring = self._choose_ring(opening)
+        if opening.fixed:
+            far = (opening.tokens or 0) // self.block
+            self.window.fix(opening.seqs * self.ring + 1)  # one for the rows of a recorded step that are nobody's
+            self.far.fix(opening.seqs * far)
+            self.table.tabulate(opening.seqs + 1, max(1, far))
+            return
+        self.window.reserve(opening.seqs * self.ring)
         if opening.tokens is not None:
             self.far.reserve(opening.seqs * (opening.tokens // self.block))
 
@@ -57,7 +68,9 @@ class Arena(Store):
             self.table.ensure(slot, blocks)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if step.phase is Phase.DECODE:
+        if self.recording is not None:
+            append(self.recording, self.window[layer], k, v, self.far[layer])
+        elif step.phase is Phase.DECODE:
             self._append_one(layer, k, v, step)
         else:
             self._append_many(layer, k, v, step)
@@ -76,10 +89,44 @@ class Arena(Store):
         """Blocks that had left the window and are among the newest again come back from the arena."""
         newest = -(-length // self.block)
         for b in range(self._first_near(keep), -(-keep // self.block)):
-            if b < newest - self.window_blocks:
+            if b < newest - self.ring:
                 for layer in self.opening.layers:
                     self.window[layer][self._near_id(slot, b)].copy_(self.far[layer][self.table.owned[slot][b]])
         self.table.shrink(slot, keep // self.block)
+
+    def cost(self, tokens: int) -> dict[Tier, int]:
+        return {"host": tokens // self.block * self.far.block_bytes}
+
+    def vacant(self) -> dict[Tier, int | None]:
+        free = self.table.free()
+        return {"host": None if free is None else free * self.far.block_bytes}
+
+    def columns(self) -> dict[str, int]:
+        assert self.table.rows is not None, "open() was not fixed"
+        single = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens"), 1)
+        return {**single, "near": self.ring, "far": self.table.rows.shape[1]}
+
+    def fill(self, frame: Frame, step: Step) -> None:
+        rows, used = self.table.rows, step.seqs
+        assert rows is not None, "open() was not fixed"
+        slots, history = torch.tensor(step.slots), torch.tensor(step.history)
+        length = history + 1
+        blocks = (length + self.block - 1) // self.block
+        first = (blocks - self.ring).clamp_min(0)
+        near = slots[:, None] * self.ring + (first[:, None] + torch.arange(self.ring)) % self.ring
+        frame.host("near").view(frame.batch, -1)[:used] = near
+        frame.host("far").view(frame.batch, -1)[:used] = rows[slots]
+        full = length % self.block == 0
+        last = rows[slots, (blocks - 1).clamp_max(rows.shape[1] - 1)]
+        for name, values, otherwise in (
+            ("near_tokens", length - first * self.block, 0),
+            ("far_tokens", first * self.block, 0),
+            ("ids", slots * self.ring + history // self.block % self.ring, self.opening.seqs * self.ring),
+            ("places", history % self.block, 0),
+            ("spill", torch.where(full, last, NOWHERE), NOWHERE),
+        ):
+            frame.host(name)[:used] = values
+            frame.host(name)[used:] = otherwise
 
     @property
     def near(self) -> BlockMemory:
@@ -93,12 +140,20 @@ class Arena(Store):
         self.window.release()
         self.table.release()
 
+    def _choose_ring(self, opening: Opening) -> int:
+        """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""
+        room = opening.ledger.room("gpu")
+        if self.window_blocks is not None or room is None:
+            return self.window_blocks or 1
+        ring = max(1, room * 3 // 4 // (opening.seqs * self.window.block_bytes))
+        return ring if opening.tokens is None else min(ring, -(-opening.tokens // self.block))
+
     def _first_near(self, tokens: int) -> int:
         """The oldest block that is attended near, of a sequence of so many tokens."""
-        return max(0, -(-tokens // self.block) - self.window_blocks)
+        return max(0, -(-tokens // self.block) - self.ring)
 
     def _near_id(self, slot: int, block: int) -> int:
-        return slot * self.window_blocks + block % self.window_blocks
+        return slot * self.ring + block % self.ring
 
     def _append_one(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         def places() -> tuple[Tensor, Tensor]:
@@ -130,6 +185,6 @@ class Arena(Store):
             position = torch.arange(first * self.block, first * self.block + len(keys))
             kept = position >= self._first_near(first * self.block + len(keys)) * self.block
             position = position[kept]
-            ids = slot * self.window_blocks + position // self.block % self.window_blocks
+            ids = slot * self.ring + position // self.block % self.ring
             kept, ids, rows = (x.to(k.device) for x in (kept, ids, position % self.block))
             write_rows(self.window[layer], ids, rows, keys[kept], values[kept])

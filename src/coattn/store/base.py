@@ -12,7 +12,8 @@ from torch import Tensor
 
 from coattn.part import Part
 from coattn.store.blocks import BlockMemory
-from coattn.store.ledger import Ledger
+from coattn.store.frame import Frame, Recording
+from coattn.store.ledger import Ledger, Tier
 from coattn.types import BlockList, LayerShape, Phase, Selection, Step
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ class Opening:
     """Sequences the store serves at a time; slots are `0 .. seqs - 1`."""
     tokens: int | None
     """The longest a sequence will get, where that is known; lets a store refuse early and allocate once."""
+    fixed: bool = False
+    """Take what the budgets allow now, at most `seqs` sequences of `tokens`, and never move it; `tokens` is known."""
 
     def block_bytes(self, block: int) -> int:
         """Bytes of one block of every layer."""
@@ -66,6 +69,8 @@ class Store(Part):
     block: int
     """Tokens per block."""
     opening: Opening = field(init=False, repr=False)
+    recording: Recording | None = field(init=False, repr=False, default=None)
+    """Set while a decode step is recorded: `append` and `view` then use its tensors instead of the step's numbers."""
     _cache: dict[object, object] = field(init=False, repr=False, default_factory=dict)
 
     @abstractmethod
@@ -100,6 +105,26 @@ class Store(Part):
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
 
+    def abort(self) -> None:
+        """The step that was planned did not happen."""
+        self._cache.clear()
+
+    def cost(self, tokens: int) -> dict[Tier, int]:
+        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
+        return {}
+
+    def vacant(self) -> dict[Tier, int | None]:
+        """Bytes per tier that sequences can still be given of it; None: no limit."""
+        return {}
+
+    def columns(self) -> dict[str, int]:
+        """Name and width of each column of this store's frames. After a fixed `open`."""
+        raise AttributeError(f"store {self.name!r} cannot be recorded")
+
+    def fill(self, frame: Frame, step: Step) -> None:
+        """Writes a planned decode step into a frame; the rows after the step's sequences become nobody's."""
+        raise AttributeError(f"store {self.name!r} cannot be recorded")
+
     @property
     def near(self) -> BlockMemory:
         """Block memory in the GPU tier."""
@@ -116,6 +141,8 @@ class Store(Part):
 
     def view(self, layer: int, step: Step) -> Selection:
         """`listing` as tensors, near on the layer's device, far on the host. The same for every layer of a device."""
+        if self.recording is not None:
+            return self.recording.view()
         device = self.opening.layers[layer].device
 
         def build() -> Selection:

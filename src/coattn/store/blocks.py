@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from coattn.store.host_memory import host_memory
 from coattn.store.ledger import Ledger, Tier
 from coattn.types import LayerShape
 
@@ -26,7 +27,9 @@ class BlockMemory:
         self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
         self.block_bytes = block * sum(shape.token_bytes for shape in layers.values())
         self.capacity = 0
-        self._tensors = {i: self._allocate(shape, 0) for i, shape in layers.items()}
+        self.fixed = False
+        """Whether the capacity is final, so that addresses never change."""
+        self._tensors = self._allocate(0)
 
     def __getitem__(self, layer: int) -> Tensor:
         return self._tensors[layer]
@@ -35,8 +38,17 @@ class BlockMemory:
     def bytes(self) -> int:
         return self.capacity * self.block_bytes
 
+    def room(self) -> int | None:
+        """Blocks that could be had beside the capacity; None: no limit."""
+        if self.fixed:
+            return 0
+        left = self.ledger.room(self.tier)
+        return None if left is None else left // self.block_bytes
+
     def require(self, blocks: int) -> None:
         """Raises BudgetError when a capacity of `blocks` would not fit."""
+        if self.fixed and blocks > self.capacity:
+            self.ledger.refuse(self.tier, (blocks - self.capacity) * self.block_bytes, self.what)
         self.ledger.require(self.tier, max(0, blocks - self.capacity) * self.block_bytes, self.what)
 
     def reserve(self, blocks: int) -> None:
@@ -50,9 +62,16 @@ class BlockMemory:
             generous = min(generous, self.capacity + room // self.block_bytes)
         self._resize(max(blocks, generous))
 
+    def fix(self, blocks: int) -> None:
+        """Takes `blocks` blocks, or what the budget allows, once and for all."""
+        room = self.ledger.room(self.tier)
+        self._resize(blocks if room is None else min(blocks, room // self.block_bytes))
+        self.fixed = True
+
     def release(self) -> None:
         """Gives every byte back."""
         self._resize(0)
+        self.fixed = False
 
     def _resize(self, capacity: int) -> None:
         added = (capacity - self.capacity) * self.block_bytes
@@ -61,18 +80,27 @@ class BlockMemory:
         else:
             self.ledger.give(self.tier, -added)
         keep = min(capacity, self.capacity)
-        for i, shape in self.layers.items():
-            fresh = self._allocate(shape, capacity)
-            fresh[:keep] = self._tensors[i][:keep]
-            self._tensors[i] = fresh
-        self.capacity = capacity
+        fresh = self._allocate(capacity)
+        for i in self.layers:
+            if keep:
+                fresh[i][:keep] = self._tensors[i][:keep]
+        self._tensors, self.capacity = fresh, capacity
 
-    def _allocate(self, shape: LayerShape, blocks: int) -> Tensor:
-        size = (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
+    def _allocate(self, blocks: int) -> dict[int, Tensor]:
+        def size(shape: LayerShape) -> tuple[int, ...]:
+            return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
+
         if self.tier == "gpu":
             # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
-            return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        return torch.zeros(size, dtype=shape.dtype, pin_memory=shape.device.type == "cuda" and blocks > 0)
+            return {i: torch.zeros(size(s), dtype=s.dtype, device=s.device) for i, s in self.layers.items()}
+        # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
+        device = next((s.device for s in self.layers.values() if s.device.type == "cuda"), torch.device("cpu"))
+        memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
+        for i, shape in self.layers.items():
+            end = start + blocks * self.block * shape.token_bytes
+            tensors[i] = memory[start:end].view(shape.dtype).view(size(shape))
+            start = end
+        return tensors
 
 
 class BlockTable:
@@ -81,11 +109,22 @@ class BlockTable:
     def __init__(self, memory: BlockMemory) -> None:
         self.memory = memory
         self.owned: dict[int, list[int]] = {}
+        self.rows: Tensor | None = None
+        """`[slots, width]` int32: the same as a table that grows with `owned`, once `tabulate` was called."""
         self._free: list[int] = []
         self._next = 0
 
+    def tabulate(self, slots: int, width: int) -> None:
+        """Keeps `rows` from now on, for sequences of at most `width` blocks."""
+        self.rows = torch.zeros(slots, width, dtype=torch.int32)
+
     def used(self) -> int:
         return sum(map(len, self.owned.values()))
+
+    def free(self) -> int | None:
+        """Blocks that sequences can still be given; None: no limit."""
+        room = self.memory.room()
+        return None if room is None else self.memory.capacity - self.used() + room
 
     def require(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""
@@ -95,6 +134,7 @@ class BlockTable:
     def ensure(self, slot: int, blocks: int) -> None:
         """The sequence in `slot` owns at least `blocks` blocks afterwards."""
         owned = self.owned.setdefault(slot, [])
+        had = len(owned)
         while len(owned) < blocks:
             if self._free:
                 owned.append(heapq.heappop(self._free))
@@ -102,6 +142,8 @@ class BlockTable:
                 owned.append(self._next)
                 self._next += 1
         self.memory.reserve(self._next)
+        if self.rows is not None and len(owned) > had:
+            self.rows[slot, had : len(owned)] = torch.tensor(owned[had:], dtype=torch.int32)
 
     def shrink(self, slot: int, blocks: int) -> None:
         """Gives back all but the first `blocks` blocks of `slot`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from coattn.errors import BudgetError
 from coattn.units import format_bytes
@@ -34,13 +34,17 @@ class Ledger:
         """Raises BudgetError, naming the minimum, when `count` more bytes do not fit. Takes nothing."""
         limit = self.limit(tier)
         if limit is not None and self.held[tier] + count > limit:
-            need, option = self.held[tier] + count, OPTION[tier]
-            raise BudgetError(
-                f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
-                f"but {option} is {format_bytes(limit)}.",
-                f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
-                + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
-            )
+            self.refuse(tier, count, what)
+
+    def refuse(self, tier: Tier, count: int, what: str) -> NoReturn:
+        """Raises the BudgetError of `count` bytes more than what is held."""
+        need, option, limit = self.held[tier] + count, OPTION[tier], self.limit(tier)
+        raise BudgetError(
+            f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
+            f"but {option} is {format_bytes(self.held[tier] if limit is None else limit)}.",
+            f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
+            + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
+        )
 
     def take(self, tier: Tier, count: int, what: str) -> None:
         self.require(tier, count, what)

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coattn.ops.append import append
 from coattn.ops.reference.append import write_rows
 from coattn.part import check_count
 from coattn.store.base import Listing, Opening, Store, visible
 from coattn.store.blocks import BlockMemory, BlockTable
+from coattn.store.frame import Frame
+from coattn.store.ledger import Tier
 from coattn.types import Step
 
 
@@ -29,12 +32,19 @@ class Pool(Store):
         check_count("block", self.block, 1)
 
     def least(self, opening: Opening) -> int:
+        if opening.fixed:
+            return 2 * opening.block_bytes(self.block)
         return opening.seqs * self._blocks(opening.tokens or 1) * opening.block_bytes(self.block)
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
         self.table = BlockTable(BlockMemory("gpu", opening.layers, self.block, opening.ledger, "Keeping every token"))
-        if opening.tokens is not None:
+        if opening.fixed:
+            width = self._blocks(opening.tokens or 1)
+            self.near.fix(opening.seqs * width + 1)
+            self.table.tabulate(opening.seqs + 1, width)
+            self.table.ensure(opening.seqs, 1)  # where the rows of a recorded step that are nobody's write to
+        elif opening.tokens is not None:
             self.near.reserve(opening.seqs * self._blocks(opening.tokens))
 
     def plan(self, step: Step) -> None:
@@ -44,7 +54,9 @@ class Pool(Store):
             self.table.ensure(slot, blocks)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if step.tokens:
+        if self.recording is not None:
+            append(self.recording, self.near[layer], k, v)
+        elif step.tokens:
             ids, rows = self._once(("places", k.device), lambda: self._places(step, k.device))
             write_rows(self.near[layer], ids, rows, k, v)
 
@@ -53,6 +65,28 @@ class Pool(Store):
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self.table.shrink(slot, self._blocks(keep))
+
+    def cost(self, tokens: int) -> dict[Tier, int]:
+        return {"gpu": self._blocks(tokens) * self.near.block_bytes}
+
+    def vacant(self) -> dict[Tier, int | None]:
+        free = self.table.free()
+        return {"gpu": None if free is None else free * self.near.block_bytes}
+
+    def columns(self) -> dict[str, int]:
+        return {"ids": 1, "places": 1, "near_tokens": 1, "near": self._blocks(self.opening.tokens or 1)}
+
+    def fill(self, frame: Frame, step: Step) -> None:
+        rows = self.table.rows
+        assert rows is not None, "open() was not fixed"
+        nobody = frame.batch - step.seqs
+        slots = torch.tensor([*step.slots, *[self.opening.seqs] * nobody])
+        history = torch.tensor([*step.history, *[0] * nobody])
+        torch.index_select(rows, 0, slots, out=frame.host("near").view(frame.batch, -1))
+        frame.host("near_tokens")[: step.seqs] = torch.tensor(step.lengths)
+        frame.host("near_tokens")[step.seqs :] = 0
+        frame.host("ids").copy_(rows[slots, history // self.block])
+        frame.host("places").copy_(history % self.block)
 
     @property
     def near(self) -> BlockMemory:

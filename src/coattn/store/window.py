@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.ops.append import append
 from coattn.ops.reference.append import read_rows, write_rows
 from coattn.part import check_count
 from coattn.store.base import Listing, Opening, Run, Store
 from coattn.store.blocks import BlockMemory
+from coattn.store.frame import Frame
 from coattn.types import Phase, Step
 
 DEFAULT_TOKENS = 1024
@@ -47,7 +49,7 @@ class Window(Store):
 
     def least(self, opening: Opening) -> int:
         size = self.sinks + (1 if self.recent is None else self.recent)
-        return opening.seqs * -(-size // self.block) * opening.block_bytes(self.block)
+        return (opening.seqs * -(-size // self.block) + opening.fixed) * opening.block_bytes(self.block)
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
@@ -56,12 +58,18 @@ class Window(Store):
         self.size = self._choose_size(opening)
         self.ring = self.size - self.sinks
         self.blocks = -(-self.size // self.block)
-        self.memory.reserve(opening.seqs * self.blocks)
+        if opening.fixed:
+            self.memory.fix(opening.seqs * self.blocks + 1)  # one for the rows of a recorded step that are nobody's
+        else:
+            self.memory.reserve(opening.seqs * self.blocks)
 
     def plan(self, step: Step) -> None:
         pass
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        if self.recording is not None:
+            append(self.recording, self.memory[layer], k, v)
+            return
         source, ids, rows = self._once(("places", k.device), lambda: self._places(step, k.device))
         if len(source):
             write_rows(self.memory[layer], ids, rows, k[source], v[source])
@@ -91,6 +99,22 @@ class Window(Store):
             write_rows(self.memory[layer], *self._address(slot, torch.arange(len(left)), shape.device), k, v)
         self._count[slot] = len(left)
 
+    def columns(self) -> dict[str, int]:
+        return {"ids": 1, "places": 1, "near_tokens": 1, "near": self.blocks}
+
+    def fill(self, frame: Frame, step: Step) -> None:
+        used = step.seqs
+        slots, count = torch.tensor(step.slots), torch.tensor([self._count.get(s, 0) for s in step.slots])
+        place = torch.where(count < self.sinks, count, self.sinks + (count - self.sinks) % self.ring)
+        frame.host("near").view(frame.batch, -1)[:used] = slots[:, None] * self.blocks + torch.arange(self.blocks)
+        for name, values, otherwise in (
+            ("near_tokens", (count + 1).clamp_max(self.size), 0),
+            ("ids", slots * self.blocks + place // self.block, self.opening.seqs * self.blocks),
+            ("places", place % self.block, 0),
+        ):
+            frame.host(name)[:used] = values
+            frame.host(name)[used:] = otherwise
+
     @property
     def near(self) -> BlockMemory:
         return self.memory
@@ -106,7 +130,7 @@ class Window(Store):
         if room is None:
             return max(DEFAULT_TOKENS, self.sinks + self.block)
         least = -(-(self.sinks + 1) // self.block)
-        blocks = max(least, room // (opening.seqs * self.memory.block_bytes))
+        blocks = max(least, (room // self.memory.block_bytes - opening.fixed) // opening.seqs)
         if opening.tokens is not None:
             blocks = min(blocks, max(-(-opening.tokens // self.block), least))
         return blocks * self.block

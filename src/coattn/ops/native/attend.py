@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from coattn.errors import WorkerError
 from coattn.state import AttnState
 from coattn.types import BlockList
+
+if TYPE_CHECKING:
+    from coattn.native import Attended, Call
 
 try:
     from coattn import native
@@ -48,15 +53,47 @@ def _share_cores() -> None:
         native.set_spin_us(SHARED_SPIN_US)
 
 
+DEADLINE_S = 1.5
+"""How long a call may take before its workers are taken for lost, beside the time its bytes need."""
+SLOWEST = 1e9
+"""Bytes per second that the slowest machine is taken to read."""
+
+
 def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
     """See `coattn.ops.attend`; the call must not be refused."""
-    count, kv_heads, _, block, head_dim = blocks.shape
-    if not count:
+    if not len(blocks):
         return AttnState.empty(q)
+    done = _plan(q, blocks, picked, scale, softcap).run()
+    return AttnState(done.out, done.lse)
+
+
+def attend_in_time(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
+    """The same on a thread of its own. Raises WorkerError when the workers fail or do not answer."""
+    if not len(blocks):
+        return AttnState.empty(q)
+    pending = _plan(q, blocks, picked, scale, softcap).submit()
+    nbytes = int(picked.tokens.sum()) * blocks[0].nbytes // blocks.shape[3] * max(1, q.shape[1])
+    try:
+        done = pending.wait(DEADLINE_S + nbytes / SLOWEST)
+    except (native.NativeError, RuntimeError) as error:
+        raise WorkerError(f"The CPU's part of a step failed: {error}.", LOST) from error
+    if done is None:
+        _abandoned.append(pending)
+        native.abandon_pool()
+        raise WorkerError("The CPU's workers did not answer in time.", LOST)
+    return AttnState(done.out, done.lse)
+
+
+LOST = "The requests of that step are lost; later ones are served by new workers."
+_abandoned: list[object] = []
+"""Calls whose workers may still touch their tensors: never freed."""
+
+
+def _plan(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> Call[Attended]:
+    count, kv_heads, _, block, head_dim = blocks.shape
     _share_cores()
     memory = blocks.view(torch.uint8).view(count, -1)
     source = native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, head_dim)
-    done = native.attend(
+    return native.plan_attend(
         q, source, picked.table.contiguous(), picked.tokens.contiguous(), scale=scale, softcap=softcap or 0.0
     )
-    return AttnState(done.out, done.lse)

@@ -21,3 +21,13 @@ def write_blocks(blocks: Tensor, ids: Tensor, k: Tensor, v: Tensor) -> None:
 def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The inverse of `write_rows`: k, v `[tokens, kv_heads, d]`."""
     return blocks[ids, :, 0, rows], blocks[ids, :, 1, rows]
+
+
+def append(
+    near: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, far: Tensor | None, spill: Tensor | None
+) -> None:
+    """One token a sequence into near; block `ids[i]` then on to far block `spill[i]` where that is not negative."""
+    write_rows(near, ids.long(), places.long(), k, v)
+    if far is not None and spill is not None:
+        full = (spill >= 0).nonzero()[:, 0]
+        far[spill[full].long()] = near[ids[full].long()].to(far.device)

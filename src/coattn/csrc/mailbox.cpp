@@ -1,0 +1,153 @@
+#include "mailbox.h"
+
+#include <chrono>
+
+#include "errors.h"
+#include "fault.h"
+#include "spin.h"
+
+namespace coattn {
+namespace {
+
+uint32_t load(const uint32_t* word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+}  // namespace
+
+// Everything the thread touches: shared with it, so that an abandoned thread finds it intact.
+struct Mailbox::Server {
+  struct Slot {
+    AttendJob job;
+    uint32_t* post;
+    uint32_t* reply;
+  };
+
+  explicit Server(int64_t deadline) : owner(runtime()), deadline_us(deadline) {}
+
+  const std::shared_ptr<Runtime> owner;
+  const int64_t deadline_us;
+  std::vector<Slot> slots;
+  std::vector<JobTimes> times;
+  EventWord armed;                // advanced by begin() and stop()
+  std::atomic<uint32_t> step{0};  // the step the server is armed for
+  std::atomic<int> seqs{0};
+  std::atomic<bool> stopping{false}, off{false}, gone{false};
+  std::atomic<uint32_t> finished{0};  // the last step that is over, well or not
+  std::string error;                  // of `finished`; written before it
+
+  void loop() {
+    owner->pool.pin_caller();
+    uint32_t seen = 0;
+    while (true) {
+      seen = armed.wait_past(seen, 2'000'000, 256);
+      if (stopping.load(std::memory_order_acquire)) break;
+      const uint32_t now = step.load(std::memory_order_acquire);
+      std::string failure;
+      bool dead = false;
+      try {
+        dead = !serve(now, failure);
+      } catch (const std::exception& e) {
+        failure = e.what();
+      }
+      if (dead) break;
+      error = failure;
+      finished.store(now, std::memory_order_release);
+    }
+    gone.store(true, std::memory_order_release);
+  }
+
+  // False: the thread is to die.
+  bool serve(uint32_t now, std::string& failure) {
+    for (size_t j = 0; j < slots.size(); ++j) {
+      Slot& slot = slots[j];
+      if (!wait_post(slot, now, failure)) return true;
+      times[j].posted_ns = now_ns();
+      if (take_fault() == Fault::die) return false;
+      slot.job.seqs = seqs.load(std::memory_order_relaxed);
+      attend(slot.job, owner->pool);
+      times[j].done_ns = now_ns();
+      __atomic_store_n(slot.reply, now, __ATOMIC_RELEASE);
+    }
+    return true;
+  }
+
+  bool wait_post(const Slot& slot, uint32_t now, std::string& failure) {
+    const int64_t give_up = now_ns() + deadline_us * 1000;
+    for (int turn = 0; load(slot.post) != now; ++turn) {
+      cpu_pause();
+      if (turn % 4096 != 0) continue;
+      if (stopping.load(std::memory_order_relaxed) || off.load(std::memory_order_relaxed)) return false;
+      if (now_ns() > give_up) {
+        failure = "the GPU posted no job within the deadline";
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+Mailbox::Mailbox(int64_t deadline_us) : server_(std::make_shared<Server>(deadline_us)) {}
+
+Mailbox::~Mailbox() {
+  stop(100'000);
+}
+
+void Mailbox::add(const AttendJob& job, uint32_t* post, uint32_t* reply) {
+  if (thread_.joinable())
+    throw Refusal("A job was added to a running mailbox.", "Add all jobs before begin().");
+  server_->slots.push_back({job, post, reply});
+  server_->times.push_back({});
+}
+
+void Mailbox::begin(uint32_t step, int seqs) {
+  Server& s = *server_;
+  if (s.gone.load(std::memory_order_acquire)) return;  // finish() reports it
+  if (s.step.load() != s.finished.load(std::memory_order_acquire)) {
+    throw Refusal("A step was started while the CPU still works on the one before.", "Call finish() first.");
+  }
+  s.seqs.store(seqs, std::memory_order_relaxed);
+  s.off.store(false, std::memory_order_relaxed);
+  s.step.store(step, std::memory_order_release);
+  if (!thread_.joinable()) thread_ = std::thread([server = server_] { server->loop(); });
+  s.armed.advance();
+}
+
+std::string Mailbox::finish(int64_t timeout_us) {
+  Server& s = *server_;
+  const uint32_t step = s.step.load();
+  const int64_t give_up = now_ns() + timeout_us * 1000;
+  while (s.finished.load(std::memory_order_acquire) != step) {
+    if (s.gone.load(std::memory_order_acquire)) return "the thread that serves the GPU's jobs has died";
+    if (now_ns() > give_up) return "the CPU's workers did not answer in time";
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return s.error;
+}
+
+void Mailbox::call_off() {
+  server_->off.store(true, std::memory_order_relaxed);
+}
+
+std::vector<JobTimes> Mailbox::times() const {
+  return server_->times;
+}
+
+bool Mailbox::stop(int64_t timeout_us) {
+  if (!thread_.joinable()) return true;
+  Server& s = *server_;
+  s.stopping.store(true, std::memory_order_release);
+  s.armed.advance();
+  const int64_t give_up = now_ns() + timeout_us * 1000;
+  while (!s.gone.load(std::memory_order_acquire) && now_ns() < give_up) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  if (!s.gone.load(std::memory_order_acquire)) {
+    thread_.detach();
+    return false;
+  }
+  thread_.join();
+  return true;
+}
+
+}  // namespace coattn

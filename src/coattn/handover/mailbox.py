@@ -1,0 +1,162 @@
+"""The mailbox of a recorded step: memory that GPU and CPU share, and the C++ server behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn import native
+from coattn.errors import WorkerError
+from coattn.native.core import extension
+from coattn.state import Split
+from coattn.store.frame import Recording
+from coattn.store.host_memory import host_memory
+from coattn.types import LayerShape
+
+LINE = 64
+"""Bytes between two flags: each has a cache line of its own."""
+DEADLINE_S = 1.0
+"""How long the GPU waits for one layer's answer, and the server for one layer's query."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One layer's place in the mailbox: query there, answer back, and the two flags. Mapped host memory."""
+
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    post: Tensor
+    reply: Tensor
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """What the CPU does for one layer: attend over these blocks."""
+
+    layer: int
+    shape: LayerShape
+    blocks: Tensor
+    scale: float
+
+
+class Mailbox:
+    """Letters for the layers of one group, for at most `batch` sequences; see `csrc/mailbox.h` for the memory map.
+
+    Life: `post` and `wait` are recorded into the step; around each replay come `begin` and `finish`.
+    """
+
+    def __init__(self, recording: Recording, shapes: dict[int, LayerShape], device: torch.device) -> None:
+        self.frame, self.shapes, self.device = recording.frame, shapes, device
+        self.batch = recording.frame.batch
+        self.letters = self._cut()
+        self.step = torch.zeros(1, dtype=torch.int32, device=device)
+        self.failed = torch.zeros(1, dtype=torch.int32, device=device)
+        self._number = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._verdict = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
+        self._jobs: list[Any] = []
+        self._known: set[int] = set()
+
+    def add(self, job: LayerJob) -> None:
+        """A layer of the step, in order; the second time it is only checked."""
+        if job.layer in self._known:
+            return
+        letter, shape = self.letters[job.layer], job.shape
+        count, kv_heads, _, block, d = job.blocks.shape
+        blocks = native.Blocks(
+            job.blocks.view(torch.uint8).view(count, -1), native.element_of(job.blocks.dtype), block, kv_heads, d
+        )
+        plan = native.plan_attend(
+            letter.q,
+            blocks,
+            self.frame.host("far").view(self.batch, 1, -1),
+            self.frame.host("far_tokens").view(self.batch, 1),
+            scale=job.scale,
+            softcap=shape.softcap or 0.0,
+            into=(letter.out, letter.lse),
+        )
+        self._server.add(plan.job, letter.post.data_ptr(), letter.reply.data_ptr())
+        self._jobs.append(plan)
+        self._known.add(job.layer)
+
+    def post(self, layer: int, q: Tensor) -> None:
+        """q `[rows, q_heads, d]` on its way to the CPU."""
+        from coattn.ops.triton import handover
+
+        letter = self.letters[layer]
+        handover.post(q.contiguous(), letter.q, letter.post, self.step)
+
+    def wait(self, layer: int, rows: int) -> Split:
+        """The CPU's part, readable by the kernels that follow."""
+        from coattn.ops.triton import handover
+
+        letter = self.letters[layer]
+        handover.wait(letter.reply, self.step, self.failed, DEADLINE_S)
+        return Split(letter.out[:rows, None], letter.lse[:rows, None])
+
+    def begin(self, rows: int) -> None:
+        """Arms the server for the replay that follows on the current stream."""
+        self._number += 1
+        self.step.copy_(self._number, non_blocking=True)
+        self._server.begin(int(self._number), rows)
+
+    def check(self) -> None:
+        """Copies the GPU's verdict back; read it with `finish` once the stream is done."""
+        self._verdict.copy_(self.failed, non_blocking=True)
+
+    def finish(self) -> None:
+        """After the replay is over. Raises WorkerError if the CPU's part is missing; the mailbox is then useless."""
+        late = bool(self._verdict)
+        if late:
+            self._server.call_off()
+        reason = self._server.finish(100_000 if late else int(2 * DEADLINE_S * 1e6))
+        if late or reason:
+            raise WorkerError(
+                f"The CPU's part of a step is missing: {reason or 'it came after the deadline'}.",
+                "The requests of that step are lost; later ones are served by new workers.",
+            )
+
+    def times(self) -> Sequence[tuple[int, int]]:
+        """`(seen, done)` of each layer's job in the last step, in nanoseconds of the host's monotonic clock."""
+        times: list[tuple[int, int]] = self._server.times()
+        return times
+
+    def close(self) -> None:
+        """Stops the server. One that does not come back keeps this memory, and its pool is given up."""
+        if not self._server.stop(100_000):
+            _abandoned.append(self)
+            native.abandon_pool()
+
+    def _cut(self) -> dict[int, Letter]:
+        areas = {}
+        size = 0
+        for layer, shape in self.shapes.items():
+            heads = self.batch * shape.q_heads
+            parts = (heads * shape.head_dim * shape.dtype.itemsize, heads * shape.head_dim * 4, heads * 4, LINE, LINE)
+            starts = []
+            for part in parts:
+                starts.append(size)
+                size += -(-part // LINE) * LINE
+            areas[layer] = (starts, parts)
+        memory = host_memory(size, self.device)
+        letters = {}
+        for layer, (starts, parts) in areas.items():
+            shape = self.shapes[layer]
+            q, out, lse, post, reply = (memory[s : s + n] for s, n in zip(starts, parts, strict=True))
+            letters[layer] = Letter(
+                q.view(shape.dtype).view(self.batch, shape.q_heads, shape.head_dim),
+                out.view(torch.float32).view(self.batch, shape.q_heads, shape.head_dim),
+                lse.view(torch.float32).view(self.batch, shape.q_heads),
+                post.view(torch.int32)[:1],
+                reply.view(torch.int32)[:1],
+            )
+        return letters
+
+
+_abandoned: list[Mailbox] = []
+"""Mailboxes whose threads may still write to them: never freed."""

@@ -1,0 +1,1 @@
+"""GPU kernels in Triton, named like their references."""

@@ -1,0 +1,53 @@
+"""`append`: one new token a sequence into its near block, and a block that is full now on to DRAM."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _append(
+    k_ptr, v_ptr, near_ptr, far_ptr, ids_ptr, places_ptr, spill_ptr,
+    k_seq, k_head, v_seq, v_head, block_stride, head_stride,
+    SPILL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    seq = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    kind = tl.program_id(2)
+    place = tl.load(places_ptr + seq)
+    home = tl.load(ids_ptr + seq).to(tl.int64) * block_stride + head * head_stride + kind * BLOCK * D
+    d = tl.arange(0, D_PAD)
+    if kind == 0:
+        new = tl.load(k_ptr + seq * k_seq + head * k_head + d, mask=d < D, other=0.0)
+    else:
+        new = tl.load(v_ptr + seq * v_seq + head * v_head + d, mask=d < D, other=0.0)
+    new = new.to(near_ptr.dtype.element_ty)
+    tl.store(near_ptr + home + place * D + d, new, mask=d < D)
+    if SPILL:
+        to = tl.load(spill_ptr + seq).to(tl.int64)
+        if to >= 0:
+            r = tl.arange(0, BLOCK)
+            at = r[:, None] * D + d[None, :]
+            rows = tl.load(near_ptr + home + at, mask=(d < D)[None, :], other=0.0)
+            # the new row may not have arrived in memory yet
+            rows = tl.where((r == place)[:, None], new[None, :], rows)
+            away = to * block_stride + head * head_stride + kind * BLOCK * D
+            tl.store(far_ptr + away + at, rows, mask=(d < D)[None, :])
+
+
+def append(
+    near: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, far: Tensor | None, spill: Tensor | None
+) -> None:
+    """k, v `[seqs, kv_heads, d]` into rows `places` of blocks `ids` of near `[n, kv_heads, 2, block, d]`.
+
+    spill: the far block that the near one is written through to, or negative; far lies in mapped host memory.
+    """
+    seqs, kv_heads, d = k.shape
+    block = near.shape[3]
+    _append[(seqs, kv_heads, 2)](
+        k, v, near, near if far is None else far, ids, places, ids if spill is None else spill,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1), near.stride(0), near.stride(1),
+        SPILL=spill is not None, BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+    )  # fmt: skip

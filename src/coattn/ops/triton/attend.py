@@ -1,0 +1,120 @@
+"""`attend` for one query token a sequence: split over keys, grouped queries, any mix of lengths."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coattn.state import Split
+from coattn.types import BlockList
+
+ROWS = 64
+"""Keys per iteration."""
+PROGRAMS = 528
+"""Programs wanted: four for each multiprocessor of a large GPU."""
+
+
+@triton.jit
+def _attend(
+    q_ptr, blocks_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr,
+    scale, softcap,
+    q_seq, q_head, block_stride, head_stride, table_seq, table_head, tokens_seq, tokens_head,
+    splits, q_heads,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    seq = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    count = tl.load(tokens_ptr + seq * tokens_seq + head * tokens_head)
+    tiles = tl.cdiv(count, ROWS)
+    each = tl.cdiv(tiles, splits)
+    first = split * each * ROWS
+    last = tl.minimum(first + each * ROWS, count)
+
+    g = tl.arange(0, GROUP_PAD)
+    d = tl.arange(0, D_PAD)
+    r = tl.arange(0, ROWS)
+    in_group = g < GROUP
+    in_head = d < D
+    q_at = q_ptr + seq * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
+    q = tl.load(q_at, mask=in_group[:, None] & in_head[None, :], other=0.0)
+
+    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
+    table_ptr += seq * table_seq + head * table_head
+    blocks_ptr += head * head_stride
+    for start in range(first, last, ROWS):
+        token = start + r
+        seen = token < last
+        ids = tl.load(table_ptr + token // BLOCK, mask=seen, other=0).to(tl.int64)
+        at = ids[:, None] * block_stride + (token % BLOCK)[:, None] * D + d[None, :]
+        # rows that are not seen are read as zero: 0 * nan would be nan
+        wanted = seen[:, None] & in_head[None, :]
+        k = tl.load(blocks_ptr + at, mask=wanted, other=0.0)
+        v = tl.load(blocks_ptr + at + BLOCK * D, mask=wanted, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if CAP:
+            # tanh by exp, of an argument that cannot overflow
+            x = scores / softcap
+            e = tl.exp(-2.0 * tl.abs(x))
+            tanh = (1.0 - e) / (1.0 + e)
+            scores = softcap * tl.where(x < 0, -tanh, tanh)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        top = higher
+
+    some = total > 0
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    row = (seq * splits + split) * q_heads + head * GROUP + g
+    tl.store(lse_ptr + row, lse, mask=in_group)
+    tl.store(out_ptr + row[:, None] * D + d[None, :], acc, mask=in_group[:, None] & in_head[None, :])
+
+
+def refuses(q: Tensor, blocks: Tensor) -> str | None:
+    """Why this kernel cannot take a call, or None."""
+    if q.device.type != "cuda" or not blocks.dtype.is_floating_point:
+        return "the queries are not on a GPU, or the blocks are quantised"
+    if q.shape[1] != 1:
+        return "a sequence has more than one query token"
+    if q.shape[-1] > 256:
+        return f"head size {q.shape[-1]} is larger than 256"
+    return None
+
+
+def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
+    """How many pieces each sequence's keys are cut into."""
+    wanted = -(-PROGRAMS // (seqs * kv_heads))
+    return max(1, min(wanted, -(-longest // (2 * ROWS)), 64))
+
+
+def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> Split:
+    """q `[seqs, 1, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`, in GPU memory or in mapped host memory."""
+    seqs, _, q_heads, d = q.shape
+    kv_heads, block = blocks.shape[1], blocks.shape[3]
+    splits = splits_of(seqs, kv_heads, picked.longest)
+    out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
+    lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
+    group = q_heads // kv_heads
+    lists = picked.table.shape[1]
+    _attend[(seqs, kv_heads, splits)](
+        q, blocks, picked.table, picked.tokens, out, lse,
+        scale, softcap or 0.0,
+        q.stride(0), q.stride(2), blocks.stride(0), blocks.stride(1),
+        picked.table.stride(0), picked.table.stride(1) if lists > 1 else 0,
+        picked.tokens.stride(0), picked.tokens.stride(1) if lists > 1 else 0,
+        splits, q_heads,
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
+        D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return Split(out, lse)

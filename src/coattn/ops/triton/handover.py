@@ -1,0 +1,58 @@
+"""The GPU's side of the hand-over: post a query, wait for the answer. `csrc/mailbox.h` has the memory map."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+ONE_PROGRAM = 1 << 16
+"""Elements of a query that one program copies by itself; larger ones are copied by a kernel of their own."""
+
+
+@triton.jit
+def _copy(q_ptr, there_ptr, count, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(there_ptr + at, tl.load(q_ptr + at, mask=at < count), mask=at < count)
+
+
+@triton.jit
+def _post(q_ptr, there_ptr, post_ptr, step_ptr, count, COPY: tl.constexpr, SIZE: tl.constexpr):
+    step = tl.load(step_ptr)
+    if COPY:
+        for start in range(0, count, SIZE):
+            at = start + tl.arange(0, SIZE)
+            tl.store(there_ptr + at, tl.load(q_ptr + at, mask=at < count), mask=at < count)
+        tl.debug_barrier()
+    tl.atomic_xchg(post_ptr, step, sem="release", scope="sys")
+
+
+@triton.jit
+def _wait(reply_ptr, step_ptr, failed_ptr, deadline_ns):
+    step = tl.load(step_ptr)
+    # once a wait of this step was given up, the later ones do not wait at all
+    if tl.load(failed_ptr, volatile=True) == 0:
+        begin = tl_cuda.globaltimer()
+        seen = tl.load(reply_ptr, volatile=True)
+        late = begin < begin
+        while (seen != step) & (not late):
+            seen = tl.load(reply_ptr, volatile=True)
+            late = tl_cuda.globaltimer() - begin > deadline_ns
+        if seen != step:
+            tl.store(failed_ptr, 1)
+
+
+def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor) -> None:
+    """Copies contiguous q to mapped host memory `there`, then sets the word to the step's number."""
+    count = q.numel()
+    alone = count <= ONE_PROGRAM
+    if not alone:
+        _copy[(triton.cdiv(count, 8192),)](q, there, count, SIZE=8192, num_warps=8)
+    _post[(1,)](q, there, word, step, count, COPY=alone, SIZE=8192, num_warps=16 if alone else 1)
+
+
+def wait(word: Tensor, step: Tensor, failed: Tensor, deadline_s: float) -> None:
+    """Until the word is the step's number, or the deadline; then `failed` (in GPU memory) becomes 1."""
+    _wait[(1,)](word, step, failed, int(deadline_s * 1e9), num_warps=1)
+

@@ -1,0 +1,92 @@
+"""The numbers of a decode step at fixed addresses: what a recorded step reads anew at every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.types import BlockList, Selection
+
+NOWHERE = -1
+"""In a column of block ids: no block."""
+
+
+class Frame:
+    """Columns of int32 numbers, one row per sequence of a step, on the host and as a copy on the device.
+
+    Owner: the recorder of a group of layers. Writer: the store's `fill`, before a replay. Readers: the recorded
+    kernels, of the device's copy, and the CPU's workers, of the host's. Both may be overwritten once the replay is
+    over; `send` starts the copy on the current stream, which the replay follows.
+    """
+
+    def __init__(self, columns: Mapping[str, int], batch: int, device: torch.device) -> None:
+        self.batch, self.device = batch, device
+        self._columns = dict(columns)
+        size = batch * sum(columns.values())
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(size, dtype=torch.int32, device=device) if device.type == "cuda" else self._host
+
+    def host(self, name: str) -> Tensor:
+        """`[batch, width]` of a column, or `[batch]` where its width is 1."""
+        return self._column(self._host, name, self.batch)
+
+    def there(self, name: str, rows: int) -> Tensor:
+        """The first rows of a column on the device."""
+        return self._column(self._there, name, rows)
+
+    def has(self, name: str) -> bool:
+        return name in self._columns
+
+    def send(self) -> None:
+        """Starts the copy of what `fill` wrote to the device."""
+        if self._there is not self._host:
+            self._there.copy_(self._host, non_blocking=True)
+
+    def _column(self, memory: Tensor, name: str, rows: int) -> Tensor:
+        start = 0
+        for column, width in self._columns.items():
+            if column == name:
+                part = memory[start : start + rows * width]
+                return part if width == 1 else part.view(rows, width)
+            start += self.batch * width
+        raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A decode step while it is recorded: `rows` sequences whose numbers stand in a frame."""
+
+    frame: Frame
+    rows: int
+    block: int
+    far: bool
+    """Whether anything far is attended; a step without it is recorded for sequences that lie near altogether."""
+
+    @property
+    def ids(self) -> Tensor:
+        """`[rows]`: the near block of each new token."""
+        return self.frame.there("ids", self.rows)
+
+    @property
+    def places(self) -> Tensor:
+        """`[rows]`: the row of that block."""
+        return self.frame.there("places", self.rows)
+
+    @property
+    def spill(self) -> Tensor | None:
+        """`[rows]`: the far block that the near one, now full, is written through to; NOWHERE: it is not full."""
+        return self.frame.there("spill", self.rows) if self.frame.has("spill") else None
+
+    def view(self) -> Selection:
+        """Everything the step's queries may see."""
+        return Selection(self._list("near"), self._list("far") if self.far else None)
+
+    def _list(self, tier: str) -> BlockList | None:
+        if not self.frame.has(tier):
+            return None
+        table, tokens = self.frame.there(tier, self.rows), self.frame.there(f"{tier}_tokens", self.rows)
+        table = table.view(self.rows, 1, -1)
+        return BlockList(table, tokens.view(self.rows, 1), table.shape[-1] * self.block)
