@@ -8,6 +8,8 @@ from coattn._version import __version__
 from coattn.errors import CoattnError
 
 if TYPE_CHECKING:
+    from coattn.engine.llm import LLM as LLM
+    from coattn.engine.params import SamplingParams as SamplingParams
     from coattn.hf.attach import attach as attach
     from coattn.method import Method as Method
     from coattn.method import compose as compose
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from coattn.state import merge as merge
 
 _LAZY = {
+    "LLM": "coattn.engine.llm",
+    "SamplingParams": "coattn.engine.params",
     "attach": "coattn.hf.attach",
     "Method": "coattn.method",
     "compose": "coattn.method",
@@ -22,7 +26,17 @@ _LAZY = {
     "merge": "coattn.state",
 }
 
-__all__ = ["AttnState", "CoattnError", "Method", "__version__", "attach", "compose", "merge"]
+__all__ = [
+    "LLM",
+    "AttnState",
+    "CoattnError",
+    "Method",
+    "SamplingParams",
+    "__version__",
+    "attach",
+    "compose",
+    "merge",
+]
 
 
 def __getattr__(name: str) -> Any:

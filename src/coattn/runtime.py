@@ -11,9 +11,10 @@ from torch import Tensor
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
 from coattn.ops.merge import merge_output, merge_states
-from coattn.ops.prefill import prefill
+from coattn.ops.prefill import extend, prefill
 from coattn.ops.reference.attend_causal import attend_causal
 from coattn.place.base import Call, Place
+from coattn.place.pull import Pull
 from coattn.state import AttnState, merge
 from coattn.store.base import Opening
 from coattn.store.frame import Frame, Recording
@@ -43,6 +44,8 @@ class Runtime:
         """
         self.layers, self.ledger = layers, ledger
         self._frames: list[Frame] = []
+        self._pulls: dict[int, Pull] = {}
+        """By id of a group's parts: what brings its far blocks to the GPU when many queries want them."""
         self.step: Step | None = None
         self._parts: dict[int, Parts] = {}
         self._groups: list[Parts] = []
@@ -71,6 +74,14 @@ class Runtime:
         for place in parts.places:
             place.open(opening, parts.store)
             self._closers.append(place.release)
+        far = [place for place in parts.places if place.covers == "far"]
+        if far and next(iter(opening.layers.values())).device.type == "cuda":
+            pull = next((place for place in far if isinstance(place, Pull)), None)
+            if pull is None:
+                pull = Pull()
+                pull.open(opening, parts.store)
+                self._closers.append(pull.release)
+            self._pulls[id(parts)] = pull
         self._closers.append(parts.schedule.release)
         parts.schedule.open(parts.places, parts.select, list(opening.layers))
         for layer in opening.layers:
@@ -117,16 +128,27 @@ class Runtime:
                 keys, values = torch.cat([run.k, own_k]), torch.cat([run.v, own_v])
                 state = attend_causal(own_q, keys, values, scale, shape.softcap, run.window, run.sinks)
             else:
-                queries = own_q[None]
-                picked = parts.select.pick(layer, queries, parts.store, alone)
-                call = Call(layer, shape, queries, scale, alone, parts.store)
-                states = parts.schedule.launch(call, picked)
-                own = attend_causal(own_q, own_k, own_v, scale, shape.softcap, None)
-                history = merge_states(states)
+                call = Call(layer, shape, own_q[None], scale, alone, parts.store)
+                history = self._attend_history(parts, call, last=step.seqs > 1)
+                own = extend(own_q, own_k, own_v, scale, shape)
                 state = merge(own, AttnState(history.out[0], history.lse[0]))
             out[start:end] = state.out.to(q.dtype)
         parts.store.append(layer, k, v, step)
         return out
+
+    def _attend_history(self, parts: Parts, call: Call, last: bool) -> AttnState:
+        """Many queries over what a sequence has stored. last: the next layer is not what comes next."""
+        picked = parts.select.pick(call.layer, call.q, parts.store, call.step)
+        pull = self._pulls.get(id(parts))
+        if pull is None:
+            return merge_states(parts.schedule.launch(call, picked))
+        # so many queries are the GPU's business wherever the keys lie: reading them once is less than computing
+        layers = list(parts.store.opening.layers)
+        following = layers.index(call.layer) + 1
+        if not last and following < len(layers):
+            pull.expect(layers[following], picked)
+        states = [place.run(call, picked) for place in parts.places if place.covers == "near"]
+        return merge_states([*states, pull.run(call, picked)])
 
     def commit(self) -> None:
         """The step is over: its tokens are history now."""
@@ -171,6 +193,29 @@ class Runtime:
         """Every place of every group."""
         return [place for parts in self._groups for place in parts.places]
 
+    def attended(self, step: Step) -> tuple[int, int]:
+        """Entries that a decode step attends to near and far, over its sequences and averaged over the layers."""
+        near = far = 0.0
+        for parts in self._groups:
+            listed = parts.store.listing(step)
+            share = len(parts.store.opening.layers) / len(self.layers)
+            near += share * sum(listed[0].tokens if listed[0] else ())
+            far += share * sum(listed[1].tokens if listed[1] else ())
+        return round(near), round(far)
+
+    def idle_seconds(self) -> float | None:
+        """How long the GPU waited for the CPU in the last replayed step; None: nothing was handed over."""
+        found = [place.waited() for place in self.places()]
+        known = [seconds for seconds in found if seconds is not None]
+        return sum(known) if known else None
+
+    def fill_randomly(self) -> None:
+        """For benchmarks: random numbers wherever keys and values would lie."""
+        for parts in self._groups:
+            for tier in ("near", "far"):
+                if tier in parts.store.provides:
+                    getattr(parts.store, tier).fill_randomly()
+
     def abort(self) -> None:
         """Gives up a step that failed midway: the stores are what their history says."""
         for parts in self._groups:
@@ -201,6 +246,7 @@ class Runtime:
             self._closers.pop()()
         self._groups.clear()
         self._parts.clear()
+        self._pulls.clear()
 
 
 def _sum(counts: list[dict[Tier, int]]) -> dict[Tier, int]:

@@ -33,7 +33,7 @@ class AttnState:
 class Split:
     """Attention of one query token a sequence over a set that was cut into pieces, not merged yet.
 
-    out: `[seqs, pieces, q_heads, head_dim]` float32; lse: `[seqs, pieces, q_heads]` float32. A piece is as an AttnState.
+    out: `[seqs, pieces, q_heads, head_dim]` float32; lse: `[seqs, pieces, q_heads]` float32; each like an AttnState.
     """
 
     out: Tensor

@@ -31,3 +31,24 @@ def ops(result: dict[str, Any], path: Path) -> None:
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def decode(result: dict[str, Any], path: Path) -> None:
+    """One bar per row, its floor as a line; the time axis is logarithmic, since methods differ by hundreds."""
+    rows = result["rows"]
+    figure, axes = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1.6), layout="constrained")
+    places = range(len(rows))
+    axes.barh(list(places), [row["ms_per_step"] for row in rows], 0.6, color="#4477aa", label="measured")
+    for place, row in zip(places, rows, strict=True):
+        if row["floor_ms"]:
+            label = "floor: bytes / measured rates" if place == 0 else None
+            axes.plot([row["floor_ms"]] * 2, [place - 0.4, place + 0.4], color="#aa3377", lw=2, label=label)
+    names = [f"{row['method']}  b{row['batch']}  {row['context'] // 1024}k" for row in rows]
+    axes.set_yticks(list(places), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("ms per decode step")
+    axes.set_title(f"{rows[0]['shapes']}, {result['hardware'].get('gpu') or result['hardware']['cpu']}")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

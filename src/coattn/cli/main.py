@@ -7,7 +7,7 @@ import sys
 import click
 
 from coattn._version import __version__
-from coattn.cli import bench, demo, doctor, evaluate, generate, methods, models
+from coattn.cli import bench, bench_decode, demo, doctor, evaluate, generate, methods, models
 from coattn.cli.output import print_error
 from coattn.errors import CoattnError
 
@@ -20,6 +20,8 @@ def cli() -> None:
     The KV cache lives in tiers, GPU and CPU each attend to their part, and the partial results are merged exactly.
     """
 
+
+__all__ = ["bench_decode", "cli", "main"]
 
 for command in (
     doctor.doctor,

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <cstdlib>
 #include <fstream>
-#include <future>
 #include <numeric>
 
 #include "errors.h"
@@ -18,7 +17,8 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHuge = int64_t{2} << 20;
-constexpr int64_t kPiece = int64_t{512} << 20;  // touched and registered at a time
+constexpr int64_t kMostUnit = int64_t{512}
+                              << 20;  // memory is mapped in huge pages' worth of blocks up to here
 
 int64_t round_up(int64_t x, int64_t to) {
   return (x + to - 1) / to * to;
@@ -28,7 +28,7 @@ int64_t round_up(int64_t x, int64_t to) {
 // of huge pages too, unless that would make them enormous.
 int64_t granularity(int64_t block_bytes) {
   const int64_t huge = std::lcm(block_bytes, kHuge);
-  return huge <= kPiece ? huge : std::lcm(block_bytes, kPage);
+  return huge <= kMostUnit ? huge : std::lcm(block_bytes, kPage);
 }
 
 double seconds(int64_t ns) {
@@ -112,46 +112,29 @@ void Arena::grow_locked(int64_t blocks, WorkerPool& pool) {
   const int64_t unit = granularity(block_bytes_), limit = round_up(capacity_ * block_bytes_, kPage);
   const int64_t target =
       std::min(limit, round_up(committed_ + std::max<int64_t>(blocks, 0) * block_bytes_, unit));
-  std::future<void> registering;
-  auto registered = [&] {
-    if (registering.valid()) registering.get();
-  };
-  try {
-    while (committed_ < target) {
-      uint8_t* at = base_ + committed_;
-      const int64_t bytes = std::min(target - committed_, round_up(kPiece, unit));
-      if (mprotect(at, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE) != 0) {
-        throw Refusal(
-            "The system could not provide " + std::to_string(bytes) + " bytes: " + std::strerror(errno) + ".",
-            "Lower the arena's budget, or free memory.");
-      }
-      (void)madvise(at, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish; ordinary pages work too
-      int64_t start = now_ns();
-      touch(at, static_cast<size_t>(bytes), pool);
-      touch_seconds_ += seconds(now_ns() - start);
-      if (cuda_) {
-        // A child that wrote to a pinned page would get a copy the GPU does not see.
-        (void)madvise(at, static_cast<size_t>(bytes), MADV_DONTFORK);
-        registered();
-        registering = std::async(std::launch::async, [this, at, bytes] {
-          const int64_t begin = now_ns();
-          cuda_->add(at, static_cast<size_t>(bytes));
-          register_seconds_ += seconds(now_ns() - begin);
-          registered_.emplace_back(at, bytes);
-        });
-      }
-      committed_ += bytes;
+  if (committed_ < target) {
+    // One piece, registered at once: a copy by the GPU's copy engine may not cross from one registration into
+    // the next, and callers copy across block borders.
+    uint8_t* at = base_ + committed_;
+    const int64_t bytes = target - committed_;
+    if (mprotect(at, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE) != 0) {
+      throw Refusal(
+          "The system could not provide " + std::to_string(bytes) + " bytes: " + std::strerror(errno) + ".",
+          "Lower the arena's budget, or free memory.");
     }
-    registered();
-  } catch (...) {
-    // Keep what is ready; a piece that CUDA refused stays uncommitted for the next try.
-    if (registering.valid()) registering.wait();
+    (void)madvise(at, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish; ordinary pages work too
+    int64_t start = now_ns();
+    touch(at, static_cast<size_t>(bytes), pool);
+    touch_seconds_ += seconds(now_ns() - start);
     if (cuda_) {
-      int64_t ready = 0;
-      for (auto& [at, bytes] : registered_) ready += bytes;
-      committed_ = ready;
+      // A child that wrote to a pinned page would get a copy the GPU does not see.
+      (void)madvise(at, static_cast<size_t>(bytes), MADV_DONTFORK);
+      start = now_ns();
+      cuda_->add(at, static_cast<size_t>(bytes));
+      register_seconds_ += seconds(now_ns() - start);
+      registered_.emplace_back(at, bytes);
     }
-    throw;
+    committed_ = target;
   }
   const int64_t before = static_cast<int64_t>(used_.size()),
                 after = std::min(capacity_, committed_ / block_bytes_);

@@ -22,7 +22,7 @@ namespace coattn {
 struct ArenaStats {
   int64_t block_bytes, budget_bytes, committed_bytes, registered_bytes, huge_bytes;
   int64_t capacity_blocks, committed_blocks, used_blocks, peak_blocks;
-  double touch_seconds, register_seconds;  // registering overlaps touching of the next piece
+  double touch_seconds, register_seconds;
 };
 
 class Arena {

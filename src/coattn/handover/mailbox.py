@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from coattn import native
-from coattn.errors import WorkerError
+from coattn.errors import UnsupportedError, WorkerError
 from coattn.native.core import extension
+from coattn.ops.native.attend import refuses
 from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
@@ -56,6 +57,9 @@ class Mailbox:
         self.letters = self._cut()
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
+        self.order = {layer: i for i, layer in enumerate(shapes)}
+        self.waited = torch.zeros(len(shapes), dtype=torch.int32, device=device)
+        """Nanoseconds the GPU waited for each layer's answer in the last step."""
         self._number = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._verdict = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
@@ -67,6 +71,11 @@ class Mailbox:
         if job.layer in self._known:
             return
         letter, shape = self.letters[job.layer], job.shape
+        reason = refuses(letter.q, job.blocks)
+        if reason is not None:
+            raise UnsupportedError(
+                f"The CPU's kernels cannot take this model: {reason}.", "Use another block size, or another method."
+            )
         count, kv_heads, _, block, d = job.blocks.shape
         blocks = native.Blocks(
             job.blocks.view(torch.uint8).view(count, -1), native.element_of(job.blocks.dtype), block, kv_heads, d
@@ -96,7 +105,8 @@ class Mailbox:
         from coattn.ops.triton import handover
 
         letter = self.letters[layer]
-        handover.wait(letter.reply, self.step, self.failed, DEADLINE_S)
+        place = self.order[layer]
+        handover.wait(letter.reply, self.step, self.failed, self.waited[place : place + 1], DEADLINE_S)
         return Split(letter.out[:rows, None], letter.lse[:rows, None])
 
     def begin(self, rows: int) -> None:

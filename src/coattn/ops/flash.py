@@ -31,9 +31,7 @@ def unfit(q: Tensor, softcap: float | None) -> str | None:
 
 def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> AttnState:
     """q `[t, q_heads, d]`, k, v `[n, kv_heads, d]` of one sequence; causal: n = t, and each token sees those before."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = (x if group == 1 else x.repeat_interleave(group, 1) for x in (k, v))
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
     done = torch.ops.aten._scaled_dot_product_flash_attention(queries, keys, values, 0.0, causal, False, scale=scale)
     out, lse = done[0], done[1]
     return AttnState(out[0].transpose(0, 1), lse[0, :, : q.shape[0]].transpose(0, 1))

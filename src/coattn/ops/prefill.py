@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coattn.ops import flash
 from coattn.ops.reference.attend_causal import attend_causal
+from coattn.state import AttnState
 from coattn.types import LayerShape
 
 
@@ -33,3 +35,10 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) ->
         enable_gqa=layer.q_heads != layer.kv_heads,
     )
     return out[0].transpose(0, 1)
+
+
+def extend(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> AttnState:
+    """The same with the log-sum-exp, for tokens whose history is attended elsewhere; the layer has no window."""
+    if flash.unfit(q, layer.softcap) is None:
+        return flash.flash(q, k, v, scale, causal=True)
+    return attend_causal(q, k, v, scale, layer.softcap, None)

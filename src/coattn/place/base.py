@@ -77,6 +77,10 @@ class Place(Part):
     def settle(self) -> None:
         """The replay is over. Raises if this place's part of it failed."""
 
+    def waited(self) -> float | None:
+        """Seconds that the GPU waited for this place in the last replay; None: it does not wait for it."""
+        return None
+
     def forget_recordings(self) -> None:
         """No step recorded so far will be replayed again."""
 

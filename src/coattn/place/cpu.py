@@ -62,6 +62,9 @@ class Cpu(Place):
         if self.mailbox is not None:
             self.mailbox.finish()
 
+    def waited(self) -> float | None:
+        return None if self.mailbox is None else float(self.mailbox.waited.sum()) / 1e9
+
     def forget_recordings(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()

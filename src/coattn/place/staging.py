@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coattn.store.blocks import BlockMemory
+from coattn.store.blocks import BlockMemory, runs
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
 
@@ -85,6 +85,8 @@ class Staging:
             return Filling(self, device, half, target, None)
         stream = self._stream(device)
         stream.wait_event(self._free[device, half])
+        if layer in far.arriving:
+            stream.wait_event(far.arriving[layer])
         with torch.cuda.stream(stream):
             _copy(target, far[layer], ids)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -125,9 +127,5 @@ class Filling:
 
 
 def _copy(target: Tensor, source: Tensor, ids: list[int]) -> None:
-    """One copy per run of consecutive ids."""
-    start = 0
-    for i in range(1, len(ids) + 1):
-        if i == len(ids) or ids[i] != ids[i - 1] + 1:
-            target[start:i].copy_(source[ids[start] : ids[i - 1] + 1], non_blocking=True)
-            start = i
+    for start, end in runs(ids):
+        target[start:end].copy_(source[ids[start] : ids[end - 1] + 1], non_blocking=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from coattn.ops.append import append
 from coattn.ops.reference.append import read_rows, write_blocks, write_rows
 from coattn.part import check_count
 from coattn.store.base import Listing, Opening, Store, visible
-from coattn.store.blocks import BlockMemory, BlockTable
+from coattn.store.blocks import BlockMemory, BlockTable, runs
 from coattn.store.frame import NOWHERE, Frame
 from coattn.store.ledger import Tier
 from coattn.types import Phase, Step
@@ -36,6 +36,7 @@ class Arena(Store):
 
     block: int = 32
     window_blocks: int | None = 1
+    _stream: torch.cuda.Stream | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         check_count("block", self.block, 1)
@@ -140,6 +141,30 @@ class Arena(Store):
         self.window.release()
         self.table.release()
 
+    def _write_through(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
+        """Whole blocks to DRAM beside what the GPU does next; `commit` waits for them, pulls for their layer."""
+        here = torch.cuda.current_stream(k.device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(k.device)  # type: ignore[no-untyped-call]
+        blocks = torch.empty((len(ids), *self.far[layer].shape[1:]), dtype=k.dtype, device=k.device)
+        write_blocks(blocks, torch.arange(len(ids), device=k.device), k, v)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            for start, end in runs(ids):
+                self.far[layer][ids[start] : ids[end - 1] + 1].copy_(blocks[start:end], non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        blocks.record_stream(self._stream)
+        self.far.arriving[layer] = event
+
+    def commit(self, step: Step) -> None:
+        super().commit(step)
+        self.far.settle()
+
+    def abort(self) -> None:
+        super().abort()
+        self.far.settle()
+
     def _choose_ring(self, opening: Opening) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""
         room = opening.ledger.room("gpu")
@@ -180,8 +205,11 @@ class Arena(Store):
             full = len(keys) // self.block
             if full:
                 whole = full * self.block
-                ids = torch.tensor(self.table.owned[slot][first : first + full])
-                write_blocks(self.far[layer], ids, keys[:whole], values[:whole])
+                owned = self.table.owned[slot][first : first + full]
+                if k.device.type == "cuda":
+                    self._write_through(layer, owned, keys[:whole], values[:whole])
+                else:
+                    write_blocks(self.far[layer], torch.tensor(owned), keys[:whole], values[:whole])
             position = torch.arange(first * self.block, first * self.block + len(keys))
             kept = position >= self._first_near(first * self.block + len(keys)) * self.block
             position = position[kept]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -29,7 +29,15 @@ class BlockMemory:
         self.capacity = 0
         self.fixed = False
         """Whether the capacity is final, so that addresses never change."""
+        self.arriving: dict[int, torch.cuda.Event] = {}
+        """Layers of a host memory that a GPU is still writing to; who reads on another stream waits for the event."""
         self._tensors = self._allocate(0)
+
+    def settle(self) -> None:
+        """Waits until what GPUs have written has arrived."""
+        for event in self.arriving.values():
+            event.synchronize()
+        self.arriving.clear()
 
     def __getitem__(self, layer: int) -> Tensor:
         return self._tensors[layer]
@@ -68,6 +76,18 @@ class BlockMemory:
         self._resize(blocks if room is None else min(blocks, room // self.block_bytes))
         self.fixed = True
 
+    def fill_randomly(self) -> None:
+        """Random numbers in every block; of host memory, the same few over and over."""
+        for i, shape in self.layers.items():
+            memory = self._tensors[i]
+            if self.tier == "gpu":
+                memory.normal_()
+                continue
+            some = torch.randn(min(len(memory), 256), *memory.shape[1:], device=shape.device).to(memory.dtype)
+            for start in range(0, len(memory), len(some) or 1):
+                part = memory[start : start + len(some)]
+                part.copy_(some[: len(part)])
+
     def release(self) -> None:
         """Gives every byte back."""
         self._resize(0)
@@ -101,6 +121,15 @@ class BlockMemory:
             tensors[i] = memory[start:end].view(shape.dtype).view(size(shape))
             start = end
         return tensors
+
+
+def runs(ids: list[int]) -> Iterator[tuple[int, int]]:
+    """`(start, end)` of each stretch of consecutive ids: one copy each."""
+    start = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            yield start, i
+            start = i
 
 
 class BlockTable:

@@ -12,6 +12,7 @@ from coattn.types import BlockList
 
 ROWS = 64
 """Keys per iteration."""
+WARPS, STAGES = 4, 3
 PROGRAMS = 528
 """Programs wanted: four for each multiprocessor of a large GPU."""
 
@@ -115,6 +116,6 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=4, num_stages=3,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return Split(out, lse)

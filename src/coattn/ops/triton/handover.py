@@ -29,7 +29,7 @@ def _post(q_ptr, there_ptr, post_ptr, step_ptr, count, COPY: tl.constexpr, SIZE:
 
 
 @triton.jit
-def _wait(reply_ptr, step_ptr, failed_ptr, deadline_ns):
+def _wait(reply_ptr, step_ptr, failed_ptr, waited_ptr, deadline_ns):
     step = tl.load(step_ptr)
     # once a wait of this step was given up, the later ones do not wait at all
     if tl.load(failed_ptr, volatile=True) == 0:
@@ -39,6 +39,7 @@ def _wait(reply_ptr, step_ptr, failed_ptr, deadline_ns):
         while (seen != step) & (not late):
             seen = tl.load(reply_ptr, volatile=True)
             late = tl_cuda.globaltimer() - begin > deadline_ns
+        tl.store(waited_ptr, (tl_cuda.globaltimer() - begin).to(tl.int32))
         if seen != step:
             tl.store(failed_ptr, 1)
 
@@ -52,7 +53,9 @@ def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor) -> None:
     _post[(1,)](q, there, word, step, count, COPY=alone, SIZE=8192, num_warps=16 if alone else 1)
 
 
-def wait(word: Tensor, step: Tensor, failed: Tensor, deadline_s: float) -> None:
-    """Until the word is the step's number, or the deadline; then `failed` (in GPU memory) becomes 1."""
-    _wait[(1,)](word, step, failed, int(deadline_s * 1e9), num_warps=1)
+def wait(word: Tensor, step: Tensor, failed: Tensor, waited: Tensor, deadline_s: float) -> None:
+    """Until the word is the step's number, or the deadline; then `failed` (in GPU memory) becomes 1.
 
+    waited: one int32 in GPU memory for the nanoseconds it took.
+    """
+    _wait[(1,)](word, step, failed, waited, int(deadline_s * 1e9), num_warps=1)

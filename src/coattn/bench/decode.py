@@ -1,0 +1,185 @@
+"""The decode step: method x batch x context on a model of given shapes, beside what its bytes would need at least."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from coattn.engine.runner import EagerRunner, Runner
+from coattn.hf.forward import Session
+from coattn.hf.peer import PEERS, peer_step
+from coattn.hf.random_model import weight_bytes
+from coattn.method import compose
+from coattn.methods import find_method
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.types import Step
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row to be."""
+
+    method: str
+    batch: int
+    context: int
+    params: dict[str, Any] = field(default_factory=dict)
+    handover: bool = False
+    """Hand over to the CPU although nothing lies far: what the hand-over itself costs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured row; bytes and shares are of one step."""
+
+    method: str
+    shapes: str
+    batch: int
+    context: int
+    params: dict[str, Any]
+    ms_per_step: float
+    p99_ms: float
+    tokens_per_s: float
+    steps: int
+    floor_ms: float | None
+    """Bytes that must move over each link at the measured rates: the links work at the same time, HBM does both."""
+    gpu_idle: float | None
+    """Share of the step in which the GPU waited for the CPU's part; None where it was not measured."""
+    cpu_ratio: float
+    """Share of the attended entries that the CPU attends to."""
+    gpu_kv_bytes: int
+    host_kv_bytes: int
+    far_gbps: float | None
+    """Rate at which far bytes were attended, over the whole step."""
+    record_s: float | None
+
+
+class Bench:
+    """A model of given shapes, and the rates measured beside it."""
+
+    def __init__(self, model: Any, shapes: str, limits: dict[str, Any], gpu_memory: int | None, steps: int) -> None:
+        self.model, self.shapes, self.limits = model, shapes, limits
+        self.gpu_memory, self.steps = gpu_memory, steps
+        self.device = next(model.parameters()).device
+        self.weights = weight_bytes(model)
+
+    def run(self, cases: list[Case], seconds: float) -> Iterator[Row]:
+        """Measures case after case; each gives its memory back before the next."""
+        for case in cases:
+            yield self._peer(case, seconds) if case.method in PEERS else self._row(case, seconds)
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _row(self, case: Case, seconds: float) -> Row:
+        composed = compose(find_method(case.method), **case.params)
+        ledger = Ledger(self.gpu_memory, None)
+        first = max(1, case.context - self.steps)
+        with ExitStack() as undo:
+            session = undo.enter_context(Session(self.model))
+            runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
+            undo.callback(runtime.release)
+            runner = self._runner(session, runtime, case, undo)
+            slots = tuple(range(case.batch))
+            runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
+            runtime.commit()
+            runtime.fill_randomly()
+            length, tokens = first, [1] * case.batch
+
+            def step() -> None:
+                nonlocal length, tokens
+                logits = runner.decode(slots, tokens, [length] * case.batch)
+                tokens = logits.argmax(-1).tolist()
+                length += 1
+
+            start = time.perf_counter()
+            step()
+            record_s = time.perf_counter() - start
+            taken = _time(step, self.steps - 1, seconds)
+            near, far = runtime.attended(Step.of(slots, (length - 1,) * case.batch, (1,) * case.batch))
+            idle = runtime.idle_seconds()
+            token = sum(shape.token_bytes for shape in session.layers)
+            row = self._finish(case, taken, near * token, far * token, ledger)
+            share = None if idle is None else idle / statistics.median(taken)
+            return Row(**row, gpu_idle=share, record_s=record_s)
+
+    def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
+        if self.device.type != "cuda":
+            return EagerRunner(session, runtime, case.batch)
+        from coattn.record.runner import GraphRunner
+
+        runner = GraphRunner(session, runtime, case.batch, (case.batch,))
+        runner.always_far = case.handover
+        undo.callback(runner.fusion.close)
+        undo.callback(runner.forget_recordings)
+        return runner
+
+    def _peer(self, case: Case, seconds: float) -> Row:
+        step = peer_step(self.model, case.method, case.batch, case.context)
+        taken = _time(step, self.steps, seconds)
+        token = sum(shape.token_bytes for shape in _layers(self.model))
+        nbytes = case.batch * case.context * token
+        offload = case.method == "transformers-offload"
+        near, far = (0, nbytes) if offload else (nbytes, 0)
+        row = self._finish(case, taken, near, far, None)
+        row |= {"gpu_kv_bytes": near, "host_kv_bytes": far, "cpu_ratio": 0.0}
+        return Row(**row, gpu_idle=None, record_s=None)
+
+    def _finish(self, case: Case, taken: list[float], near: int, far: int, ledger: Ledger | None) -> dict[str, Any]:
+        median = statistics.median(taken)
+        held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
+        on_cpu = "cpu" in find_method(case.method).place if ledger is not None else False
+        return {
+            "method": case.method,
+            "shapes": self.shapes,
+            "batch": case.batch,
+            "context": case.context,
+            "params": {**case.params, **({"handover": True} if case.handover else {})},
+            "ms_per_step": median * 1e3,
+            "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
+            "tokens_per_s": case.batch / median,
+            "steps": len(taken),
+            "floor_ms": self._floor_ms(near, far, on_cpu),
+            "cpu_ratio": far / (near + far) if on_cpu and near + far else 0.0,
+            "gpu_kv_bytes": held["gpu"],
+            "host_kv_bytes": held["host"],
+            "far_gbps": far / median / GB if far else None,
+        }
+
+    def _floor_ms(self, near: int, far: int, on_cpu: bool) -> float | None:
+        if self.limits["hbm_gbps"] is None:
+            return float((self.weights + near + far) / self.limits["dram_gbps"] / GB * 1e3)
+        hbm = (self.weights + near) / self.limits["hbm_gbps"]
+        link = far / self.limits["dram_gbps" if on_cpu else "pcie_gbps"]
+        return float(max(hbm, link) / GB * 1e3)
+
+
+def _layers(model: Any) -> Any:
+    from coattn.hf.architectures import describe_layers
+
+    return describe_layers(model)
+
+
+def _time(step: Callable[[], object], most: int, seconds: float) -> list[float]:
+    """Seconds of each step: at most so many, at least three, and no more than `seconds` in all."""
+    warm = 2
+    taken: list[float] = []
+    while len(taken) < most and (len(taken) < warm + 3 or sum(taken) < seconds):
+        start = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - start)
+    return taken[warm:] if len(taken) > warm else taken
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    """A row as JSON has it."""
+    return asdict(row)

@@ -1,0 +1,114 @@
+"""`coattn bench decode`: the decode step under each method, beside its floor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.bench import bench, numbers
+from coattn.cli.options import json_option, parse_settings
+from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.errors import ConfigError
+from coattn.units import format_bytes, parse_bytes
+
+
+@bench.command()
+@click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
+@click.option("--methods", default="full,offload,cpu", show_default=True, help="Rows of `coattn methods`, with commas.")
+@click.option("--batch", default="1", show_default=True, callback=numbers, help="Batch sizes.")
+@click.option("--context", default="8192", show_default=True, callback=numbers, help="Context lengths.")
+@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
+@click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
+@click.option("--seconds", default=10.0, show_default=True, help="Most time per row, but three steps at least.")
+@click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies far.")
+@click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
+@click.option("--peers", is_flag=True, help="Add Transformers with its full and its offloaded cache.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
+@json_option
+def decode(target: str | None, as_json: bool, **options: Any) -> None:
+    """The decode step: ms and tokens/s of each method, beside the least time its bytes need on this machine."""
+    path = writable(target)
+    names = options["methods"].split(",")
+
+    from coattn.bench import decode as bench_decode
+    from coattn.bench import figures, limits
+    from coattn.hf.load import choose_device, choose_dtype
+    from coattn.hf.random_model import random_model
+    from coattn.provenance import provenance
+
+    device = options["device"] = choose_device(options["device"])
+    cases = plan(names, options, bench_decode)
+    found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
+    model = random_model(options["shapes"], device, choose_dtype("auto", device))
+    budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
+    rows = []
+    with progress("decode", len(cases)) as bar:
+        for row in run.run(cases, options["seconds"]):
+            rows.append(bench_decode.as_dict(row))
+            bar.advance(bar.task_ids[0])
+    result = {"rows": rows, "limits": found, "weight_bytes": run.weights, **provenance()}
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        figures.decode(result, path.with_suffix(".png"))
+        err.print(f"wrote {path} and {path.with_suffix('.png')}")
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+
+
+def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[Any]:
+    """Every case that was asked for; methods and parameters that do not exist are refused."""
+    from coattn.method import compose
+    from coattn.methods import find_method
+
+    given, used = parse_settings(options["settings"]), set()
+    cases = []
+    for batch in options["batch"]:
+        for context in options["context"]:
+            for name in names:
+                known = compose(find_method(name)).params
+                params = {k: v for k, v in given.items() if k in known}
+                used |= set(params)
+                cases.append(bench_decode.Case(name, batch, context, params))
+                if "window_blocks" not in known:
+                    continue
+                everything = {**params, "window_blocks": context // 32 + 2}
+                if options["resident"]:
+                    cases.append(bench_decode.Case(name, batch, context, everything))
+                if options["handover"] and "cpu" in find_method(name).place:
+                    cases.append(bench_decode.Case(name, batch, context, everything, handover=True))
+            if options["peers"]:
+                # the offloaded cache moves layers between a GPU and DRAM: without a GPU there is none
+                peers = bench_decode.PEERS if options["device"].type == "cuda" else bench_decode.PEERS[:1]
+                cases += [bench_decode.Case(name, batch, context) for name in peers]
+    unknown = sorted(set(given) - used)
+    if unknown:
+        raise ConfigError(f"None of the methods has a parameter {unknown[0]!r}.", "See `coattn methods NAME`.")
+    return cases
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table for people."""
+    table = Table(title=f"{result['rows'][0]['shapes']}, weights {format_bytes(result['weight_bytes'])}")
+    heads = ("method", "batch", "context", "ms/step", "p99", "tokens/s", "floor ms", "x floor", "GPU idle", "CPU share")
+    for name in (*heads, "far GB/s", "GPU KV", "DRAM KV"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in result["rows"]:
+        floor, idle, far = row["floor_ms"], row["gpu_idle"], row["far_gbps"]
+        extra = " ".join(f"{k}={v}" for k, v in row["params"].items())
+        table.add_row(
+            f"{row['method']} {extra}".strip(), str(row["batch"]), f"{row['context']:,}", f"{row['ms_per_step']:.2f}",
+            f"{row['p99_ms']:.2f}", f"{row['tokens_per_s']:.1f}", f"{floor:.2f}", f"{row['ms_per_step'] / floor:.2f}",
+            "" if idle is None else f"{idle:.0%}", f"{row['cpu_ratio']:.0%}", "" if far is None else f"{far:.1f}",
+            format_bytes(row["gpu_kv_bytes"]), format_bytes(row["host_kv_bytes"]),
+        )  # fmt: skip
+    out.print(table)
+    limits = ", ".join(f"{k.removesuffix('_gbps')} {v:.0f}" for k, v in result["limits"].items() if "gbps" in k and v)
+    out.print(f"limits in GB/s: {limits}", highlight=False)

@@ -1,0 +1,218 @@
+"""The loop: take mail, choose work, run it, draw tokens, tell the callers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.engine.handle import Handle
+from coattn.engine.params import SamplingParams
+from coattn.engine.request import FinishReason, Request
+from coattn.engine.runner import Runner
+from coattn.engine.sampler import Drawn, Sampler
+from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
+from coattn.errors import BudgetError, CoattnError, EngineError
+
+
+class Engine:
+    """Requests join and leave between steps. `submit` and cancelling are safe from any thread; so is `step`.
+
+    A step that fails takes down its own requests and no others. After an interrupt every request is cancelled. In both
+    cases the memory is free again before anything else runs.
+    """
+
+    def __init__(self, runner: Runner, tokenizer: Any, *, chunk: int, longest: int, ends: frozenset[int]) -> None:
+        self.runner, self.tokenizer = runner, tokenizer
+        self.chunk, self.longest, self.ends = chunk, longest, ends
+        self.sampler = Sampler()
+        self.scheduler = self._new_scheduler()
+        self.counts: Counter[str] = Counter()
+        """Steps, tokens, and requests by how they ended."""
+        self._live: dict[int, Handle] = {}
+        self._ids = itertools.count()
+        self._closed = False
+        self._lock = threading.RLock()
+        """Held while a step runs."""
+        self._mail = threading.Condition()
+        self._arrived: deque[Handle] = deque()
+        self._cancelled: deque[Handle] = deque()
+
+    def prepare(self, prompt: list[int], params: SamplingParams) -> Request:
+        """A request that could run. Raises InputError or BudgetError."""
+        request = Request(next(self._ids), prompt, params, min(len(prompt) + params.max_new_tokens, self.longest))
+        self.scheduler.check(request)
+        return request
+
+    def submit(self, request: Request, streams: bool) -> Handle:
+        """Puts a prepared request in line. streams: whether its handle keeps parts for iteration."""
+        ends = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            ends |= self.ends
+        handle = Handle(request, self.tokenizer, ends, streams, self.step, self.cancel)
+        with self._mail:
+            if self._closed:
+                raise EngineError("This engine is closed.", "Make a new coattn.LLM.")
+            self._arrived.append(handle)
+            self._mail.notify_all()
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        with self._mail:
+            self._cancelled.append(handle)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_mail()
+            finally:
+                self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until there is something to do, or for `timeout` seconds. False when there is still nothing."""
+        with self._mail:
+            return self._mail.wait_for(lambda: bool(self._arrived or self._live or self._closed), timeout)
+
+    def step(self) -> bool:
+        """Does one piece of work. False when there was none."""
+        with self._lock:
+            try:
+                self._take_mail()
+                work = self.scheduler.next()
+                if work is None:
+                    return False
+                if isinstance(work, Refuse):
+                    self._end(self._live[work.request.id], "error", work.error)
+                else:
+                    self._do(work)
+            except BaseException:
+                self._drop_everything()
+                raise
+            return True
+
+    def close(self) -> None:
+        """Cancels what is left and gives everything back."""
+        with self._lock:
+            with self._mail:
+                if self._closed:
+                    return
+                self._closed = True
+                self._mail.notify_all()
+            try:
+                self._drop_everything()
+            finally:
+                self.runner.close()
+
+    def _do(self, work: Extend | Decode) -> None:
+        requests = (work.request,) if isinstance(work, Extend) else work.requests
+        handles = [self._live[request.id] for request in requests]
+        try:
+            logits = self._run(work)
+        except BudgetError as error:
+            if not self.scheduler.preempt():
+                self._fail(handles, error)
+            return
+        except Exception as error:
+            self._fail(handles, error)
+            return
+        self.scheduler.done(work)
+        if logits is None:
+            return
+        try:
+            drawn = self.sampler.draw(logits, [handle.draws for handle in handles])
+            for handle, each in zip(handles, drawn, strict=True):
+                self._take(handle, each)
+        except Exception as error:
+            self._fail(handles, error)
+
+    def _run(self, work: Extend | Decode) -> Tensor | None:
+        if isinstance(work, Extend):
+            request = work.request
+            assert request.slot is not None
+            tokens = request.tokens(request.stored, work.end)
+            self.counts["prefill_steps"] += 1
+            self.counts["prefill_tokens"] += len(tokens)
+            return self.runner.extend(request.slot, tokens, request.stored, work.last)
+        self.counts["decode_steps"] += 1
+        slots, tokens, history = [], [], []
+        for request in work.requests:
+            assert request.slot is not None
+            slots.append(request.slot)
+            tokens.append(request.output[-1] if request.output else request.prompt[-1])
+            history.append(request.stored)
+        return self.runner.decode(slots, tokens, history)
+
+    def _take(self, handle: Handle, drawn: Drawn) -> None:
+        if not drawn.finite:
+            error = EngineError(
+                "The model's predictions are not finite numbers.", "Use another dtype, or check the model's weights."
+            )
+            self._end(handle, "error", error)
+            return
+        self.counts["new_tokens"] += 1
+        if handle.take(drawn):
+            self._leave(handle)
+
+    def _fail(self, handles: Sequence[Handle], error: Exception) -> None:
+        for handle in handles:
+            if not handle.done:
+                self._end(handle, "error", _explain(error))
+
+    def _end(self, handle: Handle, reason: FinishReason, error: CoattnError | None = None) -> None:
+        handle.request.finish_reason, handle.request.error = reason, error
+        handle.close()
+        self._leave(handle)
+
+    def _leave(self, handle: Handle) -> None:
+        del self._live[handle.id]
+        self.counts[f"requests_{handle.request.finish_reason}"] += 1
+        self.scheduler.finish(handle.request)
+        if not self._live:
+            self.sampler.forget()
+
+    def _take_mail(self) -> None:
+        with self._mail:
+            while self._arrived:
+                handle = self._arrived.popleft()
+                self._live[handle.id] = handle
+                self.scheduler.add(handle.request)
+            while self._cancelled:
+                handle = self._cancelled.popleft()
+                if handle.id in self._live:
+                    self._end(handle, "cancelled")
+
+    def _drop_everything(self) -> None:
+        """Trusts nothing but the list of slots: whatever was interrupted may be half done."""
+        with self._mail:
+            handles = [*self._live.values(), *self._arrived]
+            self._live.clear()
+            self._arrived.clear()
+            self._cancelled.clear()
+        for slot in range(self.runner.slots):
+            self.runner.forget(slot, self.longest)
+        self.counts["preemptions"] += self.scheduler.preemptions
+        self.scheduler = self._new_scheduler()
+        self.sampler.forget()
+        for handle in handles:
+            if not handle.done:
+                handle.request.finish_reason = "cancelled"
+                self.counts["requests_cancelled"] += 1
+                handle.close()
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.runner, self.runner.slots, self.chunk, self.longest)
+
+
+def _explain(error: Exception) -> CoattnError:
+    """The error as a person should see it."""
+    if isinstance(error, CoattnError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return EngineError("The device ran out of memory in a step.", "Lower max_batch, chunk or gpu_memory.")
+    said = " ".join(str(error).split())[:240] or type(error).__name__
+    found = EngineError(f"The step failed: {said}.", "If it happens again, please report it with the full traceback.")
+    found.__cause__ = error
+    return found

@@ -1,0 +1,120 @@
+"""One request as its caller sees it: an answer that grows, until it is done or cancelled."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from coattn.engine.detokenise import TextStream
+from coattn.engine.request import Request, RequestOutput, TokenLogprobs, output_of
+from coattn.engine.sampler import Drawn, Draws
+from coattn.errors import EngineError
+
+
+class Handle:
+    """Made by `LLM.submit`. Iterate it for what is new, or ask `result` for the whole answer.
+
+    Both drive the engine while they wait, so no thread of its own is needed; several threads may wait at once.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Any,
+        ends: frozenset[int],
+        streams: bool,
+        step: Callable[[], bool],
+        cancel: Callable[[Handle], None],
+    ) -> None:
+        self.request = request
+        self.draws = Draws(request.params, request.prompt)
+        self.text = TextStream(tokenizer, request.params.stop)
+        self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._ends, self._step, self._cancel = ends, step, cancel
+        self._deltas: deque[RequestOutput] | None = deque() if streams else None
+        self._shown = 0
+        """Tokens that deltas have told of."""
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def done(self) -> bool:
+        return self.request.finished
+
+    def cancel(self) -> None:
+        """Ends the request at the next border between steps. Safe from any thread; harmless when it is done."""
+        self._cancel(self)
+
+    def result(self) -> RequestOutput:
+        """The whole answer, once it is done."""
+        while not self.done:
+            self._drive()
+        return self.output()
+
+    def poll(self) -> list[RequestOutput]:
+        """What came since the last look, without waiting."""
+        found = []
+        while self._deltas:
+            found.append(self._deltas.popleft())
+        return found
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        """Parts as they come, the last with its finish_reason. Each is given once."""
+        ended = False
+        while not ended:
+            for delta in self.poll():
+                ended = delta.finish_reason is not None
+                yield delta
+            if self.done and not self._deltas:
+                return
+            if not ended:
+                self._drive()
+
+    def output(self) -> RequestOutput:
+        """Everything so far."""
+        logprobs = None if self.logprobs is None else tuple(self.logprobs)
+        return output_of(self.request, self.text.text, tuple(self.request.output), logprobs)
+
+    def take(self, drawn: Drawn) -> bool:
+        """Adds a token. True when it ends the answer; then `request.finish_reason` is still to be told with `tell`."""
+        request = self.request
+        request.output.append(drawn.token)
+        if self.logprobs is not None and drawn.logprobs is not None:
+            self.logprobs.append(drawn.logprobs)
+        if request.first is None:
+            request.first = time.perf_counter()
+        piece = ""
+        if drawn.token in self._ends:
+            request.finish_reason = "stop"
+        else:
+            piece = self.text.push(drawn.token)
+            if self.text.stopped:
+                request.finish_reason = "stop"
+            elif request.total >= request.limit:
+                request.finish_reason = "length"
+        if request.finish_reason is None:
+            self._tell(piece)
+            return False
+        self.close(piece)
+        return True
+
+    def close(self, piece: str = "") -> None:
+        """The request has its finish_reason: hands out what text is left."""
+        self.request.ended = time.perf_counter()
+        self._tell(piece + self.text.flush())
+
+    def _tell(self, piece: str) -> None:
+        if self._deltas is None:
+            return
+        tokens = tuple(self.request.output[self._shown :])
+        logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
+        self._shown = len(self.request.output)
+        self._deltas.append(output_of(self.request, piece, tokens, logprobs))
+
+    def _drive(self) -> None:
+        if not self._step() and not self.done:
+            raise EngineError(f"Request {self.id} is not in this engine any more.", "Submit it again.")

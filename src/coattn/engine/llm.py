@@ -1,0 +1,221 @@
+"""`LLM`: a model under a method, serving many requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coattn.engine.engine import Engine
+from coattn.engine.handle import Handle
+from coattn.engine.params import SamplingParams
+from coattn.engine.progress import Bar
+from coattn.engine.prompts import Prompt, encode, split, spread
+from coattn.engine.request import RequestOutput
+from coattn.engine.runner import EagerRunner
+from coattn.errors import BudgetError, ConfigError, InputError
+from coattn.hf.forward import Session, end_tokens, longest
+from coattn.hf.load import Loaded, load
+from coattn.method import Method, compose
+from coattn.methods import find_method
+from coattn.part import check_count
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEFAULT_LENGTH = 8192
+"""max_length when neither the caller nor the model asks for less."""
+
+
+class LLM:
+    """A model under a method, with continuous batching: requests join and leave between steps.
+
+    model: a name or folder (as `coattn models` and `coattn generate` take it), a `Loaded`, or `(model, tokenizer)`;
+        the tokenizer may be None, then prompts are token ids and answers have no text.
+    method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
+    gpu_memory, host_memory: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
+        `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product.
+    max_batch: sequences that run at a time; others wait.
+    max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
+    chunk: tokens of a prompt that are read between two decode steps.
+    dtype, device: for a model given by name.
+    method_params: the method's parameters.
+
+    Use it in a `with` block, or call `close`: until then the model belongs to the engine. Afterwards, also after an
+    exception, it is as it was, and every byte is given back.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Loaded | tuple[PreTrainedModel, Any],
+        method: str | Method = "full",
+        *,
+        gpu_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
+        max_batch: int = 16,
+        max_length: int | None = None,
+        chunk: int = 2048,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        **method_params: Any,
+    ) -> None:
+        check_count("max_batch", max_batch, 1)
+        check_count("chunk", chunk, 1)
+        self.composed = compose(find_method(method), **method_params)
+        self.ledger = Ledger(parse_bytes(gpu_memory, "gpu_memory"), parse_bytes(host_memory, "host_memory"))
+        loaded = _loaded(model, dtype, device)
+        self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
+        self.max_length = _length(loaded, max_length)
+        with ExitStack() as undo, _own_words():
+            session = undo.enter_context(Session(loaded.model))
+            runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
+            undo.callback(runtime.release)
+            self.vocabulary = session.vocabulary
+            runner = EagerRunner(session, runtime, max_batch)
+            ends = end_tokens(loaded.model, loaded.tokenizer)
+            self.engine = Engine(runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
+            undo.pop_all()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers to one prompt or many, in their order.
+
+        prompts: text (used as it is), token ids, or chat messages (which go through the chat template); one or a list.
+        params: one for all or one each. progress: shows a bar on stderr.
+
+        A prompt that cannot be used raises before anything runs. A request that fails later has finish_reason `error`
+        and its error. An interrupt cancels all of them and gives their memory back.
+        """
+        found = split(prompts)
+        each = spread(params, len(found))
+        requests = [self._prepare(prompt, one) for prompt, one in zip(found, each, strict=True)]
+        handles: list[Handle] = []
+        try:
+            handles.extend(self.engine.submit(request, streams=False) for request in requests)
+            self._finish(handles, progress)
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return [handle.output() for handle in handles]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The answer to one prompt in parts, a token or so each. Stopping early cancels the request."""
+        handle = self.submit(prompt, params)
+
+        def parts() -> Iterator[RequestOutput]:
+            try:
+                yield from handle
+            finally:
+                handle.cancel()
+
+        return parts()
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Handle:
+        """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result."""
+        found = split(prompt)
+        if len(found) != 1:
+            raise InputError(f"There are {len(found)} prompts, but submit takes one.", "Submit each by itself.")
+        return self.engine.submit(self._prepare(found[0], spread(params, 1)[0]), streams=True)
+
+    def step(self) -> bool:
+        """Does one piece of work for whoever is next. False when nobody is here."""
+        return self.engine.step()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until there is something to do, or for `timeout` seconds. For a server's loop around `step`."""
+        return self.engine.wait(timeout)
+
+    def report(self) -> dict[str, Any]:
+        """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start."""
+        scheduler, counts = self.engine.scheduler, self.engine.counts
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens")
+        reasons = ("stop", "length", "error", "cancelled")
+        return {
+            "method": self.composed.method.name,
+            "exact": self.composed.exact,
+            "params": dict(self.composed.params),
+            "gpu_kv_bytes": self.ledger.held["gpu"],
+            "host_kv_bytes": self.ledger.held["host"],
+            "gpu_kv_peak": self.ledger.peak["gpu"],
+            "host_kv_peak": self.ledger.peak["host"],
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "preemptions": counts["preemptions"] + scheduler.preemptions,
+            **{name: counts[name] for name in names},
+            "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
+        }
+
+    def close(self) -> None:
+        """Cancels what is left, gives every byte back and leaves the model as it was. May be called twice."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _finish(self, handles: list[Handle], progress: bool) -> None:
+        with Bar(len(handles), progress) as bar:
+            for handle in handles:
+                while not handle.done:
+                    self.engine.step()
+                    if progress:
+                        bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
+
+    def _prepare(self, prompt: Any, params: SamplingParams) -> Any:
+        if params.stop and self.tokenizer is None:
+            raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
+        return self.engine.prepare(encode(prompt, self.tokenizer, self.vocabulary), params)
+
+
+def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:
+    if isinstance(model, str | Path):
+        return load(model, dtype=dtype, device=device)
+    for name, value in (("dtype", dtype), ("device", device)):
+        if value != "auto":
+            raise ConfigError(f"{name} was given beside a model that is loaded already.", f"Leave {name} out.")
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], torch.nn.Module):
+        module: Any = model[0]
+        return Loaded(module, model[1], getattr(module, "name_or_path", "") or type(module).__name__, None)
+    raise ConfigError(
+        f"The model is a {type(model).__name__}.", "Give a name, a folder, a Loaded, or (model, tokenizer)."
+    )
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Lets a BudgetError name the options of `LLM`."""
+    try:
+        yield
+    except BudgetError as error:
+        said = (error.sentence, error.hint)
+        raise BudgetError(*(x.replace("gpu_kv", "gpu_memory").replace("host_kv", "host_memory") for x in said)) from None
+
+
+def _length(loaded: Loaded, wanted: int | None) -> int:
+    """The longest sequence: what was asked for, checked against the model's positions."""
+    most = longest(loaded.model)
+    if wanted is None:
+        return DEFAULT_LENGTH if most is None else min(most, DEFAULT_LENGTH)
+    check_count("max_length", wanted, 2)
+    if most is not None and wanted > most:
+        raise ConfigError(
+            f"max_length is {wanted:,}, but {loaded.name} has {most:,} positions that a batch can use.",
+            f"Set max_length={most} or less.",
+        )
+    return wanted

@@ -1,0 +1,91 @@
+"""What a request asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from coattn.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is continued. Unknown names and values out of range are refused with a ConfigError.
+
+    The filters act in Transformers' order: repetition penalty, temperature, top-k, top-p, min-p.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    """0 is greedy; then top_p, top_k, min_p and seed change nothing."""
+    top_p: float = 1.0
+    """Keeps the most likely tokens that together reach this probability; 1 keeps all."""
+    top_k: int = 0
+    """Keeps this many of the most likely tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Drops tokens less likely than this share of the most likely one."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens of the prompt and of the answer less likely."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer. They are not part of its text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer, besides the model's own end tokens."""
+    seed: int | None = None
+    """The same seed gives the same draws, alone and in any batch."""
+    logprobs: int | None = None
+    """How many of the most likely tokens to report per token with their log-probability, besides the chosen one."""
+    ignore_eos: bool = False
+    """Goes on after the model's end tokens."""
+
+    def __post_init__(self) -> None:
+        _whole("max_new_tokens", self.max_new_tokens, 1)
+        _number("temperature", self.temperature, 0, math.inf)
+        _number("top_p", self.top_p, 0, 1, above=True)
+        _whole("top_k", self.top_k, 0)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, above=True)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}, which is not a yes or no.", "Give True or False.")
+        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"{name} is {value!r}, but must be a whole number of at least {least}.", f"Set {name}={least} or more."
+        )
+
+
+def _number(name: str, value: Any, least: float, most: float, above: bool = False) -> None:
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or not least <= value <= most or (above and value == least):
+        start = f"above {least}" if above else f"of at least {least}"
+        end = "" if math.isinf(most) else f" and at most {most}"
+        raise ConfigError(f"{name} is {value!r}, but must be a number {start}{end}.", f"Correct {name}.")
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(text, str) and text for text in found):
+        raise ConfigError(
+            f"stop is {value!r}, but must be strings of at least one character.", 'Write it like stop=("\\n\\n",).'
+        )
+    return found
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    found = tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
+        raise ConfigError(f"stop_token_ids is {value!r}, but must be token ids.", "Give whole numbers of at least 0.")
+    return found

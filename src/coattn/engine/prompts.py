@@ -1,0 +1,95 @@
+"""Prompts as people give them: text, token ids, chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from coattn.engine.params import SamplingParams
+from coattn.errors import ConfigError, InputError
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor
+"""Text as it is; token ids; or chat messages, which go through the model's chat template."""
+
+HOW = "Give text, a list of token ids, or a list of chat messages with role and content."
+
+
+def split(prompts: Any) -> list[Prompt]:
+    """One prompt or several -> a list of prompts."""
+    if isinstance(prompts, str | Tensor):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise InputError(f"The prompts are a {type(prompts).__name__}.", HOW)
+    if not prompts:
+        raise InputError("There are no prompts.", HOW)
+    single = all(_is_id(item) for item in prompts) or all(isinstance(item, Mapping) for item in prompts)
+    return [prompts] if single else list(prompts)
+
+
+def spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One set of parameters for all, or one each -> one each."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    found = list(params) if isinstance(params, Sequence) else [params]
+    wrong = next((each for each in found if not isinstance(each, SamplingParams)), None)
+    if wrong is not None:
+        raise ConfigError(f"params holds a {type(wrong).__name__}.", "Give coattn.SamplingParams(...).")
+    if len(found) != count:
+        raise ConfigError(
+            f"There are {count} prompts, but {len(found)} sets of parameters.", "Give one for all, or one for each."
+        )
+    return found
+
+
+def encode(prompt: Any, tokenizer: Any, vocabulary: int) -> list[int]:
+    """A prompt -> its token ids, checked against the size of the vocabulary."""
+    ids = _encode(prompt, tokenizer)
+    if not ids:
+        raise InputError("The prompt is empty.", "Give at least one token; a beginning-of-text token will do.")
+    wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
+    if wrong is not None:
+        raise InputError(
+            f"Token id {wrong} is not in the model's vocabulary of {vocabulary:,}.",
+            "Encode the prompt with the model's own tokenizer.",
+        )
+    return ids
+
+
+def _encode(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, Tensor):
+        if prompt.ndim != 1 or prompt.is_floating_point() or prompt.is_complex():
+            raise InputError(f"The prompt is a tensor of {prompt.dtype} {list(prompt.shape)}.", "Give token ids [n].")
+        return [int(i) for i in prompt.tolist()]
+    if isinstance(prompt, str):
+        return [int(i) for i in _known(tokenizer)(prompt, verbose=False)["input_ids"]]
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise InputError(f"A prompt is a {type(prompt).__name__}.", HOW)
+    if all(_is_id(item) for item in prompt):
+        return [int(i) for i in prompt]
+    if all(isinstance(item, Mapping) for item in prompt):
+        return _chat(prompt, tokenizer)
+    raise InputError("A prompt mixes things that do not belong together.", HOW)
+
+
+def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+    if not getattr(_known(tokenizer), "chat_template", None):
+        raise InputError("This model has no chat template.", "Give the prompt as text.")
+    if not all(isinstance(each.get("role"), str) and "content" in each for each in messages):
+        raise InputError("A chat message lacks its role or its content.", HOW)
+    try:
+        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # the template is a program of the model's authors and raises what it likes
+        raise InputError(f"The model's chat template refuses these messages: {error}.", HOW) from error
+    return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
+
+def _known(tokenizer: Any) -> Any:
+    if tokenizer is None:
+        raise InputError("This engine has no tokenizer.", "Give token ids, or a tokenizer beside the model.")
+    return tokenizer
+
+
+def _is_id(item: Any) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool | Tensor)

@@ -1,0 +1,124 @@
+"""A request on its way through the engine, and what comes out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from coattn.engine.params import SamplingParams
+from coattn.errors import CoattnError
+
+FinishReason = Literal["stop", "length", "error", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, by the model's own distribution before penalties and filters."""
+
+    logprob: float
+    """Of the chosen token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """`(token id, log-probability)` of the most likely tokens, best first."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """Tokens, and how many of them the stores hold.
+
+    A request decodes when exactly one of its tokens is not stored yet; else its tokens are read in chunks. So one that
+    lost its memory reads prompt and output again and goes on where it was.
+    """
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    limit: int
+    """Tokens it may have in all, prompt included."""
+    output: list[int] = field(default_factory=list)
+    stored: int = 0
+    slot: int | None = None
+    """Its row of the stores while it runs."""
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    error: CoattnError | None = None
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    """When it first got a slot."""
+    first: float | None = None
+    """When its first token came."""
+    ended: float | None = None
+
+    @property
+    def total(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def decodes(self) -> bool:
+        return self.stored > 0 and self.total - self.stored == 1
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Prompt and output as one sequence, from `start` to `end`."""
+        border = len(self.prompt)
+        return self.prompt[start:end] + self.output[max(0, start - border) : max(0, end - border)]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """An answer, or (from `stream` and handles) the part of it that is new."""
+
+    request_id: int
+    text: str
+    token_ids: tuple[int, ...]
+    """The end token is included if there was one; it is not part of `text`."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One entry per token of `token_ids`, where `SamplingParams.logprobs` asked for them."""
+    finish_reason: FinishReason | None = None
+    """None while more is to come; `length`: max_new_tokens or the longest sequence was reached."""
+    error: CoattnError | None = None
+    """Why, where finish_reason is `error`."""
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    """In all, also in a partial output."""
+    preemptions: int = 0
+    """How often its memory was given to older requests and its tokens were read again."""
+    waited_s: float | None = None
+    """Until it first got a slot."""
+    first_token_s: float | None = None
+    """Until its first token, waiting included."""
+    total_s: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first per second; None when there were fewer than two."""
+        if self.total_s is None or self.first_token_s is None or self.new_tokens < 2:
+            return None
+        return (self.new_tokens - 1) / max(self.total_s - self.first_token_s, 1e-9)
+
+
+def output_of(
+    request: Request, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
+) -> RequestOutput:
+    """The state of `request` as an output with these contents."""
+
+    def since(mark: float | None) -> float | None:
+        return None if mark is None else mark - request.arrived
+
+    return RequestOutput(
+        request.id,
+        text,
+        token_ids,
+        logprobs,
+        request.finish_reason,
+        request.error,
+        len(request.prompt),
+        len(request.output),
+        request.preemptions,
+        since(request.started),
+        since(request.first),
+        since(request.ended),
+    )

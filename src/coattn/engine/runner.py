@@ -1,0 +1,85 @@
+"""Runs steps: what an engine needs of a model under a method, and the plain way to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from coattn.hf.forward import Session
+from coattn.runtime import Runtime
+from coattn.store.ledger import Tier
+from coattn.types import Step
+
+
+class Runner(Protocol):
+    """A model, its stores, and the steps that run over them. Used by one thread at a time.
+
+    A step that raises leaves every sequence with the history it had. BudgetError means that nothing was started.
+    Tensors that a step returns are valid until the next one.
+    """
+
+    slots: int
+    """Rows of the stores; a sequence lives in one of `0 .. slots - 1`."""
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        """Bytes of each tier that a sequence of so many tokens takes, of what the slots share."""
+
+    def free(self) -> Mapping[Tier, int | None]:
+        """Bytes of each tier that sequences can still be given; None: no limit."""
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted."""
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
+
+    def forget(self, slot: int, length: int) -> None:
+        """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
+
+    def close(self) -> None:
+        """Gives every byte back and leaves the model as it was."""
+
+
+class EagerRunner:
+    """The Transformers modules, called layer by layer. Runs on every machine."""
+
+    def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
+        self.session, self.runtime, self.slots = session, runtime, slots
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return self.runtime.needs(tokens)
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return self.runtime.free()
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        step = Step.of((slot,), (history,), (len(tokens),))
+        positions = torch.arange(history, history + len(tokens))
+        return self._run(step, tokens, positions, torch.tensor([len(tokens) - 1]) if want_logits else None)
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))
+        logits = self._run(step, tokens, torch.tensor(history), torch.arange(len(slots)))
+        assert logits is not None
+        return logits
+
+    def forget(self, slot: int, length: int) -> None:
+        self.runtime.truncate(slot, length, 0)
+
+    def close(self) -> None:
+        self.session.close()
+        self.runtime.release()
+
+    def _run(self, step: Step, tokens: Sequence[int], positions: Tensor, rows: Tensor | None) -> Tensor | None:
+        device = self.session.device
+        self.runtime.begin(step)
+        try:
+            logits = self.session.forward(self.runtime, torch.tensor(tokens, device=device), positions.to(device), rows)
+            self.runtime.commit()
+        except BaseException:
+            self.runtime.abort()
+            raise
+        return logits

@@ -1,0 +1,147 @@
+"""Logits to tokens, for requests with different settings in one batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.engine.filters import drop_unlikely, keep_top, penalise, pick
+from coattn.engine.params import SamplingParams
+from coattn.engine.request import TokenLogprobs
+
+COLDEST = 1e-5
+"""Below this a temperature means greedy."""
+
+
+class Draws:
+    """What sampling remembers of one request: its random numbers, and the tokens a repetition penalty counts."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self.params = params
+        self.prompt = prompt
+        self.random = random.Random(params.seed)
+        self.seen: Tensor | None = None
+        """`[vocab]` bool on the logits' device; a row of the batch it was last drawn in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token; finite is False where the model's logits were not numbers, and then the token means nothing."""
+
+    token: int
+    finite: bool
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """Draws one token per row. A batch of greedy requests without log-probabilities costs one reduction and one copy.
+
+    Tensors that only depend on who is in the batch are kept until somebody joins or leaves.
+    """
+
+    def __init__(self) -> None:
+        self._batch: _Batch | None = None
+
+    @torch.no_grad()
+    def draw(self, logits: Tensor, who: Sequence[Draws]) -> list[Drawn]:
+        """logits `[n, vocab]`, any device and float dtype -> one token each. One copy to the host."""
+        batch = self._batch
+        if batch is None or batch.who != tuple(who):
+            batch = self._batch = _Batch(logits, who)
+        columns = batch.columns(logits.float())
+        return batch.read(columns.tolist())
+
+    def forget(self) -> None:
+        """Lets go of the tensors of the last batch."""
+        self._batch = None
+
+
+class _Batch:
+    """The settings of a batch as columns `[n, 1]`, and which rows need which work."""
+
+    def __init__(self, logits: Tensor, who: Sequence[Draws]) -> None:
+        self.who = tuple(who)
+        self.vocab, self.device = logits.shape[-1], logits.device
+        params = [each.params for each in who]
+        self.penalised = self._rows([each.repetition_penalty != 1 for each in params])
+        self.sampled = self._rows([not each.greedy for each in params])
+        self.top = max((each.logprobs for each in params if each.logprobs is not None), default=-1)
+        self.top = min(self.top, self.vocab)
+        if self.penalised is not None:
+            self.penalty = self._column([each.repetition_penalty for each in params], self.penalised)
+            self._share_seen()
+        if self.sampled is not None:
+            chosen = [each for each in params if not each.greedy]
+            self.drawing = [each for each in who if not each.params.greedy]
+            self.temperature = self._column([each.temperature for each in chosen]).clamp(min=COLDEST)
+            self.ordered = self._rows([each.top_k > 0 or each.top_p < 1 for each in chosen])
+            self.min_p = self._column([each.min_p for each in chosen]) if any(p.min_p for p in chosen) else None
+            if self.ordered is not None:
+                self.top_k = self._column([each.top_k for each in chosen], self.ordered).long()
+                self.top_p = self._column([each.top_p for each in chosen], self.ordered)
+
+    def columns(self, logits: Tensor) -> Tensor:
+        """`[n, 2 or more]` float64: token, largest logit; then, where asked for, log-probabilities."""
+        scores = logits if self.penalised is None else self._penalise(logits)
+        largest, tokens = scores.max(-1)
+        if self.sampled is not None:
+            tokens[self.sampled] = self._sample(scores[self.sampled])
+        if self.penalised is not None:
+            self.seen[torch.arange(len(self.penalised), device=self.device), tokens[self.penalised]] = True
+        found = [tokens.double()[:, None], largest.double()[:, None]]
+        if self.top >= 0:
+            logprobs = logits.log_softmax(-1)
+            best, ids = logprobs.topk(self.top, -1)
+            found += [logprobs.gather(-1, tokens[:, None]).double(), ids.double(), best.double()]
+        return torch.cat(found, -1)
+
+    def read(self, rows: list[list[float]]) -> list[Drawn]:
+        """The columns, on the host, as what they mean."""
+        drawn = []
+        for each, (token, largest, *rest) in zip(self.who, rows, strict=True):
+            count, logprobs = each.params.logprobs, None
+            if count is not None:
+                ids, best = rest[1 : 1 + count], rest[1 + self.top : 1 + self.top + count]
+                logprobs = TokenLogprobs(rest[0], tuple(zip(map(int, ids), best, strict=True)))
+            drawn.append(Drawn(int(token), abs(largest) < float("inf"), logprobs))
+        return drawn
+
+    def _sample(self, scores: Tensor) -> Tensor:
+        """scores `[m, vocab]` -> `[m]` tokens, by where one random number falls in the running sum."""
+        scores = (scores - scores.amax(-1, True)) / self.temperature  # the largest is 0: nothing overflows
+        if self.ordered is not None:
+            scores[self.ordered] = keep_top(scores[self.ordered], self.top_k, self.top_p)
+        shares = scores.softmax(-1)
+        if self.min_p is not None:
+            shares = drop_unlikely(shares, self.min_p)
+        numbers = torch.tensor([each.random.random() for each in self.drawing], dtype=torch.float64)
+        return pick(shares, numbers.to(self.device))
+
+    def _penalise(self, logits: Tensor) -> Tensor:
+        scores = logits.clone()
+        scores[self.penalised] = penalise(logits[self.penalised], self.seen, self.penalty)
+        return scores
+
+    def _share_seen(self) -> None:
+        """One matrix for the batch; each request's row is a view of it, so it stays right when the batch changes."""
+        rows = [each for each in self.who if each.params.repetition_penalty != 1]
+        for each in rows:
+            if each.seen is None:
+                each.seen = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
+                each.seen[torch.tensor(list(each.prompt), device=self.device)] = True
+        self.seen = torch.stack([each.seen for each in rows if each.seen is not None])
+        for each, row in zip(rows, self.seen, strict=True):
+            each.seen = row
+
+    def _rows(self, which: list[bool]) -> Tensor | None:
+        if not any(which):
+            return None
+        return torch.tensor([i for i, yes in enumerate(which) if yes], device=self.device)
+
+    def _column(self, values: list[float], rows: Tensor | None = None) -> Tensor:
+        column = torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
+        return column if rows is None else column[rows]

@@ -1,0 +1,205 @@
+"""Who runs next: admission by bytes, chunked prefill beside decoding, preemption of the youngest. No tensors here."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from coattn.engine.request import Request
+from coattn.errors import BudgetError, InputError
+from coattn.store.ledger import PLACE, Tier
+from coattn.units import format_bytes
+
+HEADROOM = 64
+"""Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
+
+
+class Memory(Protocol):
+    """What the scheduler asks of a runner."""
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        """Bytes of each tier that a sequence of so many tokens takes."""
+
+    def free(self) -> Mapping[Tier, int | None]:
+        """Bytes of each tier that sequences can still be given; None: no limit."""
+
+    def forget(self, slot: int, length: int) -> None:
+        """Gives back what the sequence in `slot` holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Store the tokens of `request` up to `end`. Only the last chunk is followed by a new token."""
+
+    request: Request
+    end: int
+
+    @property
+    def last(self) -> bool:
+        return self.end == self.request.total
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One token for each of these."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """This request runs alone and still does not fit."""
+
+    request: Request
+    error: BudgetError
+
+
+Work = Extend | Decode | Refuse
+
+
+class Scheduler:
+    """First come, first served, over `slots` rows of the stores.
+
+    `next` says what to do; the caller does it and then calls `done`, or `finish` for requests that end. `running` is
+    ordered by arrival. A request that does not fit any more next to older ones loses its memory, goes back to the front
+    of `waiting` and reads its tokens again later; so the oldest always gets through.
+    """
+
+    def __init__(self, memory: Memory, slots: int, chunk: int, longest: int) -> None:
+        self.memory, self.chunk, self.longest = memory, chunk, longest
+        self.capacity = dict(memory.free())
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.preemptions = 0
+        self._slots = list(range(slots))
+        self._spent = 0
+        """Tokens read since the last decode step."""
+
+    def check(self, request: Request) -> None:
+        """Raises InputError for a prompt that is too long, BudgetError for a request that could never fit."""
+        if len(request.prompt) >= self.longest:
+            raise InputError(
+                f"The prompt has {len(request.prompt):,} tokens, but a sequence has at most {self.longest:,} here, "
+                "its answer included.",
+                "Shorten it, raise max_length, or use a model with more positions.",
+            )
+        excess = self._excess(self.memory.needs(request.limit - 1), self.capacity)
+        if excess is not None:
+            raise _too_small(request, *excess)
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def next(self) -> Work | None:
+        """The next thing to do; None when nobody is here."""
+        self._admit()
+        while self.running:
+            work = self._choose()
+            growth = self._growth(work)
+            excess = self._excess(growth, self.memory.free()) if any(growth.values()) else None
+            if excess is None:
+                return work
+            if not self.preempt():
+                return Refuse(self.running[0], _too_small(self.running[0], *excess))
+        return None
+
+    def done(self, work: Extend | Decode) -> None:
+        """The tokens of `work` are stored."""
+        if isinstance(work, Extend):
+            self._spent += work.end - work.request.stored
+            work.request.stored = work.end
+            return
+        self._spent = 0
+        for request in work.requests:
+            request.stored += 1
+
+    def finish(self, request: Request) -> None:
+        """Takes a request out, wherever it is, and gives its memory back."""
+        if request.slot is None:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._vacate(request)
+
+    def preempt(self) -> bool:
+        """Takes the memory of the youngest running request, unless it is the only one."""
+        if len(self.running) < 2:
+            return False
+        request = self.running.pop()
+        self._vacate(request)
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+        return True
+
+    def _vacate(self, request: Request) -> None:
+        assert request.slot is not None
+        slot, stored = request.slot, request.stored
+        request.slot, request.stored = None, 0
+        heapq.heappush(self._slots, slot)
+        if stored:
+            self.memory.forget(slot, stored)
+
+    def _admit(self) -> None:
+        while self.waiting and self._slots:
+            if self.running and not self._fits_beside(self.waiting[0]):
+                return
+            request = self.waiting.popleft()
+            request.slot = heapq.heappop(self._slots)
+            if request.started is None:
+                request.started = time.perf_counter()
+            self.running.append(request)
+
+    def _fits_beside(self, newcomer: Request) -> bool:
+        """Whether all its tokens fit, with headroom for everyone."""
+        wanted = dict(self.memory.needs(_ahead(newcomer)))
+        for request in self.running:
+            now = self.memory.needs(request.stored)
+            for tier, count in self.memory.needs(_ahead(request)).items():
+                wanted[tier] = wanted.get(tier, 0) + count - now[tier]
+        return self._excess(wanted, self.memory.free()) is None
+
+    def _choose(self) -> Extend | Decode:
+        """At most a chunk of reading between two decode steps."""
+        decoding = tuple(request for request in self.running if request.decodes)
+        if len(decoding) < len(self.running):
+            request = next(request for request in self.running if not request.decodes)
+            end = min(request.stored + self.chunk, request.total)
+            if not decoding or not self._spent or self._spent + end - request.stored <= self.chunk:
+                return Extend(request, end)
+        return Decode(decoding)
+
+    def _growth(self, work: Extend | Decode) -> dict[Tier, int]:
+        needs, growth = self.memory.needs, dict[Tier, int]()
+        ends = [(work.request, work.end)] if isinstance(work, Extend) else [(r, r.stored + 1) for r in work.requests]
+        for request, end in ends:
+            now = needs(request.stored)
+            for tier, count in needs(end).items():
+                growth[tier] = growth.get(tier, 0) + count - now[tier]
+        return growth
+
+    @staticmethod
+    def _excess(wanted: Mapping[Tier, int], there: Mapping[Tier, int | None]) -> tuple[Tier, int, int] | None:
+        """The first tier that has too little, what is wanted of it and what it has."""
+        for tier, count in wanted.items():
+            room = there.get(tier)
+            if room is not None and count > room:
+                return tier, count, room
+        return None
+
+
+def _ahead(request: Request) -> int:
+    return min(request.total + HEADROOM, request.limit)
+
+
+def _too_small(request: Request, tier: Tier, wanted: int, room: int) -> BudgetError:
+    option = "gpu_memory" if tier == "gpu" else "host_memory"
+    return BudgetError(
+        f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones needs "
+        f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but there is only {format_bytes(room)}.",
+        f"Raise {option}, lower max_new_tokens, or shorten the prompt.",
+    )

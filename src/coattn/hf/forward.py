@@ -1,0 +1,131 @@
+"""One forward call over packed tokens: sequences of any length side by side, no padding, no cache object."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from coattn.errors import UnsupportedError
+from coattn.hf import attention
+from coattn.hf.architectures import attention_modules, check_family, describe_layers
+from coattn.hf.logits import head
+from coattn.runtime import Runtime
+from coattn.types import LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from coattn.hf.attach import Attachment
+
+
+class Session:
+    """A model whose attention runs in a runtime, from `__init__` to `close`.
+
+    While it is open the model's own `generate` and `forward` are refused; afterwards, also after an exception inside,
+    the model is as it was. One session or attachment per model at a time; sessions of several models may be open.
+    """
+
+    tokens: Tensor | None = None
+    """What the attention function asks of an attachment: every column of a packed call is a token."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        check_family(model)
+        if model.config._attn_implementation == attention.NAME:
+            raise UnsupportedError(
+                "This model is in use already, by `coattn.attach` or by another engine.",
+                "Leave the `with` block or close the engine that uses it first.",
+            )
+        self.model = model
+        self.layers: list[LayerShape] = describe_layers(model)
+        self.modules = attention_modules(model)
+        self.decoder: Any = model.get_decoder()
+        self.device = cast("torch.device", model.get_input_embeddings().weight.device)
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self._runtime: Runtime | None = None
+        config = model.config
+        with ExitStack() as undo:
+            undo.callback(attention.disable, cast("Attachment", self))
+            attention.enable(cast("Attachment", self))
+            undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
+            config._attn_implementation_internal = attention.NAME
+            self._undo = undo.pop_all()
+
+    @property
+    def conversation(self) -> Session:
+        """What the attention function continues: this session, inside `forward` only."""
+        if self._runtime is None:
+            raise UnsupportedError(
+                "This model belongs to an open engine, so it cannot be called directly.",
+                "Use the engine, or close it first.",
+            )
+        return self
+
+    @property
+    def runtime(self) -> Runtime | None:
+        return self._runtime
+
+    @torch.no_grad()
+    def forward(self, runtime: Runtime, ids: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | None:
+        """ids, positions `[tokens]`, packed as the step that `runtime` has begun -> logits of `rows`.
+
+        rows: `[n]` indices into the tokens -> float32 `[n, vocabulary]`; None computes no logits. All tensors are on
+        the session's device.
+        """
+        hidden = self.hidden(runtime, ids, positions)
+        return None if rows is None else head(self.model, hidden[rows.to(hidden.device)])
+
+    @torch.no_grad()
+    def hidden(self, runtime: Runtime, ids: Tensor, positions: Tensor) -> Tensor:
+        """Like `forward`, up to the model's head: `[tokens, hidden_size]`."""
+        if self.model.config._attn_implementation != attention.NAME:
+            raise UnsupportedError(
+                f"The attention implementation was set to {self.model.config._attn_implementation!r} under an engine.",
+                "Choose it before the engine is made or after it is closed.",
+            )
+        self._runtime = runtime
+        try:
+            out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        finally:
+            self._runtime = None
+        return cast("Tensor", out.last_hidden_state[0])
+
+    def close(self) -> None:
+        """Leaves the model as it was."""
+        self._undo.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def longest(model: PreTrainedModel) -> int | None:
+    """Positions that every sequence of a mixed batch may use; None: no limit.
+
+    Rotary scaling that depends on the longest sequence of a call (`longrope`) would make a request's result depend on
+    its neighbours, so such models end where their scaling would change.
+    """
+    config = model.config
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if part.get("rope_type") == "longrope":
+            limits.append(
+                part.get("original_max_position_embeddings")
+                or getattr(config, "original_max_position_embeddings", None)
+            )
+    known = [int(limit) for limit in limits if limit]
+    return min(known, default=None)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: what the generation config says, else the config, else the tokenizer."""
+    for source in (model.generation_config, model.config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else map(int, found))
+    return frozenset()

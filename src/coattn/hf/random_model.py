@@ -1,0 +1,83 @@
+"""Models with random weights in the shapes of known ones: for benchmarks, where no weights are needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from coattn.errors import ConfigError
+from coattn.hf.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": False,
+    },
+    "llama-3-8b": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 1 << 20,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "smollm2-135m": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": True,
+    },
+}
+"""Name -> config, as their model cards give it."""
+
+
+def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal model in these shapes, weights drawn on the device."""
+    if shapes not in SHAPES:
+        raise ConfigError(f"There are no shapes {shapes!r}.", f"There are: {', '.join(SHAPES)}.")
+    config = AutoConfig.for_model(**SHAPES[shapes])
+    with quiet(), torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.to(device).eval()
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Bytes of weights that a decode step must read: all but the rows of the embedding it does not look up."""
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    total = sum(p.nbytes for p in model.parameters())
+    return int(total if table is head else total - table.nbytes)

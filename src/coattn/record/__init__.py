@@ -1,0 +1,1 @@
+"""The decode step as one CUDA graph, CPU work included."""

@@ -1,0 +1,14 @@
+"""Which batch sizes are recorded; a step runs in the next larger one, its other rows nobody's."""
+
+from __future__ import annotations
+
+
+def ladder(most: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, then steps of 8 up to 32 and of 16 beyond; ends with `most`."""
+    rungs = [r for r in (1, 2, 4, 8, 16, 24, 32, *range(48, most, 16)) if r < most]
+    return (*rungs, most)
+
+
+def rung(rungs: tuple[int, ...], count: int) -> int:
+    """The smallest recorded size that holds `count` sequences."""
+    return next(r for r in rungs if r >= count)

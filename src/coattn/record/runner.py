@@ -1,0 +1,149 @@
+"""Runs decode steps as recorded CUDA graphs; everything else layer by layer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.engine.runner import EagerRunner
+from coattn.errors import WorkerError
+from coattn.hf.forward import Session
+from coattn.hf.fuse import Fusion
+from coattn.hf.logits import head
+from coattn.record.ladder import ladder, rung
+from coattn.runtime import Runtime
+from coattn.store.frame import Frame
+from coattn.store.ledger import Tier
+from coattn.types import Phase, Step
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One step: replaying it reads the frames and leaves logits here."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    seconds: float
+    """What recording it took."""
+
+
+class GraphRunner:
+    """A Runner whose decode step is one CUDA graph for each batch size and for each of near only, near and far.
+
+    A graph is recorded when a step first needs it. A step whose CPU part failed takes the recordings with it: the
+    next one records anew over a new mailbox.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        runtime: Runtime,
+        slots: int,
+        rungs: tuple[int, ...] | None = None,
+        on_record: Callable[[int, bool, float], None] | None = None,
+    ) -> None:
+        self.slots, self.session, self.runtime = slots, session, runtime
+        self.eager = EagerRunner(session, runtime, slots)
+        self.rungs = rungs or ladder(slots)
+        self.on_record = on_record
+        self.always_far = False
+        """For benchmarks: hand over to the CPU also when nothing lies far."""
+        self.fusion = Fusion(session.model)
+        runtime.frames(self.rungs[-1])
+        self.inputs = Frame({"tokens": 1, "positions": 1}, self.rungs[-1], session.device)
+        self._recorded: dict[tuple[int, bool], Recorded] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(session.device)  # type: ignore[no-untyped-call]
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return self.eager.needs(tokens)
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return self.eager.free()
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        return self.eager.extend(slot, tokens, history, want_logits)
+
+    def forget(self, slot: int, length: int) -> None:
+        self.eager.forget(slot, length)
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
+        self.runtime.begin(step)
+        try:
+            far = self.runtime.write(step) or self.always_far
+            self._write_inputs(tokens, history)
+            rows = rung(self.rungs, len(slots))
+            recorded = self._recorded.get((rows, far)) or self.record(rows, far)
+            self._replay(recorded, rows, far)
+            self.runtime.commit()
+        except BaseException as error:
+            self.runtime.abort()
+            if isinstance(error, WorkerError):
+                self.forget_recordings()
+            raise
+        return recorded.logits[: len(slots)]
+
+    def record(self, rows: int, far: bool) -> Recorded:
+        """Records a step over what the frames hold now; run once for real, it would only write the same again."""
+        begun = self.runtime.step
+        start = time.perf_counter()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with self.runtime.recording(rows, far), self.fusion.active(), torch.no_grad():
+                self._stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self._stream):
+                    self._forward(rows)
+                torch.cuda.current_stream().wait_stream(self._stream)
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    logits = self._forward(rows)
+        finally:
+            self.runtime.step = begun
+        made = Recorded(graph, logits, time.perf_counter() - start)
+        self._recorded[rows, far] = made
+        if self.on_record is not None:
+            self.on_record(rows, far, made.seconds)
+        return made
+
+    def forget_recordings(self) -> None:
+        """Drops every graph, and what the places kept for them."""
+        torch.cuda.synchronize()
+        self._recorded.clear()
+        for place in self.runtime.places():
+            place.forget_recordings()
+
+    def close(self) -> None:
+        self.forget_recordings()
+        self.fusion.close()
+        self.eager.close()
+
+    def _forward(self, rows: int) -> Tensor:
+        ids, positions = self.inputs.there("tokens", rows), self.inputs.there("positions", rows)
+        hidden = self.session.hidden(self.runtime, ids, positions)
+        return head(self.session.model, hidden)
+
+    def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:
+        if not far:
+            recorded.graph.replay()
+            return
+        places = self.runtime.places()
+        for place in places:
+            place.arm(rows)
+        recorded.graph.replay()
+        for place in places:
+            place.check()
+        torch.cuda.current_stream().synchronize()
+        for place in places:
+            place.settle()
+
+    def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
+        for name, values in (("tokens", tokens), ("positions", history)):
+            column = self.inputs.host(name)
+            column[: len(values)] = torch.tensor(values)
+            column[len(values) :] = 0
+        self.inputs.send()

@@ -1,0 +1,127 @@
+"""The Triton kernels against their references: on the GPU where there is one, else under Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.ops.reference.append import append as append_reference
+from coattn.ops.reference.attend import attend as attend_reference
+from coattn.state import AttnState, Split, merge
+from coattn.types import BlockList
+
+pytest.importorskip("triton")
+from coattn.ops.triton import append as append_kernel
+from coattn.ops.triton import attend as attend_kernel
+from coattn.ops.triton import linear as linear_kernel
+from coattn.ops.triton import merge as merge_kernel
+from coattn.ops.triton import model as model_kernels
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def lists(tokens: list[int], heads: int, block: int, blocks: int, seed: int) -> BlockList:
+    """Random lists of blocks for sequences of these lengths; the ids past a list's end are out of range."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(1, -(-max(tokens) // block))
+    table = torch.full((len(tokens), heads, width), 1 << 30, dtype=torch.int32)
+    for i, n in enumerate(tokens):
+        for h in range(heads):
+            used = -(-n // block)
+            table[i, h, :used] = torch.randperm(blocks, generator=generator)[:used].int()
+    counts = torch.tensor(tokens, dtype=torch.int32)[:, None].expand(-1, heads).contiguous()
+    return BlockList(table.to(DEVICE), counts.to(DEVICE), max(tokens))
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("group", "kv_heads", "d", "block", "per_head", "softcap"),
+    [
+        (1, 2, 64, 32, False, None),
+        (4, 2, 128, 32, True, None),
+        (5, 1, 80, 16, False, None),
+        (8, 2, 96, 32, False, 30.0),
+        (7, 1, 32, 4, True, None),
+    ],
+)
+def test_attend(group: int, kv_heads: int, d: int, block: int, per_head: bool, softcap: float | None) -> None:
+    dtype = torch.float32
+    q = random(3, 1, kv_heads * group, d, dtype=dtype)
+    blocks = random(40, kv_heads, 2, block, d, dtype=dtype, seed=1)
+    blocks[5] = torch.nan  # a block nobody lists must not matter
+    picked = lists([3 * block + 1, 0, 17 * block], kv_heads if per_head else 1, block, 5, 2) if block > 100 else None
+    picked = picked or lists([2 * block + 1, 0, 5 * block], kv_heads if per_head else 1, block, 5, 2)
+    got = attend_kernel.attend(q, blocks, picked, d**-0.5, softcap).merged()
+    want = attend_reference(q, blocks, picked, d**-0.5, softcap)
+    torch.testing.assert_close(got.out, want.out, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(got.lse, want.lse, atol=2e-5, rtol=1e-4)
+
+
+def test_attend_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = random(2, 1, 4, 64, dtype=torch.float32)
+    blocks = random(64, 2, 2, 32, 64, dtype=torch.float32, seed=1)
+    picked = lists([1500, 70], 1, 32, 64, 3)
+    got = attend_kernel.attend(q, blocks, picked, 0.125, None)
+    assert got.out.shape[1] > 4
+    want = attend_reference(q, blocks, picked, 0.125, None)
+    torch.testing.assert_close(got.merged().out, want.out, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(got.merged().lse, want.lse, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("second", [0, 1, 3])
+def test_merge(second: int) -> None:
+    def pieces(count: int, seed: int) -> Split:
+        lse = random(2, count, 3, dtype=torch.float32, seed=seed)
+        lse[0, 0, :] = -torch.inf
+        lse[1, :, 1] = -torch.inf
+        out = random(2, count, 3, 80, dtype=torch.float32, seed=seed + 1)
+        out[lse == -torch.inf] = 0
+        return Split(out, lse)
+
+    sets = [pieces(5, 0)] + ([pieces(second, 10)] if second else [])
+    got = merge_kernel.merge(sets, torch.float32, DEVICE)
+    states = [AttnState(s.out[:, i], s.lse[:, i]) for s in sets for i in range(s.out.shape[1])]
+    torch.testing.assert_close(got, merge(*states).out)
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_append(spills: bool) -> None:
+    k, v = (random(3, 2, 80, dtype=torch.float32, seed=i) for i in (1, 2))
+    ids, places = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([4, 0, 6], [31, 5, 31]))
+    spill = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE) if spills else None
+    near = [random(8, 2, 2, 32, 80, dtype=torch.float32, seed=3) for _ in range(2)]
+    far = [random(3, 2, 2, 32, 80, dtype=torch.float32, seed=4) for _ in range(2)]
+    append_kernel.append(near[0], ids, places, k, v, far[0] if spills else None, spill)
+    append_reference(near[1], ids, places, k, v, far[1] if spills else None, spill)
+    assert torch.equal(near[0], near[1])
+    assert torch.equal(far[0], far[1])
+
+
+@pytest.mark.parametrize(("tokens", "n", "k"), [(1, 50, 96), (1, 8, 2048), (3, 40, 300), (16, 33, 64)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(tokens: int, n: int, k: int, bias: bool) -> None:
+    x, w, b = (random(*s, dtype=torch.float32, seed=i) for i, s in enumerate([(1, tokens, k), (n, k), (n,)]))
+    got = linear_kernel.linear(x, w, b if bias else None)
+    torch.testing.assert_close(got, torch.nn.functional.linear(x, w, b if bias else None), atol=2e-5, rtol=1e-4)
+
+
+def test_model_kernels() -> None:
+    wide = random(1, 3, 6, 40, dtype=torch.float32)
+    weight = random(40, dtype=torch.float32, seed=1)
+    want = weight * wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(model_kernels.rms_norm(wide, weight, 1e-5), want)
+    sliced = random(1, 3, 100, dtype=torch.float32)
+    gate, up = sliced[..., :48], sliced[..., 50:98]
+    torch.testing.assert_close(model_kernels.gated_silu(gate, up), torch.nn.functional.silu(gate) * up)
+    q, k = random(1, 4, 3, 32, dtype=torch.float32), random(1, 2, 3, 32, dtype=torch.float32, seed=1)
+    cos, sin = random(1, 3, 32, dtype=torch.float32, seed=2), random(1, 3, 32, dtype=torch.float32, seed=3)
+
+    def rotated(x: Tensor) -> Tensor:
+        return x * cos[:, None] + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin[:, None]
+
+    for got, own in zip(model_kernels.rotary(q, k, cos, sin), (q, k), strict=True):
+        torch.testing.assert_close(got, rotated(own))

@@ -1,0 +1,157 @@
+"""Recorded decode steps against the same steps run layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.hf.families import FAMILIES, tiny
+
+from coattn import native
+from coattn.engine.runner import EagerRunner
+from coattn.errors import WorkerError
+from coattn.hf.forward import Session
+from coattn.hf.random_model import random_model
+from coattn.method import compose
+from coattn.methods import find_method
+from coattn.record.ladder import ladder, rung
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+
+SLOTS, LENGTH = 4, 256
+
+
+def test_ladder() -> None:
+    assert ladder(1) == (1,)
+    assert ladder(16) == (1, 2, 4, 8, 16)
+    assert ladder(20) == (1, 2, 4, 8, 16, 20)
+    assert rung(ladder(20), 17) == 20
+    assert rung(ladder(20), 3) == 4
+
+
+class World:
+    """The same sequences under a recorded and a plain runner, each with a runtime of its own."""
+
+    def __init__(self, model: Any, method: str, **params: Any) -> None:
+        from coattn.record.runner import GraphRunner
+
+        self.ledger = Ledger()
+        self.session = Session(model)
+        composed = compose(find_method(method), **params)
+        layers = self.session.layers
+        self.plain = EagerRunner(self.session, Runtime(layers, composed, Ledger(), SLOTS, LENGTH, fixed=True), SLOTS)
+        self.recorded = GraphRunner(
+            self.session, Runtime(layers, composed, self.ledger, SLOTS, LENGTH, fixed=True), SLOTS
+        )
+        self.vocabulary = self.session.vocabulary
+        self.history = {}
+
+    def join(self, slot: int, tokens: int) -> None:
+        ids = torch.randint(0, self.vocabulary, (tokens,)).tolist()
+        for runner in (self.plain, self.recorded):
+            runner.extend(slot, ids[: tokens // 2], 0, False)
+            runner.extend(slot, ids[tokens // 2 :], tokens // 2, True)
+        self.history[slot] = tokens
+
+    def leave(self, slot: int) -> None:
+        for runner in (self.plain, self.recorded):
+            runner.forget(slot, self.history[slot])
+        del self.history[slot]
+
+    def steps(self, count: int) -> None:
+        slots = sorted(self.history)
+        for _ in range(count):
+            tokens = torch.randint(0, self.vocabulary, (len(slots),)).tolist()
+            history = [self.history[slot] for slot in slots]
+            want = self.plain.decode(slots, tokens, history)
+            got = self.recorded.decode(slots, tokens, history)
+            torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)
+            for slot in slots:
+                self.history[slot] += 1
+
+    def close(self) -> None:
+        self.recorded.forget_recordings()
+        self.recorded.fusion.close()
+        self.recorded.runtime.release()
+        self.plain.close()
+
+
+@pytest.fixture
+def world() -> Iterator[Any]:
+    made: list[World] = []
+
+    def make(model: Any, method: str, **params: Any) -> World:
+        made.append(World(model, method, **params))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+METHODS = [
+    ("full", {}),
+    ("offload", {"block": 8, "window_blocks": 2}),
+    ("cpu", {"block": 8, "window_blocks": 1}),
+    ("cpu", {"block": 8, "window_blocks": 40}),
+    ("streaming", {"sinks": 4, "recent": 20}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("method", "params"), METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_steps_equal_plain_ones(family: str, method: str, params: dict[str, Any], world: Any) -> None:
+    run = world(tiny(family, "cuda", torch.float32), method, **params)
+    run.join(2, 30)
+    run.steps(3)
+    run.join(0, 9)
+    run.steps(12)
+    run.join(3, 70)
+    run.steps(20)
+    run.leave(2)
+    run.steps(5)
+    run.join(1, 2)
+    run.steps(40)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", ["stall", "die", "throw"])
+def test_a_lost_worker_is_an_error_and_then_over(fault: str, world: Any) -> None:
+    run = world(random_model("tiny", torch.device("cuda"), torch.float32), "cpu", block=8)
+    run.join(0, 40)
+    run.steps(3)
+    held = dict(run.ledger.held)
+    native.inject_fault(fault, 3.0)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    with pytest.raises(WorkerError):
+        run.recorded.decode([0], [1], [run.history[0]])
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) < 2000
+    assert run.ledger.held == held
+    run.steps(30)
+
+
+@pytest.mark.gpu
+def test_the_model_is_as_it_was(world: Any) -> None:
+    model = random_model("tiny", torch.device("cuda"), torch.float32)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    ids = torch.randint(0, 256, (1, 20), device="cuda")
+    with torch.no_grad():
+        logits = model(ids).logits
+    run = world(model, "full")
+    run.join(0, 5)
+    run.steps(2)
+    run.close()
+    run.close = lambda: None
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, logits)
+    assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    storages = [p.untyped_storage().data_ptr() for p in model.parameters()]
+    assert len(set(storages)) == len(storages)
