@@ -171,7 +171,7 @@ class Runtime:
         for parts, frame in zip(self._groups, self._frames, strict=True):
             parts.store.fill(frame, step)
             frame.send()
-            far = far or (frame.has("far_tokens") and bool(frame.host("far_tokens").any()))
+            far = far or parts.store.reaches_far(step)
         return far
 
     @contextmanager

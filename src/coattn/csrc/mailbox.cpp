@@ -116,11 +116,16 @@ void Mailbox::begin(uint32_t step, int seqs) {
 std::string Mailbox::finish(int64_t timeout_us) {
   Server& s = *server_;
   const uint32_t step = s.step.load();
-  const int64_t give_up = now_ns() + timeout_us * 1000;
+  const int64_t start = now_ns(), give_up = start + timeout_us * 1000, nap = start + 500'000;
   while (s.finished.load(std::memory_order_acquire) != step) {
     if (s.gone.load(std::memory_order_acquire)) return "the thread that serves the GPU's jobs has died";
-    if (now_ns() > give_up) return "the CPU's workers did not answer in time";
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    const int64_t now = now_ns();
+    if (now > give_up) return "the CPU's workers did not answer in time";
+    if (now < nap) {
+      cpu_pause();  // the GPU is done, so the server is about to be
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
   return s.error;
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class Engine:
         self._live: dict[int, Handle] = {}
         self._ids = itertools.count()
         self._closed = False
-        self._lock = threading.RLock()
-        """Held while a step runs."""
+        self._lock = threading.Lock()
+        """Held while a step runs. Not reentrant: a stream that is collected in the middle of one only leaves mail."""
         self._mail = threading.Condition()
         self._arrived: deque[Handle] = deque()
         self._cancelled: deque[Handle] = deque()
@@ -49,12 +49,12 @@ class Engine:
         self.scheduler.check(request)
         return request
 
-    def submit(self, request: Request, streams: bool) -> Handle:
+    def submit(self, request: Request, streams: bool, notify: Callable[[], None] | None = None) -> Handle:
         """Puts a prepared request in line. streams: whether its handle keeps parts for iteration."""
         ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
             ends |= self.ends
-        handle = Handle(request, self.tokenizer, ends, streams, self.step, self.cancel)
+        handle = Handle(request, self.tokenizer, ends, streams, notify, self.step, self.cancel)
         with self._mail:
             if self._closed:
                 raise EngineError("This engine is closed.", "Make a new coattn.LLM.")
@@ -74,7 +74,8 @@ class Engine:
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until there is something to do, or for `timeout` seconds. False when there is still nothing."""
         with self._mail:
-            return self._mail.wait_for(lambda: bool(self._arrived or self._live or self._closed), timeout)
+            self._mail.wait_for(lambda: self._arrived or self._live or self._closed, timeout)
+            return bool(self._arrived or self._live)
 
     def step(self) -> bool:
         """Does one piece of work. False when there was none."""
@@ -121,12 +122,17 @@ class Engine:
         self.scheduler.done(work)
         if logits is None:
             return
+        best = self.runner.best if isinstance(work, Decode) else None
         try:
-            drawn = self.sampler.draw(logits, [handle.draws for handle in handles])
-            for handle, each in zip(handles, drawn, strict=True):
-                self._take(handle, each)
+            drawn = self.sampler.draw(logits, [handle.draws for handle in handles], best)
         except Exception as error:
             self._fail(handles, error)
+            return
+        for handle, each in zip(handles, drawn, strict=True):
+            try:
+                self._take(handle, each)
+            except Exception as error:
+                self._fail([handle], error)
 
     def _run(self, work: Extend | Decode) -> Tensor | None:
         if isinstance(work, Extend):
@@ -158,8 +164,7 @@ class Engine:
 
     def _fail(self, handles: Sequence[Handle], error: Exception) -> None:
         for handle in handles:
-            if not handle.done:
-                self._end(handle, "error", _explain(error))
+            self._end(handle, "error", _explain(error))
 
     def _end(self, handle: Handle, reason: FinishReason, error: CoattnError | None = None) -> None:
         handle.request.finish_reason, handle.request.error = reason, error

@@ -49,12 +49,12 @@ def drop_unlikely(shares: Tensor, min_p: Tensor) -> Tensor:
 
 
 def pick(shares: Tensor, numbers: Tensor) -> Tensor:
-    """shares `[n, vocab]`, numbers `[n]` float64 from [0, 1) -> `[n]` tokens: where each number falls in the running sum.
+    """shares `[n, vocab]`, numbers `[n]` float64 in [0, 1) -> `[n]` tokens: where the numbers fall in the running sums.
 
     Sums are in float64, or rounding over a large vocabulary would favour its first tokens. A token with a share of zero
     is never picked.
     """
-    spans = functional.pad(shares, (0, -shares.shape[-1] % SPAN)).unflatten(-1, (-1, SPAN))
+    spans = functional.pad(shares, (0, -shares.shape[-1] % SPAN)).view(len(shares), -1, SPAN)
     ends = spans.sum(-1, dtype=torch.float64).cumsum(-1)
     mark = _below(numbers[:, None] * ends[:, -1:], ends[:, -1:])
     span = torch.searchsorted(ends, mark, right=True).clamp(max=ends.shape[-1] - 1)

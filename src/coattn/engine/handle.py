@@ -25,6 +25,7 @@ class Handle:
         tokenizer: Any,
         ends: frozenset[int],
         streams: bool,
+        notify: Callable[[], None] | None,
         step: Callable[[], bool],
         cancel: Callable[[Handle], None],
     ) -> None:
@@ -32,8 +33,10 @@ class Handle:
         self.draws = Draws(request.params, request.prompt)
         self.text = TextStream(tokenizer, request.params.stop)
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._ends, self._step, self._cancel = ends, step, cancel
+        self._ends, self._notify, self._step, self._cancel = ends, notify, step, cancel
         self._deltas: deque[RequestOutput] | None = deque() if streams else None
+        self.owner: object = None
+        """Kept alive as long as the handle is."""
         self._shown = 0
         """Tokens that deltas have told of."""
 
@@ -114,6 +117,8 @@ class Handle:
         logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
         self._shown = len(self.request.output)
         self._deltas.append(output_of(self.request, piece, tokens, logprobs))
+        if self._notify is not None:
+            self._notify()
 
     def _drive(self) -> None:
         if not self._step() and not self.done:

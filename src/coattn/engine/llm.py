@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 DEFAULT_LENGTH = 8192
 """max_length when neither the caller nor the model asks for less."""
 
+SHARE = 0.8
+"""Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
+
 
 class LLM:
     """A model under a method, with continuous batching: requests join and leave between steps.
@@ -40,15 +44,16 @@ class LLM:
         the tokenizer may be None, then prompts are token ids and answers have no text.
     method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
     gpu_memory, host_memory: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
-        `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product.
+        `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product
+        and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
     chunk: tokens of a prompt that are read between two decode steps.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
-    Use it in a `with` block, or call `close`: until then the model belongs to the engine. Afterwards, also after an
-    exception, it is as it was, and every byte is given back.
+    Use it in a `with` block, or call `close`; one that is forgotten closes itself. Until then the model belongs to the
+    engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
 
     def __init__(
@@ -68,12 +73,13 @@ class LLM:
         check_count("max_batch", max_batch, 1)
         check_count("chunk", chunk, 1)
         self.composed = compose(find_method(method), **method_params)
-        self.ledger = Ledger(parse_bytes(gpu_memory, "gpu_memory"), parse_bytes(host_memory, "host_memory"))
+        budgets = parse_bytes(gpu_memory, "gpu_memory"), parse_bytes(host_memory, "host_memory")
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
         with ExitStack() as undo, _own_words():
             session = undo.enter_context(Session(loaded.model))
+            self.ledger = Ledger(_free(session.device) if budgets[0] is None else budgets[0], budgets[1])
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             self.vocabulary = session.vocabulary
@@ -81,6 +87,7 @@ class LLM:
             ends = end_tokens(loaded.model, loaded.tokenizer)
             self.engine = Engine(runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
             undo.pop_all()
+        weakref.finalize(self, self.engine.close).atexit = False
 
     def generate(
         self,
@@ -111,7 +118,7 @@ class LLM:
         return [handle.output() for handle in handles]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """The answer to one prompt in parts, a token or so each. Stopping early cancels the request."""
+        """The answer to one prompt in parts, one for each token. Stopping early cancels the request."""
         handle = self.submit(prompt, params)
 
         def parts() -> Iterator[RequestOutput]:
@@ -122,12 +129,19 @@ class LLM:
 
         return parts()
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Handle:
-        """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result."""
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, notify: Callable[[], None] | None = None
+    ) -> Handle:
+        """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result.
+
+        notify: called by the thread that steps whenever there is something new to `poll`; it must be quick.
+        """
         found = split(prompt)
         if len(found) != 1:
             raise InputError(f"There are {len(found)} prompts, but submit takes one.", "Submit each by itself.")
-        return self.engine.submit(self._prepare(found[0], spread(params, 1)[0]), streams=True)
+        handle = self.engine.submit(self._prepare(found[0], spread(params, 1)[0]), streams=True, notify=notify)
+        handle.owner = self
+        return handle
 
     def step(self) -> bool:
         """Does one piece of work for whoever is next. False when nobody is here."""
@@ -197,14 +211,19 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
     )
 
 
+def _free(device: torch.device) -> int | None:
+    """A budget for the GPU tier when none is given: most of what is free on the device; None without a GPU."""
+    return int(SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
 @contextmanager
 def _own_words() -> Iterator[None]:
     """Lets a BudgetError name the options of `LLM`."""
     try:
         yield
     except BudgetError as error:
-        said = (error.sentence, error.hint)
-        raise BudgetError(*(x.replace("gpu_kv", "gpu_memory").replace("host_kv", "host_memory") for x in said)) from None
+        words = [said.replace("_kv", "_memory") for said in (error.sentence, error.hint)]
+        raise BudgetError(*words) from None
 
 
 def _length(loaded: Loaded, wanted: int | None) -> int:

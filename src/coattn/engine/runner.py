@@ -23,6 +23,9 @@ class Runner(Protocol):
 
     slots: int
     """Rows of the stores; a sequence lives in one of `0 .. slots - 1`."""
+    best: list[int] | None
+    """The most likely token of each row of the last `decode`, where the runner knows it anyway; negative where the
+    logits were not finite. Saves greedy batches a reduction and a copy."""
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         """Bytes of each tier that a sequence of so many tokens takes, of what the slots share."""
@@ -46,6 +49,8 @@ class Runner(Protocol):
 class EagerRunner:
     """The Transformers modules, called layer by layer. Runs on every machine."""
 
+    best: list[int] | None = None
+
     def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
         self.session, self.runtime, self.slots = session, runtime, slots
 
@@ -58,11 +63,11 @@ class EagerRunner:
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         step = Step.of((slot,), (history,), (len(tokens),))
         positions = torch.arange(history, history + len(tokens))
-        return self._run(step, tokens, positions, torch.tensor([len(tokens) - 1]) if want_logits else None)
+        return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))
-        logits = self._run(step, tokens, torch.tensor(history), torch.arange(len(slots)))
+        logits = self._run(step, tokens, torch.tensor(history), slice(None))
         assert logits is not None
         return logits
 
@@ -73,13 +78,14 @@ class EagerRunner:
         self.session.close()
         self.runtime.release()
 
-    def _run(self, step: Step, tokens: Sequence[int], positions: Tensor, rows: Tensor | None) -> Tensor | None:
+    def _run(self, step: Step, tokens: Sequence[int], positions: Tensor, rows: slice | None) -> Tensor | None:
         device = self.session.device
-        self.runtime.begin(step)
         try:
+            self.runtime.begin(step)
             logits = self.session.forward(self.runtime, torch.tensor(tokens, device=device), positions.to(device), rows)
             self.runtime.commit()
         except BaseException:
-            self.runtime.abort()
+            if self.runtime.step is not None:  # else the step was refused before it began
+                self.runtime.abort()
             raise
         return logits

@@ -47,11 +47,16 @@ class Sampler:
         self._batch: _Batch | None = None
 
     @torch.no_grad()
-    def draw(self, logits: Tensor, who: Sequence[Draws]) -> list[Drawn]:
-        """logits `[n, vocab]`, any device and float dtype -> one token each. One copy to the host."""
+    def draw(self, logits: Tensor, who: Sequence[Draws], best: Sequence[int] | None = None) -> list[Drawn]:
+        """logits `[n, vocab]`, any device and float dtype -> one token each. One copy to the host.
+
+        best: the most likely tokens, where they are known already; negative where the logits are not finite.
+        """
         batch = self._batch
         if batch is None or batch.who != tuple(who):
             batch = self._batch = _Batch(logits, who)
+        if best is not None and batch.plain:
+            return [Drawn(token, token >= 0) for token in best]
         columns = batch.columns(logits.float())
         return batch.read(columns.tolist())
 
@@ -71,6 +76,8 @@ class _Batch:
         self.sampled = self._rows([not each.greedy for each in params])
         self.top = max((each.logprobs for each in params if each.logprobs is not None), default=-1)
         self.top = min(self.top, self.vocab)
+        self.plain = self.penalised is None and self.sampled is None and self.top < 0
+        """Whether the most likely tokens are all that is asked for."""
         if self.penalised is not None:
             self.penalty = self._column([each.repetition_penalty for each in params], self.penalised)
             self._share_seen()
@@ -103,16 +110,17 @@ class _Batch:
         """The columns, on the host, as what they mean."""
         drawn = []
         for each, (token, largest, *rest) in zip(self.who, rows, strict=True):
-            count, logprobs = each.params.logprobs, None
-            if count is not None:
+            logprobs = None
+            if each.params.logprobs is not None:
+                count = min(each.params.logprobs, self.vocab)
                 ids, best = rest[1 : 1 + count], rest[1 + self.top : 1 + self.top + count]
                 logprobs = TokenLogprobs(rest[0], tuple(zip(map(int, ids), best, strict=True)))
             drawn.append(Drawn(int(token), abs(largest) < float("inf"), logprobs))
         return drawn
 
     def _sample(self, scores: Tensor) -> Tensor:
-        """scores `[m, vocab]` -> `[m]` tokens, by where one random number falls in the running sum."""
-        scores = (scores - scores.amax(-1, True)) / self.temperature  # the largest is 0: nothing overflows
+        """scores `[m, vocab]`, which are used up -> `[m]` tokens."""
+        scores.sub_(scores.amax(-1, True)).div_(self.temperature)  # the largest is 0: nothing overflows
         if self.ordered is not None:
             scores[self.ordered] = keep_top(scores[self.ordered], self.top_k, self.top_p)
         shares = scores.softmax(-1)

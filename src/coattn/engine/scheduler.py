@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from coattn.engine.request import Request
@@ -72,6 +73,7 @@ class Scheduler:
     def __init__(self, memory: Memory, slots: int, chunk: int, longest: int) -> None:
         self.memory, self.chunk, self.longest = memory, chunk, longest
         self.capacity = dict(memory.free())
+        self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
@@ -87,7 +89,7 @@ class Scheduler:
                 "its answer included.",
                 "Shorten it, raise max_length, or use a model with more positions.",
             )
-        excess = self._excess(self.memory.needs(request.limit - 1), self.capacity)
+        excess = self._excess(self._needs(request.limit - 1), self.capacity)
         if excess is not None:
             raise _too_small(request, *excess)
 
@@ -156,11 +158,9 @@ class Scheduler:
 
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
-        wanted = dict(self.memory.needs(_ahead(newcomer)))
+        wanted = dict(self._needs(_ahead(newcomer)))
         for request in self.running:
-            now = self.memory.needs(request.stored)
-            for tier, count in self.memory.needs(_ahead(request)).items():
-                wanted[tier] = wanted.get(tier, 0) + count - now[tier]
+            self._add(wanted, request.stored, _ahead(request))
         return self._excess(wanted, self.memory.free()) is None
 
     def _choose(self) -> Extend | Decode:
@@ -174,13 +174,20 @@ class Scheduler:
         return Decode(decoding)
 
     def _growth(self, work: Extend | Decode) -> dict[Tier, int]:
-        needs, growth = self.memory.needs, dict[Tier, int]()
-        ends = [(work.request, work.end)] if isinstance(work, Extend) else [(r, r.stored + 1) for r in work.requests]
-        for request, end in ends:
-            now = needs(request.stored)
-            for tier, count in needs(end).items():
-                growth[tier] = growth.get(tier, 0) + count - now[tier]
+        growth: dict[Tier, int] = {}
+        if isinstance(work, Extend):
+            self._add(growth, work.request.stored, work.end)
+        else:
+            for request in work.requests:
+                self._add(growth, request.stored, request.stored + 1)
         return growth
+
+    def _add(self, wanted: dict[Tier, int], stored: int, end: int) -> None:
+        """Adds what a sequence takes to grow from `stored` to `end` tokens."""
+        now, then = self._needs(stored), self._needs(end)
+        if now != then:
+            for tier, count in then.items():
+                wanted[tier] = wanted.get(tier, 0) + count - now[tier]
 
     @staticmethod
     def _excess(wanted: Mapping[Tier, int], there: Mapping[Tier, int | None]) -> tuple[Tier, int, int] | None:

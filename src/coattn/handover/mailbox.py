@@ -60,8 +60,11 @@ class Mailbox:
         self.order = {layer: i for i, layer in enumerate(shapes)}
         self.waited = torch.zeros(len(shapes), dtype=torch.int32, device=device)
         """Nanoseconds the GPU waited for each layer's answer in the last step."""
-        self._number = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._verdict = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
+        self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._count = 0
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
         self._jobs: list[Any] = []
         self._known: set[int] = set()
@@ -94,37 +97,38 @@ class Mailbox:
         self._known.add(job.layer)
 
     def post(self, layer: int, q: Tensor) -> None:
-        """q `[rows, q_heads, d]` on its way to the CPU."""
+        """q `[rows, q_heads, d]` on its way to the CPU, and the wait for the answer, beside what the GPU does next."""
         from coattn.ops.triton import handover
 
-        letter = self.letters[layer]
-        handover.post(q.contiguous(), letter.q, letter.post, self.step)
+        letter, place = self.letters[layer], self.order[layer]
+        q = q.contiguous()
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            handover.post(q, letter.q, letter.post, self.step)
+            handover.wait(
+                letter.reply, self.step, self.failed, self.verdict, self.waited[place : place + 1], DEADLINE_S
+            )
+        q.record_stream(self._side)
 
-    def wait(self, layer: int, rows: int) -> Split:
+    def fetch(self, layer: int, rows: int) -> Split:
         """The CPU's part, readable by the kernels that follow."""
-        from coattn.ops.triton import handover
-
+        torch.cuda.current_stream(self.device).wait_stream(self._side)
         letter = self.letters[layer]
-        place = self.order[layer]
-        handover.wait(letter.reply, self.step, self.failed, self.waited[place : place + 1], DEADLINE_S)
         return Split(letter.out[:rows, None], letter.lse[:rows, None])
 
     def begin(self, rows: int) -> None:
         """Arms the server for the replay that follows on the current stream."""
-        self._number += 1
+        self._count += 1
+        self._number.fill_(self._count)
         self.step.copy_(self._number, non_blocking=True)
-        self._server.begin(int(self._number), rows)
-
-    def check(self) -> None:
-        """Copies the GPU's verdict back; read it with `finish` once the stream is done."""
-        self._verdict.copy_(self.failed, non_blocking=True)
+        self._server.begin(self._count, rows)
 
     def finish(self) -> None:
         """After the replay is over. Raises WorkerError if the CPU's part is missing; the mailbox is then useless."""
-        late = bool(self._verdict)
+        late = bool(self.verdict)
         if late:
             self._server.call_off()
-        reason = self._server.finish(100_000 if late else int(2 * DEADLINE_S * 1e6))
+        reason: str = self._server.finish(100_000 if late else int(2 * DEADLINE_S * 1e6))
         if late or reason:
             raise WorkerError(
                 f"The CPU's part of a step is missing: {reason or 'it came after the deadline'}.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -68,14 +69,14 @@ class Session:
         return self._runtime
 
     @torch.no_grad()
-    def forward(self, runtime: Runtime, ids: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | None:
-        """ids, positions `[tokens]`, packed as the step that `runtime` has begun -> logits of `rows`.
+    def forward(self, runtime: Runtime, ids: Tensor, positions: Tensor, rows: slice | Tensor | None) -> Tensor | None:
+        """ids, positions `[tokens]`, packed as the step that `runtime` has begun -> logits of some of them.
 
-        rows: `[n]` indices into the tokens -> float32 `[n, vocabulary]`; None computes no logits. All tensors are on
-        the session's device.
+        rows: which tokens, n of them -> float32 `[n, vocabulary]`; None computes no logits. All tensors are on the
+        session's device.
         """
         hidden = self.hidden(runtime, ids, positions)
-        return None if rows is None else head(self.model, hidden[rows.to(hidden.device)])
+        return None if rows is None else head(self.model, hidden[rows])
 
     @torch.no_grad()
     def hidden(self, runtime: Runtime, ids: Tensor, positions: Tensor) -> Tensor:
@@ -91,6 +92,15 @@ class Session:
         finally:
             self._runtime = None
         return cast("Tensor", out.last_hidden_state[0])
+
+    @contextmanager
+    def pretending(self, runtime: Any) -> Iterator[None]:
+        """The model's layers may be called by themselves inside this block; `runtime` stands for the real one."""
+        self._runtime = runtime
+        try:
+            yield
+        finally:
+            self._runtime = None
 
     def close(self) -> None:
         """Leaves the model as it was."""

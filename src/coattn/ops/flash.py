@@ -8,7 +8,7 @@ from torch import Tensor
 from coattn.state import AttnState, merge
 from coattn.types import BlockList
 
-PIECE = 16384
+PIECE = 65536
 """Keys gathered from blocks at a time."""
 
 

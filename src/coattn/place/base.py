@@ -71,9 +71,6 @@ class Place(Part):
     def arm(self, rows: int) -> None:
         """A recorded step of so many sequences is about to be replayed."""
 
-    def check(self) -> None:
-        """The replay has been launched; what `settle` needs from the GPU may be asked for behind it."""
-
     def settle(self) -> None:
         """The replay is over. Raises if this place's part of it failed."""
 

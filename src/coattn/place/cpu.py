@@ -54,10 +54,6 @@ class Cpu(Place):
         if self.mailbox is not None:
             self.mailbox.begin(rows)
 
-    def check(self) -> None:
-        if self.mailbox is not None:
-            self.mailbox.check()
-
     def settle(self) -> None:
         if self.mailbox is not None:
             self.mailbox.finish()
@@ -94,4 +90,4 @@ class Cpu(Place):
         assert mailbox is not None, "prepare() comes first"
         mailbox.add(LayerJob(call.layer, call.shape, call.store.far[call.layer], call.scale))
         mailbox.post(call.layer, call.q[:, 0])
-        return lambda: mailbox.wait(call.layer, recording.rows)
+        return lambda: mailbox.fetch(call.layer, recording.rows)

@@ -52,9 +52,12 @@ class GraphRunner:
         self.on_record = on_record
         self.always_far = False
         """For benchmarks: hand over to the CPU also when nothing lies far."""
-        self.fusion = Fusion(session.model)
+        self.fusion = Fusion(session)
         runtime.frames(self.rungs[-1])
-        self.inputs = Frame({"tokens": 1, "positions": 1}, self.rungs[-1], session.device)
+        self.inputs = Frame({"tokens": 0, "positions": 0}, self.rungs[-1], session.device)
+        self.best: list[int] | None = None
+        """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
+        self._best = torch.zeros(self.rungs[-1], dtype=torch.int64, pin_memory=True)
         self._recorded: dict[tuple[int, bool], Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(session.device)  # type: ignore[no-untyped-call]
@@ -86,6 +89,7 @@ class GraphRunner:
             if isinstance(error, WorkerError):
                 self.forget_recordings()
             raise
+        self.best = self._best[: len(slots)].tolist()
         return recorded.logits[: len(slots)]
 
     def record(self, rows: int, far: bool) -> Recorded:
@@ -101,7 +105,7 @@ class GraphRunner:
                 torch.cuda.current_stream().wait_stream(self._stream)
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    logits = self._forward(rows)
+                    logits, _ = self._forward(rows)
         finally:
             self.runtime.step = begun
         made = Recorded(graph, logits, time.perf_counter() - start)
@@ -114,6 +118,7 @@ class GraphRunner:
         """Drops every graph, and what the places kept for them."""
         torch.cuda.synchronize()
         self._recorded.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # the old one went with its last graph
         for place in self.runtime.places():
             place.forget_recordings()
 
@@ -122,28 +127,22 @@ class GraphRunner:
         self.fusion.close()
         self.eager.close()
 
-    def _forward(self, rows: int) -> Tensor:
+    def _forward(self, rows: int) -> tuple[Tensor, Tensor]:
         ids, positions = self.inputs.there("tokens", rows), self.inputs.there("positions", rows)
-        hidden = self.session.hidden(self.runtime, ids, positions)
-        return head(self.session.model, hidden)
+        logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
+        largest, best = logits.max(-1)
+        self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
+        return logits, self._best[:rows]
 
     def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:
-        if not far:
-            recorded.graph.replay()
-            return
-        places = self.runtime.places()
+        places = self.runtime.places() if far else []
         for place in places:
             place.arm(rows)
         recorded.graph.replay()
-        for place in places:
-            place.check()
         torch.cuda.current_stream().synchronize()
         for place in places:
             place.settle()
 
     def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
-        for name, values in (("tokens", tokens), ("positions", history)):
-            column = self.inputs.host(name)
-            column[: len(values)] = torch.tensor(values)
-            column[len(values) :] = 0
+        self.inputs.put({"tokens": tokens, "positions": history}, {})
         self.inputs.send()

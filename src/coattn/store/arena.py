@@ -104,30 +104,40 @@ class Arena(Store):
 
     def columns(self) -> dict[str, int]:
         assert self.table.rows is not None, "open() was not fixed"
-        single = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens"), 1)
-        return {**single, "near": self.ring, "far": self.table.rows.shape[1]}
+        numbers = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens"), 0)
+        return {**numbers, "near": self.ring, "far": self.table.rows.shape[1]}
 
     def fill(self, frame: Frame, step: Step) -> None:
-        rows, used = self.table.rows, step.seqs
+        rows, block, ring = self.table.rows, self.block, self.ring
         assert rows is not None, "open() was not fixed"
-        slots, history = torch.tensor(step.slots), torch.tensor(step.history)
-        length = history + 1
-        blocks = (length + self.block - 1) // self.block
-        first = (blocks - self.ring).clamp_min(0)
-        near = slots[:, None] * self.ring + (first[:, None] + torch.arange(self.ring)) % self.ring
-        frame.host("near").view(frame.batch, -1)[:used] = near
-        frame.host("far").view(frame.batch, -1)[:used] = rows[slots]
-        full = length % self.block == 0
-        last = rows[slots, (blocks - 1).clamp_max(rows.shape[1] - 1)]
-        for name, values, otherwise in (
-            ("near_tokens", length - first * self.block, 0),
-            ("far_tokens", first * self.block, 0),
-            ("ids", slots * self.ring + history // self.block % self.ring, self.opening.seqs * self.ring),
-            ("places", history % self.block, 0),
-            ("spill", torch.where(full, last, NOWHERE), NOWHERE),
-        ):
-            frame.host(name)[:used] = values
-            frame.host(name)[used:] = otherwise
+        first = [self._first_near(length) for length in step.lengths]
+        for row, slot in enumerate(step.slots):
+            start = first[row]
+            frame.put_list("near", row, (slot, start), lambda slot=slot, start=start: self._near_ids(slot, start))  # type: ignore[misc]
+            if start:
+                frame.put_list("far", row, (slot, self.table.version[slot]), lambda slot=slot: rows[slot])  # type: ignore[misc]
+        spill = [
+            self.table.owned[slot][length // block - 1] if length % block == 0 else NOWHERE
+            for slot, length in zip(step.slots, step.lengths, strict=True)
+        ]
+        ids = [slot * ring + h // block % ring for slot, h in zip(step.slots, step.history, strict=True)]
+        frame.put(
+            {
+                "ids": ids,
+                "places": [h % block for h in step.history],
+                "spill": spill,
+                "near_tokens": [length - f * block for length, f in zip(step.lengths, first, strict=True)],
+                "far_tokens": [f * block for f in first],
+            },
+            {"ids": self.opening.seqs * ring, "spill": NOWHERE},
+        )
+
+    def reaches_far(self, step: Step) -> bool:
+        return self._first_near(max(step.lengths)) > 0
+
+    def _near_ids(self, slot: int, first: int) -> Tensor:
+        """The near blocks of a sequence from its block `first` on, in order."""
+        return slot * self.ring + (first + torch.arange(self.ring, dtype=torch.int32)) % self.ring
 
     @property
     def near(self) -> BlockMemory:

@@ -118,12 +118,16 @@ class Store(Part):
         return {}
 
     def columns(self) -> dict[str, int]:
-        """Name and width of each column of this store's frames. After a fixed `open`."""
+        """Name and width of each column of this store's frames, 0 for a number. After a fixed `open`."""
         raise AttributeError(f"store {self.name!r} cannot be recorded")
 
     def fill(self, frame: Frame, step: Step) -> None:
         """Writes a planned decode step into a frame; the rows after the step's sequences become nobody's."""
         raise AttributeError(f"store {self.name!r} cannot be recorded")
+
+    def reaches_far(self, step: Step) -> bool:
+        """Whether a decode step may attend to anything far."""
+        return False
 
     @property
     def near(self) -> BlockMemory:

@@ -140,6 +140,8 @@ class BlockTable:
         self.owned: dict[int, list[int]] = {}
         self.rows: Tensor | None = None
         """`[slots, width]` int32: the same as a table that grows with `owned`, once `tabulate` was called."""
+        self.version: dict[int, int] = {}
+        """Grows whenever the blocks of a sequence change, once `tabulate` was called."""
         self._free: list[int] = []
         self._next = 0
 
@@ -172,11 +174,14 @@ class BlockTable:
                 self._next += 1
         self.memory.reserve(self._next)
         if self.rows is not None and len(owned) > had:
+            self.version[slot] = self.version.get(slot, 0) + 1
             self.rows[slot, had : len(owned)] = torch.tensor(owned[had:], dtype=torch.int32)
 
     def shrink(self, slot: int, blocks: int) -> None:
         """Gives back all but the first `blocks` blocks of `slot`."""
         owned = self.owned.get(slot, [])
+        if self.rows is not None and len(owned) > blocks:
+            self.version[slot] = self.version.get(slot, 0) + 1
         while len(owned) > blocks:
             heapq.heappush(self._free, owned.pop())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,42 +17,66 @@ NOWHERE = -1
 class Frame:
     """Columns of int32 numbers, one row per sequence of a step, on the host and as a copy on the device.
 
-    Owner: the recorder of a group of layers. Writer: the store's `fill`, before a replay. Readers: the recorded
-    kernels, of the device's copy, and the CPU's workers, of the host's. Both may be overwritten once the replay is
-    over; `send` starts the copy on the current stream, which the replay follows.
+    A column of width 0 is a number that changes with every step; another is a list of so many blocks, written only when
+    it changes. Owner: the recorder of a group of layers. Writer: the store's `fill`, before a replay. Readers: the
+    recorded kernels, of the device's copy, and the CPU's workers, of the host's. Both may be overwritten once the
+    replay is over; `send` starts the copy on the current stream, which the replay follows.
     """
 
     def __init__(self, columns: Mapping[str, int], batch: int, device: torch.device) -> None:
         self.batch, self.device = batch, device
-        self._columns = dict(columns)
-        size = batch * sum(columns.values())
+        ordered = sorted(columns.items(), key=lambda item: item[1] > 0)
+        self._numbers = [name for name, width in ordered if width == 0]
+        self._place: dict[str, tuple[int, int]] = {}
+        size = 0
+        for name, width in ordered:
+            self._place[name] = (size, width)
+            size += batch * max(1, width)
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._there = torch.zeros(size, dtype=torch.int32, device=device) if device.type == "cuda" else self._host
+        self._keys: dict[tuple[str, int], object] = {}
+        self._changed = True
+
+    def has(self, name: str) -> bool:
+        return name in self._place
 
     def host(self, name: str) -> Tensor:
-        """`[batch, width]` of a column, or `[batch]` where its width is 1."""
+        """`[batch, width]` of a list, `[batch]` of a number."""
         return self._column(self._host, name, self.batch)
 
     def there(self, name: str, rows: int) -> Tensor:
         """The first rows of a column on the device."""
         return self._column(self._there, name, rows)
 
-    def has(self, name: str) -> bool:
-        return name in self._columns
+    def put(self, numbers: Mapping[str, Sequence[int]], otherwise: Mapping[str, int]) -> None:
+        """All numbers of a step, by column; the rows after them get what `otherwise` says, or zero."""
+        flat: list[int] = []
+        for name in self._numbers:
+            values = numbers[name]
+            flat.extend(values)
+            flat.extend([otherwise.get(name, 0)] * (self.batch - len(values)))
+        self._host[: len(flat)] = torch.tensor(flat, dtype=torch.int32)
+
+    def put_list(self, name: str, row: int, key: object, ids: Callable[[], Tensor]) -> None:
+        """A list of blocks, `ids()`, unless `key` says that it is the one written there before."""
+        if self._keys.get((name, row)) == key:
+            return
+        found = ids()
+        self.host(name)[row, : len(found)] = found
+        self._keys[name, row] = key
+        self._changed = True
 
     def send(self) -> None:
-        """Starts the copy of what `fill` wrote to the device."""
+        """Starts the copy of what was written to the device: the numbers, and the lists where any has changed."""
         if self._there is not self._host:
-            self._there.copy_(self._host, non_blocking=True)
+            end = len(self._host) if self._changed else len(self._numbers) * self.batch
+            self._there[:end].copy_(self._host[:end], non_blocking=True)
+        self._changed = False
 
     def _column(self, memory: Tensor, name: str, rows: int) -> Tensor:
-        start = 0
-        for column, width in self._columns.items():
-            if column == name:
-                part = memory[start : start + rows * width]
-                return part if width == 1 else part.view(rows, width)
-            start += self.batch * width
-        raise KeyError(name)
+        start, width = self._place[name]
+        part = memory[start : start + rows * max(1, width)]
+        return part if width == 0 else part.view(rows, width)
 
 
 @dataclass(frozen=True)

@@ -74,19 +74,21 @@ class Pool(Store):
         return {"gpu": None if free is None else free * self.near.block_bytes}
 
     def columns(self) -> dict[str, int]:
-        return {"ids": 1, "places": 1, "near_tokens": 1, "near": self._blocks(self.opening.tokens or 1)}
+        return {"ids": 0, "places": 0, "near_tokens": 0, "near": self._blocks(self.opening.tokens or 1)}
 
     def fill(self, frame: Frame, step: Step) -> None:
-        rows = self.table.rows
+        owned, rows = self.table.owned, self.table.rows
         assert rows is not None, "open() was not fixed"
-        nobody = frame.batch - step.seqs
-        slots = torch.tensor([*step.slots, *[self.opening.seqs] * nobody])
-        history = torch.tensor([*step.history, *[0] * nobody])
-        torch.index_select(rows, 0, slots, out=frame.host("near").view(frame.batch, -1))
-        frame.host("near_tokens")[: step.seqs] = torch.tensor(step.lengths)
-        frame.host("near_tokens")[step.seqs :] = 0
-        frame.host("ids").copy_(rows[slots, history // self.block])
-        frame.host("places").copy_(history % self.block)
+        for row, slot in enumerate(step.slots):
+            frame.put_list("near", row, (slot, self.table.version[slot]), lambda slot=slot: rows[slot])  # type: ignore[misc]
+        frame.put(
+            {
+                "ids": [owned[s][h // self.block] for s, h in zip(step.slots, step.history, strict=True)],
+                "places": [h % self.block for h in step.history],
+                "near_tokens": step.lengths,
+            },
+            {"ids": owned[self.opening.seqs][0]},
+        )
 
     @property
     def near(self) -> BlockMemory:

@@ -100,20 +100,22 @@ class Window(Store):
         self._count[slot] = len(left)
 
     def columns(self) -> dict[str, int]:
-        return {"ids": 1, "places": 1, "near_tokens": 1, "near": self.blocks}
+        return {"ids": 0, "places": 0, "near_tokens": 0, "near": self.blocks}
 
     def fill(self, frame: Frame, step: Step) -> None:
-        used = step.seqs
-        slots, count = torch.tensor(step.slots), torch.tensor([self._count.get(s, 0) for s in step.slots])
-        place = torch.where(count < self.sinks, count, self.sinks + (count - self.sinks) % self.ring)
-        frame.host("near").view(frame.batch, -1)[:used] = slots[:, None] * self.blocks + torch.arange(self.blocks)
-        for name, values, otherwise in (
-            ("near_tokens", (count + 1).clamp_max(self.size), 0),
-            ("ids", slots * self.blocks + place // self.block, self.opening.seqs * self.blocks),
-            ("places", place % self.block, 0),
-        ):
-            frame.host(name)[:used] = values
-            frame.host(name)[used:] = otherwise
+        counts = [self._count.get(slot, 0) for slot in step.slots]
+        places = [c if c < self.sinks else self.sinks + (c - self.sinks) % self.ring for c in counts]
+        for row, slot in enumerate(step.slots):
+            start = slot * self.blocks
+            frame.put_list("near", row, slot, lambda start=start: torch.arange(start, start + self.blocks))  # type: ignore[misc]
+        frame.put(
+            {
+                "ids": [slot * self.blocks + p // self.block for slot, p in zip(step.slots, places, strict=True)],
+                "places": [p % self.block for p in places],
+                "near_tokens": [min(c + 1, self.size) for c in counts],
+            },
+            {"ids": self.opening.seqs * self.blocks},
+        )
 
     @property
     def near(self) -> BlockMemory:

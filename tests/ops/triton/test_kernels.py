@@ -105,8 +105,9 @@ def test_append(spills: bool) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(tokens: int, n: int, k: int, bias: bool) -> None:
     x, w, b = (random(*s, dtype=torch.float32, seed=i) for i, s in enumerate([(1, tokens, k), (n, k), (n,)]))
-    got = linear_kernel.linear(x, w, b if bias else None)
-    torch.testing.assert_close(got, torch.nn.functional.linear(x, w, b if bias else None), atol=2e-5, rtol=1e-4)
+    r = random(1, tokens, n, dtype=torch.float32, seed=9)
+    got = linear_kernel.linear(x, w, b if bias else None, r)
+    torch.testing.assert_close(got, r + torch.nn.functional.linear(x, w, b if bias else None), atol=2e-5, rtol=1e-4)
 
 
 def test_model_kernels() -> None:
@@ -125,3 +126,19 @@ def test_model_kernels() -> None:
 
     for got, own in zip(model_kernels.rotary(q, k, cos, sin), (q, k), strict=True):
         torch.testing.assert_close(got, rotated(own))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_prepare_heads(normed: bool) -> None:
+    d, q_heads, kv_heads = 32, 4, 2
+    x = random(1, 3, (q_heads + 2 * kv_heads) * d, dtype=torch.float32)
+    cos, sin = random(1, 3, d, dtype=torch.float32, seed=2), random(1, 3, d, dtype=torch.float32, seed=3)
+    weights = (random(d, dtype=torch.float32, seed=4), random(d, dtype=torch.float32, seed=5))
+    got = model_kernels.prepare_heads(x, cos, sin, q_heads, kv_heads, weights if normed else None, 1e-5)
+    heads = x.view(1, 3, -1, d)
+    parts = (heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + kv_heads])
+    if normed:
+        parts = tuple(model_kernels.rms_norm(p, w, 1e-5) for p, w in zip(parts, weights, strict=True))
+    want = model_kernels.rotary(*(p.transpose(1, 2) for p in parts), cos, sin)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from coattn.ops.triton.launch import options
 
 
 @triton.jit
 def _append(
     k_ptr, v_ptr, near_ptr, far_ptr, ids_ptr, places_ptr, spill_ptr,
     k_seq, k_head, v_seq, v_head, block_stride, head_stride,
-    SPILL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    SPILL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     kind = tl.program_id(2)
@@ -49,5 +55,5 @@ def append(
     _append[(seqs, kv_heads, 2)](
         k, v, near, near if far is None else far, ids, places, ids if spill is None else spill,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), near.stride(0), near.stride(1),
-        SPILL=spill is not None, BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+        SPILL=spill is not None, BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4, **options(seqs),
     )  # fmt: skip

@@ -6,13 +6,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
 
+from coattn.ops.triton.launch import options
 from coattn.state import Split
 from coattn.types import BlockList
 
 ROWS = 64
 """Keys per iteration."""
-WARPS, STAGES = 4, 3
 PROGRAMS = 528
 """Programs wanted: four for each multiprocessor of a large GPU."""
 
@@ -24,8 +25,11 @@ def _attend(
     q_seq, q_head, block_stride, head_stride, table_seq, table_head, tokens_seq, tokens_head,
     splits, q_heads,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -116,6 +120,7 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=WARPS, num_stages=STAGES,
+        **({"num_warps": 2, "num_stages": 4} if seqs * kv_heads <= 16 else {"num_warps": 4, "num_stages": 2}),
+        **options(seqs),
     )  # fmt: skip
     return Split(out, lse)

@@ -7,18 +7,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.ops.triton.launch import options
+
 ONE_PROGRAM = 1 << 16
 """Elements of a query that one program copies by itself; larger ones are copied by a kernel of their own."""
 
 
 @triton.jit
-def _copy(q_ptr, there_ptr, count, SIZE: tl.constexpr):
+def _copy(q_ptr, there_ptr, count, SIZE: tl.constexpr, FOLLOW: tl.constexpr):
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     tl.store(there_ptr + at, tl.load(q_ptr + at, mask=at < count), mask=at < count)
 
 
 @triton.jit
-def _post(q_ptr, there_ptr, post_ptr, step_ptr, count, COPY: tl.constexpr, SIZE: tl.constexpr):
+def _post(q_ptr, there_ptr, post_ptr, step_ptr, count, COPY: tl.constexpr, SIZE: tl.constexpr, FOLLOW: tl.constexpr):
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     step = tl.load(step_ptr)
     if COPY:
         for start in range(0, count, SIZE):
@@ -29,7 +37,10 @@ def _post(q_ptr, there_ptr, post_ptr, step_ptr, count, COPY: tl.constexpr, SIZE:
 
 
 @triton.jit
-def _wait(reply_ptr, step_ptr, failed_ptr, waited_ptr, deadline_ns):
+def _wait(reply_ptr, step_ptr, failed_ptr, verdict_ptr, waited_ptr, deadline_ns, FOLLOW: tl.constexpr):
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     step = tl.load(step_ptr)
     # once a wait of this step was given up, the later ones do not wait at all
     if tl.load(failed_ptr, volatile=True) == 0:
@@ -42,6 +53,7 @@ def _wait(reply_ptr, step_ptr, failed_ptr, waited_ptr, deadline_ns):
         tl.store(waited_ptr, (tl_cuda.globaltimer() - begin).to(tl.int32))
         if seen != step:
             tl.store(failed_ptr, 1)
+            tl.store(verdict_ptr, 1)
 
 
 def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor) -> None:
@@ -49,13 +61,14 @@ def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor) -> None:
     count = q.numel()
     alone = count <= ONE_PROGRAM
     if not alone:
-        _copy[(triton.cdiv(count, 8192),)](q, there, count, SIZE=8192, num_warps=8)
-    _post[(1,)](q, there, word, step, count, COPY=alone, SIZE=8192, num_warps=16 if alone else 1)
+        _copy[(triton.cdiv(count, 8192),)](q, there, count, SIZE=8192, num_warps=8, FOLLOW=False)
+    # after a fork: the kernel in front is on another stream, so nothing may start early
+    _post[(1,)](q, there, word, step, count, COPY=alone, SIZE=8192, num_warps=16 if alone else 1, FOLLOW=False)
 
 
-def wait(word: Tensor, step: Tensor, failed: Tensor, waited: Tensor, deadline_s: float) -> None:
-    """Until the word is the step's number, or the deadline; then `failed` (in GPU memory) becomes 1.
+def wait(word: Tensor, step: Tensor, failed: Tensor, verdict: Tensor, waited: Tensor, deadline_s: float) -> None:
+    """Until the word is the step's number, or the deadline; then `failed` (in GPU memory) and `verdict` (mapped) are 1.
 
     waited: one int32 in GPU memory for the nanoseconds it took.
     """
-    _wait[(1,)](word, step, failed, waited, int(deadline_s * 1e9), num_warps=1)
+    _wait[(1,)](word, step, failed, verdict, waited, int(deadline_s * 1e9), num_warps=1, **options(1))

@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
 
+from coattn.ops.triton.launch import options
 from coattn.state import Split
 
 
@@ -24,7 +26,11 @@ def _read(out_ptr, lse_ptr, seq, head, q_heads, P: tl.constexpr, P_PAD: tl.const
 def _merge(
     out_a, lse_a, out_b, lse_b, result_ptr, q_heads,
     A: tl.constexpr, A_PAD: tl.constexpr, B: tl.constexpr, B_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    FOLLOW: tl.constexpr,
 ):  # fmt: skip
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, D_PAD)
@@ -57,5 +63,7 @@ def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tens
         first.out, first.lse, second.out, second.lse, result, q_heads,
         A=a, A_PAD=triton.next_power_of_2(a), B=b, B_PAD=triton.next_power_of_2(max(1, b)),
         D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+        # after a join the kernel in front is on another stream too, so nothing may start early
+        **(options(seqs) if b == 0 else {"FOLLOW": False}),
     )  # fmt: skip
     return result

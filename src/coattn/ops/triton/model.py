@@ -6,10 +6,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from coattn.ops.triton.launch import options
 
 
 @triton.jit
-def _rms_norm(x_ptr, w_ptr, out_ptr, heads, x_token, x_head, width, eps, WIDTH: tl.constexpr):
+def _rms_norm(x_ptr, w_ptr, out_ptr, heads, x_token, x_head, width, eps, WIDTH: tl.constexpr, FOLLOW: tl.constexpr):
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, WIDTH)
     dtype = out_ptr.dtype.element_ty
@@ -22,7 +28,10 @@ def _rms_norm(x_ptr, w_ptr, out_ptr, heads, x_token, x_head, width, eps, WIDTH: 
 
 
 @triton.jit
-def _gated(gate_ptr, up_ptr, out_ptr, gate_row, up_row, width, SIZE: tl.constexpr):
+def _gated(gate_ptr, up_ptr, out_ptr, gate_row, up_row, width, SIZE: tl.constexpr, FOLLOW: tl.constexpr):
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     gate = tl.load(gate_ptr + row * gate_row + c, mask=c < width, other=0.0)
@@ -46,8 +55,11 @@ def _rotate_one(x_ptr, out_ptr, cos, sin, cos_high, sin_high, c, HALF: tl.conste
 @triton.jit
 def _rotary(
     q_ptr, k_ptr, cos_ptr, sin_ptr, q_out, k_out,
-    q_heads, kv_heads, q_token, q_head, k_token, k_head, angle_token, HALF: tl.constexpr,
+    q_heads, kv_heads, q_token, q_head, k_token, k_head, angle_token, HALF: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     c = tl.arange(0, HALF)
@@ -64,6 +76,64 @@ def _rotary(
         _rotate_one(k_ptr + token * k_token + other * k_head, out, cos, sin, cos_high, sin_high, c, HALF)
 
 
+@triton.jit
+def _prepare_heads(
+    x_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, q_out, k_out, eps,
+    q_heads, kv_heads, x_token, angle_token, NORM: tl.constexpr, D: tl.constexpr, FOLLOW: tl.constexpr,
+):  # fmt: skip
+    """One head of one token: norm over the head, then rotation by halves."""
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    c = tl.arange(0, D)
+    other = (c + D // 2) % D
+    is_q = head < q_heads
+    w_ptr = qw_ptr if is_q else kw_ptr
+    row = x_ptr + token * x_token + head * D
+    x = tl.load(row + c)
+    y = tl.load(row + other)
+    dtype = x.dtype
+    if NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
+        x = ((wide * scale).to(dtype) * tl.load(w_ptr + c)).to(dtype)
+        y = ((y.to(tl.float32) * scale).to(dtype) * tl.load(w_ptr + other)).to(dtype)
+    cos = tl.load(cos_ptr + token * angle_token + c)
+    sin = tl.load(sin_ptr + token * angle_token + c)
+    turned = tl.where(c < D // 2, -y, y)
+    out = (x * cos).to(dtype) + (turned * sin).to(dtype)
+    if is_q:
+        tl.store(q_out + (token * q_heads + head) * D + c, out)
+    else:
+        tl.store(k_out + (token * kv_heads + head - q_heads) * D + c, out)
+
+
+def prepare_heads(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_heads: int,
+    kv_heads: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys out of x `[1, tokens, (q_heads + kv_heads + ..) * d]`: normed over each head if asked, rotated.
+
+    -> q `[1, q_heads, tokens, d]`, k `[1, kv_heads, tokens, d]`.
+    """
+    tokens, d = x.shape[1], cos.shape[-1]
+    q = torch.empty(1, tokens, q_heads, d, dtype=x.dtype, device=x.device)
+    k = torch.empty(1, tokens, kv_heads, d, dtype=x.dtype, device=x.device)
+    q_weight, k_weight = (x, x) if norms is None else norms
+    _prepare_heads[(tokens, q_heads + kv_heads)](
+        x, q_weight, k_weight, cos, sin, q, k, eps,
+        q_heads, kv_heads, x.stride(1), cos.stride(1), NORM=norms is not None, D=d, num_warps=1, **options(tokens),
+    )  # fmt: skip
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x `[1, tokens, (heads,) width]`, any strides but the last -> the same, contiguous."""
     width = x.shape[-1]
@@ -72,7 +142,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x.numel() // width
     _rms_norm[(rows,)](
         x, weight, out, heads, x.stride(1), x.stride(2) if x.dim() == 4 else 0, width, eps,
-        WIDTH=triton.next_power_of_2(width), num_warps=8 if width > 1024 else 1,
+        WIDTH=triton.next_power_of_2(width), num_warps=8 if width > 1024 else 1, **options(x.shape[1]),
     )  # fmt: skip
     return out
 
@@ -82,7 +152,15 @@ def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     _, tokens, width = gate.shape
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     _gated[(tokens, triton.cdiv(width, 1024))](
-        gate, up, out, gate.stride(1), up.stride(1), width, SIZE=1024, num_warps=4
+        gate,
+        up,
+        out,
+        gate.stride(1),
+        up.stride(1),
+        width,
+        SIZE=1024,
+        num_warps=4,
+        **options(tokens),
     )
     return out
 
@@ -95,6 +173,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     k_out = torch.empty(1, tokens, kv_heads, d, dtype=k.dtype, device=k.device)
     _rotary[(tokens, q_heads + kv_heads)](
         q, k, cos, sin, q_out, k_out,
-        q_heads, kv_heads, q.stride(2), q.stride(1), k.stride(2), k.stride(1), cos.stride(1), HALF=d // 2, num_warps=1,
+        q_heads, kv_heads, q.stride(2), q.stride(1), k.stride(2), k.stride(1), cos.stride(1),
+        HALF=d // 2, num_warps=1, **options(tokens),
     )  # fmt: skip
     return q_out.transpose(1, 2), k_out.transpose(1, 2)

@@ -1,0 +1,61 @@
+"""A whole decoder layer of the common kind: norm, attention, norm, gated MLP, each added to the residual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from coattn.hf.attention import attention_forward
+from coattn.hf.fuse.forms import eps_of
+from coattn.hf.fuse.same import is_plain_linear
+from coattn.hf.fuse.siblings import Siblings
+from coattn.ops.linear import linear
+
+CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+class LayerForm:
+    """What such a layer computes in eight kernels and the attention."""
+
+    def __init__(self, layer: Any, qkv: Siblings, gate_up: Siblings) -> None:
+        self.attn, self.mlp, self.qkv, self.gate_up = layer.self_attn, layer.mlp, qkv, gate_up
+        self.norms = [(n.weight, eps_of(n) or 0.0) for n in (layer.input_layernorm, layer.post_attention_layernorm)]
+        inner = [getattr(self.attn, name, None) for name in ("q_norm", "k_norm")]
+        self.head_norms = None if inner[0] is None or inner[1] is None else (inner[0].weight, inner[1].weight)
+        self.head_eps = 0.0 if inner[0] is None else eps_of(inner[0]) or 0.0
+        d = int(self.attn.head_dim)
+        self.heads = [size // d for size in qkv.sizes]
+        self.head_dim = d
+
+    def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        from coattn.ops.triton.model import gated_silu, prepare_heads, rms_norm
+
+        cos, sin = options["position_embeddings"]
+        x = hidden_states
+        projected = linear(rms_norm(x, *self.norms[0]), self.qkv.weight, self.qkv.bias)
+        q, k = prepare_heads(projected, cos, sin, self.heads[0], self.heads[1], self.head_norms, self.head_eps)
+        v = projected[..., -self.qkv.sizes[2] :].view(*x.shape[:2], self.heads[2], self.head_dim).transpose(1, 2)
+        attended, _ = attention_forward(self.attn, q, k, v, None, scaling=self.attn.scaling)
+        x = linear(attended.flatten(-2), self.attn.o_proj.weight, self.attn.o_proj.bias, x)
+        wide = linear(rms_norm(x, *self.norms[1]), self.gate_up.weight, self.gate_up.bias)
+        half = self.gate_up.sizes[0]
+        inner = gated_silu(wide[..., :half], wide[..., half:])
+        return linear(inner, self.mlp.down_proj.weight, self.mlp.down_proj.bias, x)
+
+
+def layer_form(layer: nn.Module, siblings: dict[nn.Module, dict[str, Siblings]]) -> LayerForm | None:
+    """The form of a layer whose children are what it needs; whether its numbers are right is still to be seen."""
+    if {name for name, _ in layer.named_children()} != CHILDREN:
+        return None
+    attn: Any = layer.self_attn
+    mlp: Any = layer.mlp
+    qkv, gate_up = siblings.get(attn, {}).get("q_proj"), siblings.get(mlp, {}).get("gate_proj")
+    others = [getattr(attn, "o_proj", None), getattr(mlp, "down_proj", None)]
+    norms = [eps_of(n) for n in (layer.input_layernorm, layer.post_attention_layernorm) if isinstance(n, nn.Module)]
+    d = getattr(attn, "head_dim", None)
+    if qkv is None or gate_up is None or not all(map(is_plain_linear, others)) or None in norms:
+        return None
+    if not isinstance(d, int) or d & (d - 1) or not hasattr(attn, "scaling"):
+        return None
+    return LayerForm(layer, qkv, gate_up)

@@ -1,0 +1,66 @@
+"""Projections of the same input as one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from coattn.hf.fuse.same import is_plain_linear, replaced
+from coattn.ops.linear import linear
+
+NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class Siblings:
+    """Linear modules over the same input: one matrix, one multiplication, whichever is called first.
+
+    Their weights become views of one; `part` gives each a weight of its own again.
+    """
+
+    def __init__(self, members: Sequence[nn.Linear]) -> None:
+        self.members = members
+        self.sizes = [m.out_features for m in members]
+        with torch.no_grad():
+            self.weight = torch.cat([m.weight.data for m in members])
+            self.bias = None if members[0].bias is None else torch.cat([m.bias.data for m in members])
+            for member, rows in zip(members, torch.split(self.weight, self.sizes), strict=True):
+                member.weight.data = rows
+        self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Each member returns its slice of the one product."""
+        with ExitStack() as undo:
+            for i, member in enumerate(self.members):
+                undo.enter_context(replaced(member, self._slice(i)))
+            yield
+        self._last = None
+
+    def part(self) -> None:
+        """The members' weights become their own again."""
+        for member in self.members:
+            member.weight.data = member.weight.data.clone()
+
+    def _slice(self, i: int) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            if self._last is None or self._last[0] is not x:
+                self._last = (x, torch.split(linear(x, self.weight, self.bias), self.sizes, -1))
+            return self._last[1][i]
+
+        return forward
+
+
+def find_siblings(module: nn.Module) -> dict[str, Siblings]:
+    """The first member's name -> the siblings among a module's children."""
+    found = {}
+    for names in NAMES:
+        members = [getattr(module, name, None) for name in names]
+        if not all(map(is_plain_linear, members)):
+            continue
+        linears = [m for m in members if isinstance(m, nn.Linear)]
+        if len({(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in linears}) == 1:
+            found[names[0]] = Siblings(linears)
+    return found

@@ -1,0 +1,34 @@
+"""How kernels of a recorded step follow each other.
+
+A kernel launched with `FOLLOW` may start before the one in front of it has ended: it says at once that the next may
+come (`gdc_launch_dependents`), does what depends on nobody, and then waits (`gdc_wait`) until everything in front is
+complete and visible. Every such kernel waits, so the order of any two kernels is what it was; only the gap between
+them, in which the GPU would read nothing, is gone. Needs a GPU of compute capability 9 or more.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def follow() -> bool:
+    """Whether this machine's GPU can start a kernel before the one in front has ended."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] >= 9
+
+
+def options(tokens: int) -> dict[str, Any]:
+    """Launch options of every kernel of a recorded step of so many tokens.
+
+    Only for one token: with more, the matrix products' shared memory keeps the next kernel out, and the step of four
+    tokens took a fifth longer.
+    """
+    return {"FOLLOW": True, "launch_pdl": True} if tokens == 1 and follow() else {"FOLLOW": False}

@@ -1,0 +1,120 @@
+"""A decode step over frames, as it is recorded for a GPU, against the same step over Python's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from coattn.method import compose
+from coattn.methods import find_method
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Step
+
+SLOTS, LENGTH, HEADS, KV_HEADS, D = 5, 200, 4, 2, 16
+CASES = [
+    ("full", {"block": 8}),
+    ("offload", {"block": 8}),
+    ("cpu", {"block": 8, "window_blocks": 3}),
+    ("cpu", {"block": 8, "window_blocks": 30}),
+    ("streaming", {"sinks": 3, "recent": 17, "block": 4}),
+]
+
+
+def shapes(count: int, window: int | None) -> list[LayerShape]:
+    plain = LayerShape(HEADS, KV_HEADS, D, torch.float32, torch.device("cpu"))
+    sliding = LayerShape(HEADS, KV_HEADS, D, torch.float32, torch.device("cpu"), sliding_window=window)
+    return [plain if window is None or i % 2 else sliding for i in range(count)]
+
+
+class World:
+    """The same sequences in two runtimes: one steps by numbers, the other through frames."""
+
+    def __init__(self, method: str, params: dict[str, Any], window: int | None) -> None:
+        layers = shapes(3, window)
+        self.ledger = Ledger()
+        composed = compose(find_method(method), **params)
+        self.plain, self.framed = (Runtime(layers, composed, self.ledger, SLOTS, LENGTH, fixed=True) for _ in range(2))
+        self.framed.frames(SLOTS)
+        self.history: dict[int, int] = {}
+
+    def new(self, tokens: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(tokens, h, D) for h in (HEADS, KV_HEADS, KV_HEADS))
+
+    def join(self, slot: int, tokens: int) -> None:
+        step = Step.of((slot,), (0,), (tokens,))
+        for runtime in (self.plain, self.framed):
+            runtime.begin(step)
+        for layer in range(3):
+            q, k, v = self.new(tokens)
+            for runtime in (self.plain, self.framed):
+                runtime.attend(layer, q, k, v, 0.25)
+        for runtime in (self.plain, self.framed):
+            runtime.commit()
+        self.history[slot] = tokens
+
+    def leave(self, slot: int) -> None:
+        for runtime in (self.plain, self.framed):
+            runtime.truncate(slot, self.history[slot], 0)
+        del self.history[slot]
+
+    def steps(self, count: int, order: list[int]) -> None:
+        for _ in range(count):
+            step = Step.of(tuple(order), tuple(self.history[s] for s in order), (1,) * len(order))
+            for runtime in (self.plain, self.framed):
+                runtime.begin(step)
+            far = self.framed.write(step)
+            rows = min(SLOTS, len(order) + 1)
+            tensors = [self.new(rows) for _ in range(3)]
+            with self.framed.recording(rows, far):
+                got = [self.framed.attend(i, *tensors[i], 0.25)[: len(order)] for i in range(3)]
+            self.framed.step = step
+            want = [self.plain.attend(i, *(x[: len(order)] for x in tensors[i]), 0.25) for i in range(3)]
+            for runtime in (self.plain, self.framed):
+                runtime.commit()
+            torch.testing.assert_close(torch.stack(got), torch.stack(want), atol=1e-5, rtol=1e-4)
+            for slot in order:
+                self.history[slot] += 1
+
+
+@pytest.mark.parametrize("window", [None, 11])
+@pytest.mark.parametrize(("method", "params"), CASES)
+def test_frames_say_what_the_step_says(method: str, params: dict[str, Any], window: int | None) -> None:
+    world = World(method, params, window)
+    held = dict(world.ledger.held)
+    world.join(3, 5)
+    world.steps(4, [3])
+    world.join(0, 61)
+    world.join(1, 1)
+    world.steps(20, [0, 3, 1])
+    world.steps(5, [1, 0, 3])
+    world.leave(0)
+    world.steps(3, [3, 1])
+    world.join(0, 16)
+    world.join(4, 100)
+    world.steps(40, [4, 0, 1, 3])
+    assert world.ledger.held == held
+
+
+@pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming"])
+def test_a_fixed_runtime_takes_its_memory_once_and_gives_it_back(method: str) -> None:
+    ledger = Ledger(gpu=400_000, host=300_000)
+    runtime = Runtime(shapes(2, None), compose(find_method(method)), ledger, SLOTS, LENGTH, fixed=True)
+    held, free = dict(ledger.held), runtime.free()
+    for tier, count in runtime.needs(100).items():
+        left = free[tier]
+        assert left is not None
+        assert 0 < count <= left
+    runtime.begin(Step.of((2,), (0,), (100,)))
+    runtime.commit()
+    assert ledger.held == held
+    for tier, count in runtime.needs(100).items():
+        left, before = runtime.free()[tier], free[tier]
+        assert left is not None and before is not None
+        assert before - left == count
+    runtime.truncate(2, 100, 0)
+    assert runtime.free() == free
+    runtime.release()
+    assert ledger.held == {"gpu": 0, "host": 0}
