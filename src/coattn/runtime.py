@@ -189,6 +189,10 @@ class Runtime:
             for parts in self._groups:
                 parts.store.recording = None
 
+    def tiered(self) -> bool:
+        """Whether anything can lie far."""
+        return any(place.covers == "far" for place in self.places())
+
     def places(self) -> list[Place]:
         """Every place of every group."""
         return [place for parts in self._groups for place in parts.places]
@@ -202,12 +206,6 @@ class Runtime:
             near += share * sum(listed[0].tokens if listed[0] else ())
             far += share * sum(listed[1].tokens if listed[1] else ())
         return round(near), round(far)
-
-    def idle_seconds(self) -> float | None:
-        """How long the GPU waited for the CPU in the last replayed step; None: nothing was handed over."""
-        found = [place.waited() for place in self.places()]
-        known = [seconds for seconds in found if seconds is not None]
-        return sum(known) if known else None
 
     def fill_randomly(self) -> None:
         """For benchmarks: random numbers wherever keys and values would lie."""

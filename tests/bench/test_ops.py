@@ -10,7 +10,7 @@ from tests.cli.run import coattn
 
 from coattn import native
 from coattn.bench import ops
-from coattn.bench.timing import spread
+from coattn.bench.timing import Disturbance, spread
 
 KEYS = {"kernel", "isa", "dtype", "group", "head_size", "threads", "gbps", "limit_gbps", "torch_gbps"}
 
@@ -46,6 +46,7 @@ def test_the_command_reports_every_case(tmp_path: Path) -> None:
         assert (row["torch_gbps"] is not None) == (row["kernel"] == "attend")
     errors = {row["dtype"]: row["error"] for row in result["rows"] if row["kernel"] == "attend"}
     assert errors["bf16"] < errors["int8"] < 0.03
+    assert result["latency"][0]["busy_disturbance"].keys() == {"steal_ms", "involuntary_switches"}
     assert result["latency"][0]["empty"]["median_us"] < result["latency"][0]["busy_100us"]["median_us"]
 
 
@@ -84,3 +85,11 @@ def test_an_arena_is_measured() -> None:
 
 def test_spread() -> None:
     assert spread([3000, 1000, 2000]) == {"median_us": 2.0, "p99_us": 2.0, "max_us": 3.0, "jobs": 3}
+
+
+def test_disturbance_counts_what_happened_between() -> None:
+    before = Disturbance.now()
+    after = Disturbance.now()
+    assert before.steal_ms >= 0
+    assert after.since(before).involuntary_switches >= 0
+    assert Disturbance(5.0, 7).since(Disturbance(2.0, 3)) == Disturbance(3.0, 4)

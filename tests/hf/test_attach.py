@@ -78,7 +78,7 @@ def test_two_models_can_be_attached_at_once_but_one_not_twice() -> None:
     with coattn.attach(first, "cpu"), coattn.attach(second, "full"):
         assert torch.equal(first.generate(IDS, **SHORT), plain[0])
         assert torch.equal(second.generate(IDS, **SHORT), plain[1])
-        with pytest.raises(UnsupportedError, match="attached already"), coattn.attach(first, "full"):
+        with pytest.raises(UnsupportedError, match="in use already"), coattn.attach(first, "full"):
             pass
         assert torch.equal(first.generate(IDS, **SHORT), plain[0])
     assert "coattn" not in ALL_ATTENTION_FUNCTIONS.valid_keys()

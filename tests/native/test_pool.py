@@ -1,5 +1,6 @@
 """The pool: sizes, errors, asynchronous calls, forks; and the choice of kernels."""
 
+import json
 import os
 import subprocess
 import sys
@@ -159,6 +160,39 @@ def test_forcing_what_the_machine_lacks_is_refused_with_the_reason(status):
     assert status.reason in caught.value.sentence
 
 
+@pytest.mark.skipif(not native.cpu_features().avx512, reason="nothing to hide")
+def test_hidden_kernels_are_refused_and_named():
+    """COATTN_HIDE_ISA stands in for a machine that lacks them."""
+    environment = os.environ | {"COATTN_HIDE_ISA": "amx,avx512"}
+    code = (
+        "from coattn import native\n"
+        "print(native.isa(), native.attend_kernel_name('bf16', __import__('torch').bfloat16, 8), sep='|')\n"
+        "try: native.force_isa('amx')\n"
+        "except native.NativeError as error: print(error.sentence, error.hint, sep='|')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    chosen, refusal = run.stdout.strip().split("\n")
+    assert chosen == "avx2|avx2"
+    sentence, hint = refusal.split("|")
+    assert sentence.startswith("This machine cannot run the amx kernels: ")
+    assert sentence.count(".") == 1
+    assert "'generic'" in hint
+    command = [sys.executable, "-m", "coattn", "doctor", "--json"]
+    doctor = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    uses = {use["part"]: use for use in json.loads(doctor.stdout)["uses"]}
+    assert uses["CPU attention"]["choice"].startswith("C++ kernels, avx2,")
+    assert "avx512: " in uses["CPU attention"]["reason"]
+    assert "amx: " in uses["CPU attention"]["reason"]
+
+
+@pytest.mark.skipif(not native.cpu_features().amx, reason="nothing to hide")
+def test_hiding_one_set_leaves_the_others():
+    code = "from coattn import native; print(native.isa(), dict(native.isas())['amx'])"
+    environment = os.environ | {"COATTN_HIDE_ISA": "amx"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout.strip() == "avx512 COATTN_HIDE_ISA hides it"
+
+
 def test_features_agree_with_the_kernel_list():
     features = native.cpu_features()
     reasons = {s.name: s.reason for s in native.isas()}
@@ -174,3 +208,15 @@ def test_limits_are_measured():
     assert len(native.empty_job_latency(100, threads=2)) == 100
     with pytest.raises(native.NativeError, match="cannot be gathered"):
         native.random_gather_gbps(1, 100, 1 << 20, 1)
+
+
+def test_the_gather_limit_reads_the_kernel_s_own_blocks():
+    layout = native.block_layout("int8", 32, 128)
+    blocks = native.Blocks(torch.zeros(40, 2 * layout.bytes, dtype=torch.uint8), "int8", 32, 2, 128)
+    table = torch.randperm(40, dtype=torch.int32).view(2, 1, 20)
+    assert native.gather_gbps(blocks, table, threads=2, repeats=2) > 0.1
+    table[1, 0, 3] = 40
+    with pytest.raises(native.NativeError, match="Block 40 is not one of 40"):
+        native.gather_gbps(blocks, table, repeats=1)
+    with pytest.raises(native.NativeError, match="nothing to gather"):
+        native.gather_gbps(blocks, table[:0], repeats=1)

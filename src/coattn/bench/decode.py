@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,6 +63,24 @@ class Row:
     record_s: float | None
 
 
+@dataclass
+class Ready:
+    """A case that can be stepped."""
+
+    runner: Runner
+    runtime: Runtime
+    ledger: Ledger
+    length: int
+    tokens: list[int]
+
+    def step(self) -> None:
+        """One token for every sequence, the most likely one fed back."""
+        batch = len(self.tokens)
+        logits = self.runner.decode(range(batch), self.tokens, [self.length] * batch)
+        self.tokens = self.runner.best or logits.argmax(-1).tolist()
+        self.length += 1
+
+
 class Bench:
     """A model of given shapes, and the rates measured beside it."""
 
@@ -81,36 +99,34 @@ class Bench:
                 torch.cuda.empty_cache()
 
     def _row(self, case: Case, seconds: float) -> Row:
+        with self.prepared(case) as ready:
+            start = time.perf_counter()
+            ready.step()
+            record_s = time.perf_counter() - start
+            taken = _time(ready.step, self.steps - 1, seconds)
+            slots = tuple(range(case.batch))
+            near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
+            token = sum(shape.token_bytes for shape in ready.runtime.layers)
+            row = self._finish(case, taken, near * token, far * token, ready.ledger)
+            trace = ready.runner.trace()
+            return Row(**row, gpu_idle=None if trace is None else trace.gpu_idle, record_s=record_s)
+
+    @contextmanager
+    def prepared(self, case: Case) -> Iterator[Ready]:
+        """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = compose(find_method(case.method), **case.params)
         ledger = Ledger(self.gpu_memory, None)
         first = max(1, case.context - self.steps)
+        slots = tuple(range(case.batch))
         with ExitStack() as undo:
             session = undo.enter_context(Session(self.model))
             runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
             undo.callback(runtime.release)
             runner = self._runner(session, runtime, case, undo)
-            slots = tuple(range(case.batch))
             runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
             runtime.commit()
             runtime.fill_randomly()
-            length, tokens = first, [1] * case.batch
-
-            def step() -> None:
-                nonlocal length, tokens
-                logits = runner.decode(slots, tokens, [length] * case.batch)
-                tokens = getattr(runner, "best", None) or logits.argmax(-1).tolist()
-                length += 1
-
-            start = time.perf_counter()
-            step()
-            record_s = time.perf_counter() - start
-            taken = _time(step, self.steps - 1, seconds)
-            near, far = runtime.attended(Step.of(slots, (length - 1,) * case.batch, (1,) * case.batch))
-            idle = runtime.idle_seconds()
-            token = sum(shape.token_bytes for shape in session.layers)
-            row = self._finish(case, taken, near * token, far * token, ledger)
-            share = None if idle is None else idle / statistics.median(taken)
-            return Row(**row, gpu_idle=share, record_s=record_s)
+            yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
         if self.device.type != "cuda":

@@ -15,6 +15,12 @@ PIECE = 4096
 """int32 of a gathered piece: 16 KiB, one block of 32 tokens and 128 channels in bfloat16."""
 
 
+NONE: dict[str, Any] = dict.fromkeys(
+    ("dram_gbps", "dram_stream_gbps", "threads", "hbm_gbps", "pcie_gbps", "pcie_gather_gbps")
+)
+"""For runs whose rows have no floor."""
+
+
 def measure(device: torch.device, host_bytes: int = HOST_BYTES) -> dict[str, Any]:
     """GB/s: HBM read; PCIe by one large copy, and by a kernel that gathers blocks; DRAM gathered, and front to back."""
     threads = native.default_threads()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coattn import native
-from coattn.bench.timing import median_seconds, spread
+from coattn.bench.timing import Disturbance, median_seconds, spread
 
 BLOCK = 32
 KV_HEADS = 8
@@ -40,9 +40,9 @@ class Row(Case):
 
     gbps: float
     limit_gbps: float
-    """Random gather of pieces of the same size with the same threads, right before and right after, averaged.
+    """Only reading, with the same threads, right before and right after: the best of three runs each.
 
-    It reads memory of its own, which may be faster or slower than the kernel's: see docs/kernels.md.
+    `attend`: the very memory it reads, in its order. The others: memory of their own, pieces of their size at random.
     """
     torch_gbps: float | None
     """PyTorch on the same work; for int8 and int4 on the same tokens in bfloat16, in bytes of bfloat16."""
@@ -128,9 +128,9 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
             native.force_isa(case.isa)
             timed = KERNELS[case.kernel](work, case.group)
             # what memory gives changes over seconds where a machine is shared: measure the limit around the kernel
-            before = native.random_gather_gbps(case.threads, timed.piece, nbytes, repeats=3)
+            before = _limit(case, timed, work, nbytes)
             taken = median_seconds(timed.call, seconds)
-            after = native.random_gather_gbps(case.threads, timed.piece, nbytes, repeats=3)
+            after = _limit(case, timed, work, nbytes)
         finally:
             native.force_isa(None)
             native.set_threads(0)
@@ -143,12 +143,18 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
         yield Row(
             **asdict(case),
             gbps=timed.nbytes / taken / 1e9,
-            limit_gbps=(before + after) / 2,
+            limit_gbps=max(before, after),
             torch_gbps=None if peer is None else timed.peer_bytes / peer / 1e9,
             tokens_per_s=timed.tokens / taken,
             torch_tokens_per_s=None if peer is None else timed.tokens / peer,
             error=timed.error,
         )
+
+
+def _limit(case: Case, timed: Timed, work: Work, nbytes: int) -> float:
+    if case.kernel == "attend":
+        return native.gather_gbps(work.blocks, work.table, case.threads, repeats=3)
+    return native.random_gather_gbps(case.threads, timed.piece, nbytes, repeats=3)
 
 
 @dataclass(frozen=True)
@@ -225,13 +231,18 @@ KERNELS: dict[str, Callable[[Work, int], Timed]] = {
 
 
 def latency(threads: int, jobs: int) -> dict[str, Any]:
-    """Round trips of an empty job, and of jobs that keep every worker busy for 100 us."""
+    """Round trips of an empty job, and of jobs that keep every worker busy for 100 us; who took the CPUs meanwhile."""
     native.set_threads(threads)
+    native.threads()  # starts the pool, so that its threads are counted from the start
     try:
+        empty = spread(native.empty_job_latency(jobs, threads))
+        before = Disturbance.now()
+        busy = spread(native.busy_job_latency(jobs, 100.0, threads))
         return {
             "threads": threads,
-            "empty": spread(native.empty_job_latency(jobs, threads)),
-            "busy_100us": spread(native.busy_job_latency(jobs, 100.0, threads)),
+            "empty": empty,
+            "busy_100us": busy,
+            "busy_disturbance": asdict(Disturbance.now().since(before)),
         }
     finally:
         native.set_threads(0)

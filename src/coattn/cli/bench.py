@@ -159,6 +159,12 @@ def show(result: dict[str, Any]) -> None:
                 f"p99 {spread['p99_us']:.1f}, max {spread['max_us']:.1f} over {spread['jobs']:,} jobs",
                 highlight=False,
             )
+        taken = found["busy_disturbance"]
+        out.print(
+            f"{found['threads']} threads: during the jobs of 100 us the hypervisor took {taken['steal_ms']:.0f} ms and "
+            f"the scheduler switched {taken['involuntary_switches']:,} times",
+            highlight=False,
+        )
 
 
 @bench.command()

@@ -7,7 +7,7 @@ import sys
 import click
 
 from coattn._version import __version__
-from coattn.cli import bench, bench_decode, demo, doctor, evaluate, generate, methods, models
+from coattn.cli import bench, bench_decode, bench_prefill, demo, doctor, evaluate, generate, methods, models, trace
 from coattn.cli.output import print_error
 from coattn.errors import CoattnError
 
@@ -21,7 +21,7 @@ def cli() -> None:
     """
 
 
-__all__ = ["bench_decode", "cli", "main"]
+__all__ = ["bench_decode", "bench_prefill", "cli", "main"]
 
 for command in (
     doctor.doctor,
@@ -30,6 +30,7 @@ for command in (
     generate.generate,
     evaluate.evaluate,
     bench.bench,
+    trace.trace,
     demo.demo,
 ):
     cli.add_command(command)

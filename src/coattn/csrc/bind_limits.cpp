@@ -13,6 +13,16 @@ void bind_limits(nb::module_& m) {
         Release());
   m.def("random_gather_gbps", &random_gather_gbps, nb::arg("threads"), nb::arg("block_bytes"),
         nb::arg("bytes"), nb::arg("repeats"), Release());
+  m.def(
+      "gather_gbps",
+      [](int threads, uintptr_t base, int64_t block_stride, int64_t head_stride, int64_t num_blocks,
+         int64_t bytes, int heads, uintptr_t table, int64_t lists, int64_t blocks, int repeats) {
+        const GatherPieces pieces{
+            reinterpret_cast<const uint8_t*>(base),  block_stride, head_stride, num_blocks, bytes, heads,
+            reinterpret_cast<const int32_t*>(table), lists,        blocks};
+        return gather_gbps(threads, pieces, repeats);
+      },
+      Release());
   m.def("empty_job_latency", &empty_job_latency, nb::arg("threads"), nb::arg("n"), Release());
   m.def("busy_job_latency", &busy_job_latency, nb::arg("threads"), nb::arg("n"), nb::arg("us"), Release());
 }

@@ -1,6 +1,7 @@
 #include "cpu_features.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -94,10 +95,33 @@ CpuFeatures detect() {
 
 #endif
 
+// COATTN_HIDE_ISA=amx,avx512: pretend that the machine lacks them, for tests of what happens where it does.
+// What builds on a hidden one is hidden with it.
+CpuFeatures visible() {
+  CpuFeatures f = detect();
+  const char* hidden = std::getenv("COATTN_HIDE_ISA");
+  if (!hidden) return f;
+  const auto hides = [&](const char* name) {
+    const size_t length = std::strlen(name);
+    for (const char* at = hidden; (at = std::strstr(at, name)); at += length) {
+      if ((at == hidden || at[-1] == ',') && (at[length] == 0 || at[length] == ',')) return true;
+    }
+    return false;
+  };
+  const bool avx2 = hides("avx2"), avx512 = avx2 || hides("avx512"), amx = avx512 || hides("amx");
+  if (avx2) f.avx2 = false;
+  if (avx512) f.avx512 = f.avx512_bf16 = f.avx512_vnni = false;
+  if (amx && f.amx_bf16) {
+    f.amx_bf16 = false;
+    f.amx_reason = "COATTN_HIDE_ISA hides it";
+  }
+  return f;
+}
+
 }  // namespace
 
 const CpuFeatures& cpu_features() {
-  static const CpuFeatures features = detect();
+  static const CpuFeatures features = visible();
   return features;
 }
 

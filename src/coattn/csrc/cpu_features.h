@@ -15,8 +15,8 @@ struct CpuFeatures {
   std::string name;        // brand string, or the architecture
 };
 
-// Detected once. Asking for AMX permission is a process-wide side effect of the first call (Linux
-// arch_prctl).
+// Detected once, less what the environment variable COATTN_HIDE_ISA names (for tests). Asking for AMX
+// permission is a process-wide side effect of the first call (Linux arch_prctl).
 const CpuFeatures& cpu_features();
 
 }  // namespace coattn

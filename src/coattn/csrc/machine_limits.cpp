@@ -26,12 +26,26 @@ class PoolOf {
   std::unique_ptr<WorkerPool> own_;
 };
 
+// Pieces are asked for this many bytes before they are read, as attend does (kernels/attend_source.h).
+constexpr int64_t kAheadBytes = 32768;
+
+// Reads at(0) .. at(n - 1) in this order, in as many shares as attend would make.
+template <class At>
+void gather(WorkerPool& pool, int64_t n, int64_t bytes, At&& at) {
+  const Kernels& table = kernels();
+  const int64_t ahead = std::clamp<int64_t>((kAheadBytes + bytes - 1) / bytes, 1, 8);
+  const int64_t grain = std::max<int64_t>(n / (int64_t{4} * pool.size()), 1);
+  pool.parallel_for(n, grain, [&](int, int64_t lo, int64_t hi) {
+    for (int64_t i = lo; i < hi; ++i) table.read(at(i), bytes, i + ahead < hi ? at(i + ahead) : nullptr);
+  });
+}
+
 template <class Body>
-double best_gbps(WorkerPool& pool, int64_t bytes, int repeats, Body&& body) {
+double best_gbps(int64_t bytes, int repeats, Body&& body) {
   double best = 0;
   for (int r = 0; r < repeats; ++r) {
     const int64_t start = now_ns();
-    pool.run(Join::all, body);
+    body();
     best = std::max(best,
                     static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(now_ns() - start, 1)));
   }
@@ -52,9 +66,11 @@ double stream_read_gbps(int threads, int64_t bytes, int repeats) {
   PoolOf pool(threads);
   const Mapping memory(static_cast<size_t>(bytes), pool.get());
   const Kernels& table = kernels();
-  return best_gbps(pool.get(), bytes, repeats, [&](int worker, int workers) {
-    const int64_t lo = bytes * worker / workers / 64 * 64, hi = bytes * (worker + 1) / workers / 64 * 64;
-    table.read(memory.data() + lo, hi - lo, nullptr);
+  return best_gbps(bytes, repeats, [&] {
+    pool.get().run(Join::all, [&](int worker, int workers) {
+      const int64_t lo = bytes * worker / workers / 64 * 64, hi = bytes * (worker + 1) / workers / 64 * 64;
+      table.read(memory.data() + lo, hi - lo, nullptr);
+    });
   });
 }
 
@@ -69,15 +85,31 @@ double random_gather_gbps(int threads, int64_t block_bytes, int64_t bytes, int r
   std::vector<int64_t> order(static_cast<size_t>(bytes / block_bytes));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
-  const Kernels& table = kernels();
   const int64_t n = static_cast<int64_t>(order.size());
-  return best_gbps(pool.get(), n * block_bytes, repeats, [&](int worker, int workers) {
-    const int64_t lo = n * worker / workers, hi = n * (worker + 1) / workers;
-    for (int64_t i = lo; i < hi; ++i) {
-      const uint8_t* next = i + 1 < hi ? memory.data() + order[i + 1] * block_bytes : nullptr;
-      table.read(memory.data() + order[i] * block_bytes, block_bytes, next);
-    }
+  return best_gbps(n * block_bytes, repeats, [&] {
+    gather(pool.get(), n, block_bytes, [&](int64_t i) { return memory.data() + order[i] * block_bytes; });
   });
+}
+
+double gather_gbps(int threads, const GatherPieces& p, int repeats) {
+  const int64_t n = p.lists * p.heads * p.blocks;
+  if (p.bytes < 64 || p.bytes % 64 != 0 || n < 1 || repeats < 1) {
+    throw Refusal("There is nothing to gather in this table.",
+                  "Give lists of blocks and at least one repeat.");
+  }
+  for (int64_t i = 0; i < p.lists * p.blocks; ++i) {
+    if (p.table[i] < 0 || p.table[i] >= p.num_blocks) {
+      throw Refusal(
+          "Block " + std::to_string(p.table[i]) + " is not one of " + std::to_string(p.num_blocks) + ".",
+          "Every entry of the table must be a block.");
+    }
+  }
+  PoolOf pool(threads);
+  const auto at = [&](int64_t i) {
+    const int64_t item = i / p.blocks, list = item / p.heads, head = item % p.heads;
+    return p.base + p.table[list * p.blocks + i % p.blocks] * p.block_stride + head * p.head_stride;
+  };
+  return best_gbps(n * p.bytes, repeats, [&] { gather(pool.get(), n, p.bytes, at); });
 }
 
 std::vector<int64_t> empty_job_latency(int threads, int n) {

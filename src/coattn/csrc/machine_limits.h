@@ -13,6 +13,18 @@ double stream_read_gbps(int threads, int64_t bytes, int repeats);
 // GB/s of reading all blocks of `bytes` once in random order, the next block prefetched. Best of `repeats`.
 double random_gather_gbps(int threads, int64_t block_bytes, int64_t bytes, int repeats);
 
+// The pieces that attend reads over a block table: of each list and KV head, its blocks in their order.
+struct GatherPieces {
+  const uint8_t* base;  // piece of block b and head h at base + b * block_stride + h * head_stride
+  int64_t block_stride, head_stride, num_blocks, bytes;
+  int heads;
+  const int32_t* table;  // [lists, blocks]
+  int64_t lists, blocks;
+};
+
+// GB/s of reading them once and doing nothing with them. Best of `repeats`.
+double gather_gbps(int threads, const GatherPieces& pieces, int repeats);
+
 // Nanoseconds from the call of an empty job to its return, n times in a row.
 std::vector<int64_t> empty_job_latency(int threads, int n);
 

@@ -38,25 +38,28 @@ void touch(uint8_t* at, size_t bytes, WorkerPool& pool) {
                     [&](int, int64_t lo, int64_t hi) { touch_piece(at + lo, static_cast<size_t>(hi - lo)); });
 }
 
-Mapping::Mapping(size_t bytes, WorkerPool& pool) : bytes_((bytes + kHuge - 1) / kHuge * kHuge) {
+Mapping::Mapping(size_t bytes, WorkerPool& pool) {
+  const size_t used = (bytes + kHuge - 1) / kHuge * kHuge;
+  bytes_ = used + kHuge;
   void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     throw Refusal(
         "The system could not map " + std::to_string(bytes_) + " bytes: " + std::strerror(errno) + ".",
         "Ask for less memory, or free some.");
   }
-  data_ = static_cast<uint8_t*>(p);
-  (void)madvise(data_, bytes_, MADV_HUGEPAGE);
+  map_ = static_cast<uint8_t*>(p);
+  data_ = map_ + (kHuge - reinterpret_cast<uintptr_t>(map_) % kHuge) % kHuge;
+  (void)madvise(data_, used, MADV_HUGEPAGE);
   try {
-    touch(data_, bytes_, pool);
+    touch(data_, used, pool);
   } catch (...) {
-    munmap(data_, bytes_);
+    munmap(map_, bytes_);
     throw;
   }
 }
 
 Mapping::~Mapping() {
-  munmap(data_, bytes_);
+  munmap(map_, bytes_);
 }
 
 }  // namespace coattn

@@ -31,21 +31,30 @@ inline int64_t now_ns() {
       .count();
 }
 
-// Pauses, and now and then gives the core away: on an oversubscribed machine the thread we wait for may need
-// it.
+// Pauses, and now and then gives the core away: the thread we wait for may need it. Where every thread has a
+// core of its own that is unlikely, and a yield to someone else's thread costs its whole time slice: then
+// only after a wait much longer than usual.
 class Backoff {
  public:
-  explicit Backoff(int pauses_per_yield) : pauses_per_yield_(pauses_per_yield) {}
-  // True every time it yielded, which is when the caller should look at the clock.
+  static constexpr int kOwnCore = 256;  // pauses per yield of a thread that has a core to itself
+  explicit Backoff(int pauses_per_yield)
+      : pauses_(pauses_per_yield), patience_(pauses_per_yield < kOwnCore ? 0 : 64) {}
+  // True now and then, which is when the caller should look at the clock.
   bool step() {
     cpu_pause();
-    if (++count_ % pauses_per_yield_ != 0) return false;
-    sched_yield();
+    if (++count_ < pauses_) return false;
+    count_ = 0;
+    if (patience_ > 0) {
+      --patience_;
+    } else {
+      sched_yield();
+    }
     return true;
   }
 
  private:
-  int pauses_per_yield_;
+  const int pauses_;  // between two looks at the clock; 256 take about 10 us
+  int patience_;      // looks before the first yield
   int count_ = 0;
 };
 

@@ -129,6 +129,9 @@ int default_threads() {
       static_cast<int>(std::count_if(cpus.begin(), cpus.end(), [](const Cpu& c) { return c.sibling == 0; }));
   const double quota = cgroup_cpus();
   if (quota > 0) cores = std::min(cores, static_cast<int>(std::ceil(quota)));
+  // One core of many is left to the threads that feed the pool, launch kernels on a GPU and serve the system:
+  // a job waits for its slowest worker, and that is the one that shares its core.
+  if (cores >= 8) --cores;
   return std::max(cores, 1);
 }
 

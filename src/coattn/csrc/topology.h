@@ -16,7 +16,8 @@ struct Cpu {
 // n entries are the best n CPUs and neighbouring workers share a node.
 std::vector<Cpu> usable_cpus();
 
-// Cores in the affinity mask, less what a cgroup CPU quota takes away (rounded up, at least 1).
+// Cores in the affinity mask, less what a cgroup CPU quota takes away (rounded up, at least 1), less one of
+// eight or more.
 int default_threads();
 
 // CPU quota of this process's cgroup in CPUs, or a negative number without one.

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <new>
@@ -21,6 +22,13 @@ void pin(pthread_t thread, int cpu) {
   CPU_SET(cpu, &set);
   // A cpuset that changed since we read it makes this fail; an unpinned worker is still a correct one.
   (void)pthread_setaffinity_np(thread, sizeof(set), &set);
+}
+
+// A job waits for its slowest worker, so other threads on the same cores should wait for workers. Needs a
+// privilege; without it workers are ordinary threads. Not a real-time class: the system stops such threads
+// for 50 ms a second when they spin.
+void prefer_this_thread() {
+  (void)setpriority(PRIO_PROCESS, 0, -10);
 }
 
 }  // namespace
@@ -110,10 +118,10 @@ void WorkerPool::execute(int worker) {
 }
 
 void WorkerPool::loop(int worker) {
-  const int pauses = oversubscribed_ ? 4 : 256;
+  prefer_this_thread();
   uint32_t seen = 0;
   while (true) {
-    const uint32_t epoch = start_.wait_past(seen, spin_ns_.load(std::memory_order_relaxed), pauses);
+    const uint32_t epoch = start_.wait_past(seen, spin_ns_.load(std::memory_order_relaxed), pauses());
     if (stop_.load(std::memory_order_acquire)) return;
     seen = epoch;
     uint32_t before = 2 * (epoch - 1);
@@ -143,7 +151,7 @@ void WorkerPool::run(Job job, void* ctx, Join join) {
     uint32_t before = 2 * (epoch - 1);
     if (join == Join::willing && state.compare_exchange_strong(before, 2 * epoch, std::memory_order_acq_rel))
       continue;
-    Backoff backoff(oversubscribed_ ? 4 : 256);
+    Backoff backoff(pauses());
     while (state.load(std::memory_order_acquire) != 2 * epoch) backoff.step();
   }
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(std::exchange(error_, nullptr));

@@ -95,6 +95,7 @@ class WorkerPool {
     std::thread thread;
   };
 
+  int pauses() const { return oversubscribed_ ? 4 : Backoff::kOwnCore; }
   void loop(int worker);
   void execute(int worker);
   // The caller is not pinned. Where the scheduler has put it on a worker's CPU, the two would take turns, so

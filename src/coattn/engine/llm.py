@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import RequestOutput
-from coattn.engine.runner import EagerRunner
-from coattn.errors import BudgetError, ConfigError, InputError
+from coattn.engine.runner import EagerRunner, Runner
+from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.method import Method, compose
@@ -25,6 +25,7 @@ from coattn.methods import find_method
 from coattn.part import check_count
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
+from coattn.trace.step import StepTrace
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -77,15 +78,16 @@ class LLM:
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
-        with ExitStack() as undo, _own_words():
+        with ExitStack() as undo:
             session = undo.enter_context(Session(loaded.model))
-            self.ledger = Ledger(_free(session.device) if budgets[0] is None else budgets[0], budgets[1])
+            gpu = _free(session.device) if budgets[0] is None else budgets[0]
+            self.ledger = Ledger(gpu, budgets[1], "memory")
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             self.vocabulary = session.vocabulary
-            runner = EagerRunner(session, runtime, max_batch)
+            self.runner = _runner(session, runtime, max_batch)
             ends = end_tokens(loaded.model, loaded.tokenizer)
-            self.engine = Engine(runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
+            self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 
@@ -151,6 +153,17 @@ class LLM:
         """Blocks until there is something to do, or for `timeout` seconds. For a server's loop around `step`."""
         return self.engine.wait(timeout)
 
+    def warm_up(self, sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Records the decode step for batches of these sizes now rather than when one first runs; all sizes if None.
+
+        -> one entry for each recorded graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
+        """
+        return self.runner.warm_up(sizes)
+
+    def trace(self) -> StepTrace | None:
+        """Where the time of the last decode step went."""
+        return self.runner.trace()
+
     def report(self) -> dict[str, Any]:
         """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start."""
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -211,19 +224,18 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
     )
 
 
+def _runner(session: Session, runtime: Runtime, slots: int) -> Runner:
+    """Recorded steps on a GPU, layer by layer elsewhere."""
+    if session.device.type != "cuda" or len({shape.device for shape in session.layers}) > 1:
+        return EagerRunner(session, runtime, slots)
+    from coattn.record.runner import GraphRunner
+
+    return GraphRunner(session, runtime, slots)
+
+
 def _free(device: torch.device) -> int | None:
     """A budget for the GPU tier when none is given: most of what is free on the device; None without a GPU."""
     return int(SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
-
-
-@contextmanager
-def _own_words() -> Iterator[None]:
-    """Lets a BudgetError name the options of `LLM`."""
-    try:
-        yield
-    except BudgetError as error:
-        words = [said.replace("_kv", "_memory") for said in (error.sentence, error.hint)]
-        raise BudgetError(*words) from None
 
 
 def _length(loaded: Loaded, wanted: int | None) -> int:

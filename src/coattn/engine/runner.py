@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from coattn.hf.forward import Session
+from coattn.hf.random_model import weight_bytes
 from coattn.runtime import Runtime
 from coattn.store.ledger import Tier
-from coattn.types import Step
+from coattn.trace.account import step_trace
+from coattn.trace.step import Span, StepTrace
+from coattn.types import Phase, Step
 
 
 class Runner(Protocol):
@@ -42,6 +46,12 @@ class Runner(Protocol):
     def forget(self, slot: int, length: int) -> None:
         """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
 
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Prepares decode steps of these batch sizes, all it knows if None -> what was recorded, in how long."""
+
+    def trace(self) -> StepTrace | None:
+        """Where the time of the last `decode` went; None before the first."""
+
     def close(self) -> None:
         """Gives every byte back and leaves the model as it was."""
 
@@ -53,6 +63,8 @@ class EagerRunner:
 
     def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
         self.session, self.runtime, self.slots = session, runtime, slots
+        self.weights = weight_bytes(session.model)
+        self._last: tuple[int, int, Step, list[Span]] | None = None
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         return self.runtime.needs(tokens)
@@ -71,6 +83,16 @@ class EagerRunner:
         assert logits is not None
         return logits
 
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        return []
+
+    def trace(self) -> StepTrace | None:
+        """Attention counts as the CPU's work, the rest of the model as the GPU's, as if there were one."""
+        if self._last is None:
+            return None
+        begin, end, step, spans = self._last
+        return step_trace(self.runtime, step, begin, end, spans, self.weights)
+
     def forget(self, slot: int, length: int) -> None:
         self.runtime.truncate(slot, length, 0)
 
@@ -80,12 +102,31 @@ class EagerRunner:
 
     def _run(self, step: Step, tokens: Sequence[int], positions: Tensor, rows: slice | None) -> Tensor | None:
         device = self.session.device
+        clock = Clock(self.runtime)
         try:
             self.runtime.begin(step)
-            logits = self.session.forward(self.runtime, torch.tensor(tokens, device=device), positions.to(device), rows)
+            logits = self.session.forward(clock, torch.tensor(tokens, device=device), positions.to(device), rows)
             self.runtime.commit()
         except BaseException:
             if self.runtime.step is not None:  # else the step was refused before it began
                 self.runtime.abort()
             raise
+        if step.phase is Phase.DECODE:
+            self._last = (clock.begin, time.monotonic_ns(), step, clock.spans)
         return logits
+
+
+class Clock:
+    """A runtime whose attention is timed, layer by layer."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._attend = runtime.attend
+        self.begin = time.monotonic_ns()
+        self.spans: list[Span] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        start = time.monotonic_ns()
+        out = self._attend(layer, q, k, v, scale)
+        end = time.monotonic_ns()
+        self.spans.append(Span(layer, posted=start, ready=start, answered=end, seen=start, done=end))
+        return out

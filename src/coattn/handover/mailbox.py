@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from coattn.ops.native.attend import refuses
 from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
+from coattn.trace.step import Span
 from coattn.types import LayerShape
 
 LINE = 64
@@ -58,8 +58,8 @@ class Mailbox:
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
         self.order = {layer: i for i, layer in enumerate(shapes)}
-        self.waited = torch.zeros(len(shapes), dtype=torch.int32, device=device)
-        """Nanoseconds the GPU waited for each layer's answer in the last step."""
+        self._stamps = torch.zeros(len(shapes), 3, dtype=torch.int64, device=device)
+        """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
         self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
         self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -104,14 +104,15 @@ class Mailbox:
         q = q.contiguous()
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
-            handover.post(q, letter.q, letter.post, self.step)
-            handover.wait(
-                letter.reply, self.step, self.failed, self.verdict, self.waited[place : place + 1], DEADLINE_S
-            )
+            handover.post(q, letter.q, letter.post, self.step, self._stamp(place, 0))
+            handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(place, 2), DEADLINE_S)
         q.record_stream(self._side)
 
     def fetch(self, layer: int, rows: int) -> Split:
-        """The CPU's part, readable by the kernels that follow."""
+        """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
+        from coattn.ops.triton import handover
+
+        handover.stamp(self._stamp(self.order[layer], 1))
         torch.cuda.current_stream(self.device).wait_stream(self._side)
         letter = self.letters[layer]
         return Split(letter.out[:rows, None], letter.lse[:rows, None])
@@ -135,16 +136,25 @@ class Mailbox:
                 "The requests of that step are lost; later ones are served by new workers.",
             )
 
-    def times(self) -> Sequence[tuple[int, int]]:
-        """`(seen, done)` of each layer's job in the last step, in nanoseconds of the host's monotonic clock."""
-        times: list[tuple[int, int]] = self._server.times()
-        return times
+    def spans(self) -> list[Span]:
+        """What each layer of the last step did when, on the host's monotonic clock."""
+        server: list[tuple[int, int]] = self._server.times()
+        stamps = self._stamps.tolist()
+        # the server sees a post about a microsecond after it was made: the closest pair sets one clock by the other
+        ahead = min((seen - stamp[0] for (seen, _), stamp in zip(server, stamps, strict=True)), default=0) - 1000
+        return [
+            Span(layer, stamp[0] + ahead, stamp[1] + ahead, stamp[2] + ahead, seen, done)
+            for layer, stamp, (seen, done) in zip(self.order, stamps, server, strict=True)
+        ]
 
     def close(self) -> None:
         """Stops the server. One that does not come back keeps this memory, and its pool is given up."""
         if not self._server.stop(100_000):
             _abandoned.append(self)
             native.abandon_pool()
+
+    def _stamp(self, place: int, which: int) -> Tensor:
+        return self._stamps[place, which : which + 1]
 
     def _cut(self) -> dict[int, Letter]:
         areas = {}

@@ -161,7 +161,8 @@ def attach(
     config, decoder = model.config, model.get_decoder()
     if config._attn_implementation == attention.NAME:
         raise UnsupportedError(
-            "This model is attached already.", "Leave the first `with` block before attaching again."
+            "This model is in use already, by an attachment or by an engine.",
+            "Leave the first `with` block, or close the engine, before attaching again.",
         )
     with ExitStack() as undo:
         undo.callback(attachment.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -13,13 +13,19 @@ from coattn.errors import UnsupportedError
 from coattn.hf import attention
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
 from coattn.hf.logits import head
-from coattn.runtime import Runtime
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from coattn.hf.attach import Attachment
+
+
+class Attends(Protocol):
+    """What a session needs of a runtime."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """The attention of one layer over packed tokens."""
 
 
 class Session:
@@ -45,7 +51,7 @@ class Session:
         self.decoder: Any = model.get_decoder()
         self.device = cast("torch.device", model.get_input_embeddings().weight.device)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
-        self._runtime: Runtime | None = None
+        self._runtime: Attends | None = None
         config = model.config
         with ExitStack() as undo:
             undo.callback(attention.disable, cast("Attachment", self))
@@ -65,11 +71,11 @@ class Session:
         return self
 
     @property
-    def runtime(self) -> Runtime | None:
+    def runtime(self) -> Attends | None:
         return self._runtime
 
     @torch.no_grad()
-    def forward(self, runtime: Runtime, ids: Tensor, positions: Tensor, rows: slice | Tensor | None) -> Tensor | None:
+    def forward(self, runtime: Attends, ids: Tensor, positions: Tensor, rows: slice | Tensor | None) -> Tensor | None:
         """ids, positions `[tokens]`, packed as the step that `runtime` has begun -> logits of some of them.
 
         rows: which tokens, n of them -> float32 `[n, vocabulary]`; None computes no logits. All tensors are on the
@@ -79,7 +85,7 @@ class Session:
         return None if rows is None else head(self.model, hidden[rows])
 
     @torch.no_grad()
-    def hidden(self, runtime: Runtime, ids: Tensor, positions: Tensor) -> Tensor:
+    def hidden(self, runtime: Attends, ids: Tensor, positions: Tensor) -> Tensor:
         """Like `forward`, up to the model's head: `[tokens, hidden_size]`."""
         if self.model.config._attn_implementation != attention.NAME:
             raise UnsupportedError(
@@ -94,7 +100,7 @@ class Session:
         return cast("Tensor", out.last_hidden_state[0])
 
     @contextmanager
-    def pretending(self, runtime: Any) -> Iterator[None]:
+    def pretending(self, runtime: Attends) -> Iterator[None]:
         """The model's layers may be called by themselves inside this block; `runtime` stands for the real one."""
         self._runtime = runtime
         try:

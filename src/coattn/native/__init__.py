@@ -20,7 +20,7 @@ from coattn.native.entries import (
     weighted_sum,
 )
 from coattn.native.faults import abandon_pool, inject_fault
-from coattn.native.limits import busy_job_latency, empty_job_latency, random_gather_gbps, stream_read_gbps
+from coattn.native.limits import busy_job_latency, empty_job_latency, gather_gbps, random_gather_gbps, stream_read_gbps
 from coattn.native.machine import (
     CpuFeatures,
     IsaStatus,
@@ -67,6 +67,7 @@ __all__ = [
     "fail_on_worker",
     "force_isa",
     "forced_isa",
+    "gather_gbps",
     "inject_fault",
     "isa",
     "isas",

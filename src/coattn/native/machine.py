@@ -68,7 +68,7 @@ def attend_kernel_name(element: str, q_dtype: torch.dtype, group: int, head_size
 
 
 def set_threads(threads: int) -> None:
-    """Size of the pool from the next call on; 0 means one thread per core the process may use."""
+    """Size of the pool from the next call on; 0 means `default_threads()`."""
     extension.set_threads(threads)
 
 
@@ -78,7 +78,7 @@ def threads() -> int:
 
 
 def default_threads() -> int:
-    """Cores the process may use: its CPU set, less a cgroup's CPU quota."""
+    """Cores the process may use (its CPU set, less a cgroup's CPU quota), of eight or more all but one."""
     return int(extension.default_threads())
 
 

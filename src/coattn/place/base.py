@@ -13,6 +13,7 @@ from coattn.part import Part
 from coattn.state import AttnState, Split
 from coattn.store.base import Opening, Store
 from coattn.store.frame import Recording
+from coattn.trace.step import Span
 from coattn.types import LayerShape, Selection, Step
 
 State = AttnState | Split
@@ -74,9 +75,9 @@ class Place(Part):
     def settle(self) -> None:
         """The replay is over. Raises if this place's part of it failed."""
 
-    def waited(self) -> float | None:
-        """Seconds that the GPU waited for this place in the last replay; None: it does not wait for it."""
-        return None
+    def spans(self) -> list[Span]:
+        """What was handed over in the last replay, layer by layer; only places that work beside the GPU."""
+        return []
 
     def forget_recordings(self) -> None:
         """No step recorded so far will be replayed again."""

@@ -11,6 +11,7 @@ from coattn.ops.native import attend as native
 from coattn.place.base import Call, Place, Result, State
 from coattn.state import AttnState
 from coattn.store.frame import Recording
+from coattn.trace.step import Span
 from coattn.types import Selection
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class Cpu(Place):
         if self.mailbox is not None:
             self.mailbox.finish()
 
-    def waited(self) -> float | None:
-        return None if self.mailbox is None else float(self.mailbox.waited.sum()) / 1e9
+    def spans(self) -> list[Span]:
+        return [] if self.mailbox is None else self.mailbox.spans()
 
     def forget_recordings(self) -> None:
         if self.mailbox is not None:

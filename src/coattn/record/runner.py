@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,13 @@ from coattn.errors import WorkerError
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
+from coattn.hf.random_model import weight_bytes
 from coattn.record.ladder import ladder, rung
 from coattn.runtime import Runtime
 from coattn.store.frame import Frame
 from coattn.store.ledger import Tier
+from coattn.trace.account import step_trace
+from coattn.trace.step import StepTrace
 from coattn.types import Phase, Step
 
 
@@ -57,6 +61,8 @@ class GraphRunner:
         self.inputs = Frame({"tokens": 0, "positions": 0}, self.rungs[-1], session.device)
         self.best: list[int] | None = None
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
+        self.weights = weight_bytes(session.model)
+        self._last: tuple[int, int, Step, bool] | None = None
         self._best = torch.zeros(self.rungs[-1], dtype=torch.int64, pin_memory=True)
         self._recorded: dict[tuple[int, bool], Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -82,7 +88,9 @@ class GraphRunner:
             self._write_inputs(tokens, history)
             rows = rung(self.rungs, len(slots))
             recorded = self._recorded.get((rows, far)) or self.record(rows, far)
+            begin = time.monotonic_ns()
             self._replay(recorded, rows, far)
+            self._last = (begin, time.monotonic_ns(), step, far)
             self.runtime.commit()
         except BaseException as error:
             self.runtime.abort()
@@ -113,6 +121,27 @@ class GraphRunner:
         if self.on_record is not None:
             self.on_record(rows, far, made.seconds)
         return made
+
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Over frames in which every row is nobody's: recording then writes to no sequence."""
+        self.runtime.write(Step(Phase.DECODE, (), (), ()))
+        self._write_inputs((), ())
+        for rows in sorted({rung(self.rungs, size) for size in sizes or self.rungs}):
+            for far in (False, True) if self.runtime.tiered() else (False,):
+                if (rows, far) not in self._recorded:
+                    self.record(rows, far)
+        return [
+            {"batch": rows, "cpu_or_pull": far, "seconds": made.seconds}
+            for (rows, far), made in sorted(self._recorded.items())
+        ]
+
+    def trace(self) -> StepTrace | None:
+        """Where the time of the last decode step went. Copies a few numbers from the GPU."""
+        if self._last is None:
+            return None
+        begin, end, step, far = self._last
+        spans = [span for place in self.runtime.places() for span in place.spans()] if far else []
+        return step_trace(self.runtime, step, begin, end, spans, self.weights)
 
     def forget_recordings(self) -> None:
         """Drops every graph, and what the places kept for them."""

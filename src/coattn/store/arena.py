@@ -133,7 +133,7 @@ class Arena(Store):
         )
 
     def reaches_far(self, step: Step) -> bool:
-        return self._first_near(max(step.lengths)) > 0
+        return self._first_near(max(step.lengths, default=0)) > 0
 
     def _near_ids(self, slot: int, first: int) -> Tensor:
         """The near blocks of a sequence from its block `first` on, in order."""

@@ -9,7 +9,6 @@ from coattn.errors import BudgetError
 from coattn.units import format_bytes
 
 Tier = Literal["gpu", "host"]
-OPTION = {"gpu": "gpu_kv", "host": "host_kv"}
 PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
 
 
@@ -19,6 +18,8 @@ class Ledger:
 
     gpu: int | None = None
     host: int | None = None
+    suffix: str = "kv"
+    """Ends the names of the options that set the limits: `gpu_kv`, `host_kv`."""
     held: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
     peak: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
 
@@ -38,7 +39,7 @@ class Ledger:
 
     def refuse(self, tier: Tier, count: int, what: str) -> NoReturn:
         """Raises the BudgetError of `count` bytes more than what is held."""
-        need, option, limit = self.held[tier] + count, OPTION[tier], self.limit(tier)
+        need, option, limit = self.held[tier] + count, f"{tier}_{self.suffix}", self.limit(tier)
         raise BudgetError(
             f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
             f"but {option} is {format_bytes(self.held[tier] if limit is None else limit)}.",

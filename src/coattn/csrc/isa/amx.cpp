@@ -6,7 +6,11 @@
 #include "isa/math.inl"
 #include "isa/rows.inl"
 #include "isa/amx_tiles.inl"
+#include "isa/amx_softmax.inl"
 #include "isa/amx_bf16.inl"
+#include "isa/amx_int_shape.inl"
+#include "isa/amx_int_query.inl"
+#include "isa/amx_int_values.inl"
 #include "isa/amx_int.inl"
 
 namespace coattn {
@@ -19,17 +23,17 @@ AttendKernel kernel_of(const char* name) {
 
 }  // namespace
 
-// From this many queries per KV head on. Measured on one Emerald Rapids core shared with other work, head
-// size 128, block 32, ns a block in the L2 cache, AVX-512 / AMX:
+// From this many queries per KV head on. Measured on one Emerald Rapids core, block 32, ns a block from the
+// L2 cache and from DRAM, AVX-512 / AMX:
 //
-//   queries      2            4             5             8             16
-//   bf16         414 / 559    724 / 578     908 / 567     1408 / 525    2575 / 847
-//   int8         619 / 751    1026 / 839    1262 / 933    2117 / 1037   3880 / 1917
-//   int4         610 / 928    1024 / 1022   1295 / 1128   2054 / 1236   3998 / 2149
-//
-// From DRAM four queries are no faster with tiles (bf16: 1341 / 1467), which is why the border lies above
-// them.
-constexpr int kLargeGroup = 5;
+//   head 128        2            3            4             8
+//   bf16, cache     492 / 570    703 / 570    801 / 578     1434 / 621
+//   bf16, DRAM      1088 / 1307  1444 / 1290  1456 / 1432   2064 / 1447
+//   int8, cache     613 / 615    818 / 621    1018 / 639    1860 / 683
+//   int8, DRAM      881 / 829    1136 / 801   1412 / 925    2302 / 990
+//   int4, cache     622 / 683    856 / 697    1047 / 716    1890 / 770
+//   int4, DRAM      721 / 746    1003 / 764   1246 / 913    2158 / 961
+constexpr int kLargeGroup = 3;
 
 const Kernels& amx_kernels() {
   static const Kernels table = [] {
@@ -41,8 +45,6 @@ const Kernels& amx_kernels() {
       t.large_attend[static_cast<int>(Elem::int4)][q] = kernel_of<amx::Int<Elem::int4>>("amx int4");
     }
     t.large_group = kLargeGroup;
-    // Each half of an int4 head fills a tile row of 64 channels only from here on; below, AVX-512 was faster.
-    t.large_head[static_cast<int>(Elem::int4)] = 128;
     return t;
   }();
   return table;

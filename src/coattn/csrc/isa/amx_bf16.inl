@@ -1,17 +1,23 @@
-// bf16 queries over bf16 keys and values with tiles.
+// bf16 queries over bf16 keys and values with tiles, 8 queries at a time.
 //
-// Scores: A = 16 keys x 32 channels as they lie, B = channel pairs x 16 queries, packed once per call.
-// Values: A = 16 queries x 32 tokens of weights, B = token pairs x 16 channels, made from two value rows by
-// one unpack each. A weight is split into two bf16 (high and low part, 2^-17 of it lost): for up to 8 queries
-// the low parts use the tile's rows 8..15, which would be idle, and are added at the end; for more they cost
-// a second multiplication.
+// Scores: A = 16 keys x 32 channels as they lie, B = channel pairs x queries, packed once per call.
+//
+// Values: a tile multiplies pairs of tokens, and rows of values are pairs of channels. Instead of
+// interleaving two rows of values, each weight is paired with a zero: with the zero second, value rows as
+// they lie give the sums of the even channels, with the zero first those of the odd ones. That is twice the
+// multiplications, which the tile unit does beside the vector code, and no work on the values at all.
+//
+// A weight is split into two bf16 (high and low part, 2^-17 of it lost): rows 0..7 and 8..15 of a tile, added
+// at the end. Up to four queries leave room for the odd channels in the same tile: four rows each of even
+// high, even low, odd high and odd low.
+//
+// The values of a unit (32 tokens, 8 queries) are added while the next one is scored: what vector code wrote
+// can be loaded into a tile only some time later.
 namespace coattn::amx {
 namespace {
 
 struct Bf16 {
-  // acc of one batch: [16][stride]; prep of one batch: [stride / 32][16 channel pairs][16 queries][2].
-  static int batches(const AttendGroup& s) { return (s.group + kQueries - 1) / kQueries; }
-  static bool low_rows(const AttendGroup& s) { return s.group <= 8; }
+  static int batches(const AttendGroup& s) { return (s.group + kLanes - 1) / kLanes; }
 
   static void begin(AttendGroup& s) {
     TileConfig config;
@@ -20,147 +26,236 @@ struct Bf16 {
       config.bytes[i] = 64;
     }
     configure(config);
-    uint16_t* prep = reinterpret_cast<uint16_t*>(s.prep);
-    for (int b = 0; b < batches(s); ++b) {
-      for (int c = 0; c < s.stride / 32; ++c) {
-        __m512i x[16];
-        for (int g = 0; g < kQueries; ++g) {
-          alignas(64) uint16_t row[32] = {};
-          if (b * kQueries + g < s.group) {
-            const float* q = s.q + static_cast<int64_t>(b * kQueries + g) * s.stride + 32 * c;
-            vstore_bf16(row, vload(q));
-            vstore_bf16(row + 16, vload(q + 16));
-          }
-          x[g] = _mm512_load_si512(row);
-        }
-        transpose(x);
-        for (int i = 0; i < 16; ++i)
-          _mm512_storeu_si512(prep + ((b * (s.stride / 32) + c) * 16 + i) * 32, x[i]);
-      }
-      for (int g = 0; g < kQueries; ++g) {
-        s.max[b * kQueries + g] = -__builtin_inff();
-        s.sum[b * kQueries + g] = 0;
-      }
+    for (int b = 0; b < batches(s); ++b) pack_queries(s, b);
+    for (int g = 0; g < batches(s) * kLanes; ++g) {
+      s.max[g] = -__builtin_inff();
+      s.sum[g] = 0;
     }
-    std::memset(s.acc, 0,
-                sizeof(float) * static_cast<size_t>(batches(s) * kQueries) * static_cast<size_t>(s.stride));
+    std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(batches(s) * 16 * s.stride));
+    State& state = *state_of(s);
+    state.pending = state.scored = false;
+    state.turn = 0;
+    // The odd tiles start two bytes before the even ones.
+    std::memset(state.before, 0, sizeof(state.before));
   }
 
   static void tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
-    NextTile ahead = next_tile(next, int64_t{2} * s.head_size);
-    for (int t0 = 0; t0 < tile.n; t0 += kStep) step(s, tile, t0, ahead);
-    while (ahead.v.at < ahead.v.end) ahead.step<4>();
+    State& state = *state_of(s);
+    Ahead ahead = ahead_of(s);
+    Unit unit{&tile, 0, 0};
+    if (!state.scored) dot(s, unit, state.sums);
+    while (unit.tile == &tile) {
+      Unit following = unit;
+      if (++following.batch == batches(s)) {
+        following.batch = 0;
+        following.t0 += kStep;
+        if (following.t0 >= tile.n) following = {next, 0, 0};
+      }
+      run(s, state, unit, following, ahead);
+      unit = following;
+    }
+    ahead.finish();
   }
 
   static void end(AttendGroup& s, float* out) {
+    State& state = *state_of(s);
+    if (state.pending) {
+      load_weights(s, state);
+      for (int c = 0; c < s.stride / 32; ++c) add_values(s, state, c);
+    }
     _tile_release();
-    const int low = low_rows(s) ? 8 * s.stride : 0;
+    const int odd = few(s) ? 8 * 16 : 256, low = few(s) ? 4 * 16 : 8 * 16;
     for (int g = 0; g < s.group; ++g) {
-      const float* acc = s.acc + static_cast<int64_t>(g) * s.stride;
+      const float* acc = acc_of(s, g / kLanes) + g % kLanes * 16;
       for (int d = 0; d < s.head_size; ++d) {
-        // Column 4 l + j of half h of a chunk holds channel 8 l + 4 h + j: the order of vpunpck.
-        const int at = d / 32 * 32 + d % 8 / 4 * 16 + d % 32 / 8 * 4 + d % 4;
-        out[static_cast<int64_t>(g) * s.head_size + d] = acc[at] + (low ? acc[at + low] : 0.0f);
+        const float* at = acc + d / 32 * chunk_floats(s) + d % 2 * odd + d % 32 / 2;
+        out[static_cast<int64_t>(g) * s.head_size + d] = at[0] + at[low];
       }
+      s.max[g] *= kLn2;
     }
   }
 
  private:
-  static void step(AttendGroup& s, const AttendTile& tile, int t0, NextTile& next) {
-    const int n = tile.n - t0 < kStep ? tile.n - t0 : kStep, chunks = s.stride / 32, padded = 2 * s.stride;
-    const Buffers buffer = buffers(s, padded);
-    const uint8_t *k = tile.k + t0 * tile.k_stride, *v = tile.v + t0 * tile.v_stride;
-    int64_t k_stride = tile.k_stride, v_stride = tile.v_stride;
-    if (n < kStep || s.head_size % 32) {
-      pad_rows(k, k_stride, n, 2 * s.head_size, buffer.k, padded);
-      pad_rows(v, v_stride, n, 2 * s.head_size, buffer.v, padded);
-      k = buffer.k;
-      v = buffer.v;
-      k_stride = v_stride = padded;
-    }
-    for (int b = 0; b < batches(s); ++b) {
-      alignas(64) vf scores[kStep];
-      dot(k, k_stride, reinterpret_cast<const uint8_t*>(s.prep) + static_cast<int64_t>(b) * chunks * 1024,
-          chunks, next, scores);
-      if (b == 0) pair_values(v, v_stride, chunks, buffer.packed, next);
-      const int g0 = b * kQueries;
-      if (s.weights) keep_scores(s, g0, scores, n, tile.token0 + t0, s.scale, s.softcap);
-      vf factor = softmax_step(s, g0, scores, n, next);
-      float* acc = s.acc + static_cast<int64_t>(g0) * s.stride;
-      if (!all_ones(factor)) {
-        // The rows of the low parts are scaled like those of the high parts.
-        if (low_rows(s)) factor = _mm512_shuffle_f32x4(factor, factor, 0x44);
-        rescale(acc, s.stride, s.stride, factor);
+  struct Unit {
+    const AttendTile* tile;
+    int t0, batch;
+  };
+  struct Rows {
+    const uint8_t* at;
+    int64_t stride;
+  };
+
+  // What passes from one unit to the next, at the start of the group's working memory; then padded copies of
+  // keys and, twice, of values, kStep rows each.
+  struct alignas(64) State {
+    bool scored;   // `sums` holds the scores of the next unit
+    bool pending;  // `weights` and `values` are those of the last one
+    int batch, turn;
+    Rows values;
+    alignas(64) uint8_t before[64];
+    __m512i weights[2][16];  // [16 tokens][8 high parts, 8 low parts], a bf16 and a zero each
+    vf sums[kStep];
+  };
+  static_assert(sizeof(State) <= kFoldExtra);
+  static State* state_of(const AttendGroup& s) { return reinterpret_cast<State*>(s.fold); }
+
+  static int tokens(const Unit& u) { return u.tile->n - u.t0 < kStep ? u.tile->n - u.t0 : kStep; }
+
+  // kStep whole rows: as they lie, or padded in the i-th buffer.
+  static Rows whole_rows(const AttendGroup& s, const Unit& u, const uint8_t* from, int64_t stride, int i) {
+    const int n = tokens(u), padded = 2 * s.stride;
+    from += u.t0 * stride;
+    if (n == kStep && s.head_size % 32 == 0) return {from, stride};
+    uint8_t* to = reinterpret_cast<uint8_t*>(state_of(s) + 1) + i * kStep * padded;
+    pad_rows(from, stride, n, 2 * s.head_size, to, padded);
+    return {to, padded};
+  }
+
+  static bool few(const AttendGroup& s) { return s.group <= 4; }
+  static int chunk_floats(const AttendGroup& s) { return few(s) ? 256 : 512; }
+
+  // [chunk of 32 channels][even, odd][8 high parts, 8 low parts][16], or [chunk][16][16] for few queries.
+  static float* acc_of(const AttendGroup& s, int batch) {
+    return s.acc + static_cast<int64_t>(batch) * 16 * s.stride;
+  }
+
+  // prep of one batch: [chunk][16 channel pairs][16 queries][2], of which the last 8 are zero.
+  static void pack_queries(AttendGroup& s, int batch) {
+    uint16_t* prep = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(batch) * s.stride * 16;
+    for (int c = 0; c < s.stride / 32; ++c) {
+      __m512i x[16];
+      for (int g = 0; g < 16; ++g) {
+        alignas(64) uint16_t row[32] = {};
+        if (g < kLanes && batch * kLanes + g < s.group) {
+          const float* q = s.q + static_cast<int64_t>(batch * kLanes + g) * s.stride + 32 * c;
+          vstore_bf16(row, vload(q));
+          vstore_bf16(row + 16, vload(q + 16));
+        }
+        x[g] = _mm512_load_si512(row);
       }
-      add_values(scores, low_rows(s), buffer.packed, chunks, acc, s.stride, next);
+      transpose(x);
+      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(prep + (c * 16 + i) * 32, x[i]);
     }
   }
 
-  static void dot(const uint8_t* k, int64_t k_stride, const uint8_t* q, int chunks, NextTile& next,
-                  vf* scores) {
+  // Scores of unit u.
+  static void dot(const AttendGroup& s, const Unit& u, vf* sums) {
+    const Rows k = whole_rows(s, u, u.tile->k, u.tile->k_stride, 0);
+    const uint16_t* q = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(u.batch) * s.stride * 16;
     publish();
     _tile_zero(0);
     _tile_zero(1);
-    for (int c = 0; c < chunks; ++c) {
-      _tile_loadd(4, q + c * 1024, 64);
-      _tile_loadd(2, k + c * 64, k_stride);
-      _tile_loadd(3, k + 16 * k_stride + c * 64, k_stride);
+    for (int c = 0; c < s.stride / 32; ++c) {
+      _tile_loadd(4, q + c * 512, 64);
+      _tile_loadd(2, k.at + c * 64, k.stride);
+      _tile_loadd(3, k.at + 16 * k.stride + c * 64, k.stride);
       _tile_dpbf16ps(0, 2, 4);
       _tile_dpbf16ps(1, 3, 4);
-      next.step<8>();
     }
-    _tile_stored(0, scores, 64);
-    _tile_stored(1, scores + 16, 64);
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 16, 64);
   }
 
-  // Pairs of rows, word by word: packed[chunk][half][pair][16 channels][2].
-  static void pair_values(const uint8_t* v, int64_t stride, int chunks, uint8_t* packed, NextTile& next) {
-    for (int i = 0; i < 16; ++i) {
-      const uint8_t *a = v + 2 * i * stride, *b = a + stride;
-      for (int c = 0; c < chunks; ++c) {
-        const __m512i x = _mm512_loadu_si512(a + 64 * c), y = _mm512_loadu_si512(b + 64 * c);
-        _mm512_store_si512(packed + c * 2048 + i * 64, _mm512_unpacklo_epi16(x, y));
-        _mm512_store_si512(packed + c * 2048 + 1024 + i * 64, _mm512_unpackhi_epi16(x, y));
-        next.step<1>();
-      }
-    }
-  }
-
-  static void add_values(const vf* p, bool low_rows, const uint8_t* packed, int chunks, float* acc,
-                         int stride, NextTile& next) {
-    alignas(64) __m512i high[16], low[16];
-    const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
-    for (int i = 0; i < 16; ++i) {
-      __m512i h[2], l[2];
-      for (int j = 0; j < 2; ++j) {
-        h[j] = _mm512_and_si512(_mm512_castps_si512(p[2 * i + j]), top);
-        const vf rest = vsub(p[2 * i + j], _mm512_castsi512_ps(h[j]));
-        l[j] = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(rest), half), top);
-      }
-      high[i] = _mm512_or_si512(_mm512_srli_epi32(h[0], 16), h[1]);
-      low[i] = _mm512_or_si512(_mm512_srli_epi32(l[0], 16), l[1]);
-      if (low_rows) high[i] = _mm512_inserti64x4(high[i], _mm512_castsi512_si256(low[i]), 1);
-    }
-    transpose(high);
-    if (!low_rows) transpose(low);
+  // The weights of unit u, while the tiles score the one after it and add the values of the one before.
+  static void run(AttendGroup& s, State& state, const Unit& u, const Unit& following, Ahead& next) {
+    const bool plain = s.softcap == 0 && !s.weights;
+    const int n = tokens(u), g0 = u.batch * kLanes, chunks = s.stride / 32;
+    const vf scale = vset(plain ? s.scale * kLog2E : s.scale);
+    vf x[16], factor;
     publish();
-    _tile_loadd(2, high, 64);
-    if (!low_rows) _tile_loadd(3, low, 64);
-    for (int c = 0; c < chunks; ++c) {
-      _tile_loadd(0, acc + 32 * c, static_cast<int64_t>(stride) * 4);
-      _tile_loadd(1, acc + 32 * c + 16, static_cast<int64_t>(stride) * 4);
-      _tile_loadd(4, packed + c * 2048, 64);
-      _tile_loadd(5, packed + c * 2048 + 1024, 64);
-      next.step<8>();
-      _tile_dpbf16ps(0, 2, 4);
-      _tile_dpbf16ps(1, 2, 5);
-      if (!low_rows) {
-        _tile_dpbf16ps(0, 3, 4);
-        _tile_dpbf16ps(1, 3, 5);
-      }
-      _tile_stored(0, acc + 32 * c, static_cast<int64_t>(stride) * 4);
-      _tile_stored(1, acc + 32 * c + 16, static_cast<int64_t>(stride) * 4);
+#pragma GCC unroll 4
+    for (int t = 0; t < 16; ++t) {
+      x[t] = vmul(_mm512_shuffle_f32x4(state.sums[t], state.sums[t + 16], 0x44), scale);
     }
+    publish();
+    state.scored = following.tile;
+    if (following.tile) dot(s, following, state.sums);
+    next.step<8>();
+    if (!plain) cap_and_keep(s, g0, x, n, u.tile->token0 + u.t0);
+    SoftmaxStep softmax;
+    softmax.start(x, n, s.max + g0);
+    next.step<8>();
+    if (state.pending) load_weights(s, state);
+    int done = 0;
+    for (int t = 0; t < 16; t += 4) {
+      for (; state.pending && 4 * done < (t / 4 + 1) * chunks; ++done) add_values(s, state, done);
+      softmax.exponentials(x, t);
+      next.step<32>();
+    }
+    if (softmax.finish(s.max + g0, s.sum + g0, factor)) grow(s, u.batch, factor);
+    split(x, few(s), state.weights, next);
+    if (u.batch == 0) {
+      state.turn ^= 1;
+      state.values = whole_rows(s, u, u.tile->v, u.tile->v_stride, 1 + state.turn);
+    }
+    state.batch = u.batch;
+    state.pending = true;
+  }
+
+  static void grow(AttendGroup& s, int batch, vf factor) {
+    alignas(64) float lane[16];
+    vstore(lane, factor);
+    const int rows = s.stride / 32 * chunk_floats(s) / 16, mask = few(s) ? 3 : 7;
+    float* at = acc_of(s, batch);
+    for (int r = 0; r < rows; ++r, at += 16) vstore(at, vmul(vload(at), vset(lane[r & mask])));
+  }
+
+  // Both parts of a weight in one word; then, for each half of the tokens, rows of high and of low parts.
+  static void split(const vf* p, bool few, __m512i (*to)[16], Ahead& next) {
+    const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
+    __m512i x[16];
+#pragma GCC unroll 4
+    for (int t = 0; t < 16; ++t) {
+      const __m512i high = _mm512_and_si512(_mm512_castps_si512(p[t]), top);
+      const vf rest = vsub(p[t], _mm512_castsi512_ps(high));
+      const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(rest), half), 16);
+      x[t] = _mm512_or_si512(high, low);
+      next.step<4>();
+    }
+    transpose(x);
+    if (few) {
+      for (int g = 0; g < 16; ++g) {
+        if (g % 8 >= 4) continue;
+        __m512i* rows = to[g / 8] + g % 8;
+        rows[0] = _mm512_srli_epi32(x[g], 16);
+        rows[4] = _mm512_andnot_si512(top, x[g]);
+        rows[8] = _mm512_and_si512(top, x[g]);
+        rows[12] = _mm512_slli_epi32(x[g], 16);
+      }
+      return;
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < 16; ++g) {
+      to[g / 8][g % 8] = _mm512_srli_epi32(x[g], 16);
+      to[g / 8][8 + g % 8] = _mm512_andnot_si512(top, x[g]);
+    }
+  }
+
+  static void load_weights(const AttendGroup& s, const State& state) {
+    const uint8_t *even = reinterpret_cast<const uint8_t*>(state.weights), *odd = even - 2;
+    publish();
+    _tile_loadd(4, even, 64);
+    _tile_loadd(5, even + 1024, 64);
+    if (few(s)) return;
+    _tile_loadd(6, odd, 64);
+    _tile_loadd(7, odd + 1024, 64);
+  }
+
+  // acc += weights . values of the pending unit, chunk c of 32 channels.
+  static void add_values(AttendGroup& s, const State& state, int c) {
+    const Rows& v = state.values;
+    float* acc = acc_of(s, state.batch) + chunk_floats(s) * c;
+    _tile_loadd(0, acc, 64);
+    _tile_loadd(2, v.at + 64 * c, v.stride);
+    _tile_loadd(3, v.at + 16 * v.stride + 64 * c, v.stride);
+    _tile_dpbf16ps(0, 4, 2);
+    _tile_dpbf16ps(0, 5, 3);
+    _tile_stored(0, acc, 64);
+    if (few(s)) return;
+    _tile_loadd(1, acc + 256, 64);
+    _tile_dpbf16ps(1, 6, 2);
+    _tile_dpbf16ps(1, 7, 3);
+    _tile_stored(1, acc + 256, 64);
   }
 };
 

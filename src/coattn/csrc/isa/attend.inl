@@ -76,34 +76,40 @@ inline void fold_values(const float* p, int n, const uint16_t* scale, const uint
   bias = bias * factor + vhsum(sum);
 }
 
-template <Elem E, class Dot>
+// Weighted values in float32, whatever they are, in pair order.
+template <Elem E>
+struct FloatSum {
+  static int stride(const AttendGroup& s) { return s.stride; }
+
+  static void add(AttendGroup& s, int g0, int batch, const float* alpha, const AttendTile& tile,
+                  Weights weights, Ahead& ahead) {
+    accumulate_tile<E>(s.acc + g0 * s.stride, s.stride, alpha, batch, s.head_size,
+                       Strided{tile.v, tile.v_stride}, tile.n, weights, ahead);
+  }
+
+  static void natural(const AttendGroup& s, const float* acc, float* row) {
+    from_pair_order<E>(acc, row, s.head_size);
+  }
+};
+
+template <class Dot, class Sum>
 void attend_begin(AttendGroup& s) {
   Dot::begin(s);
-  std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(s.group) * static_cast<size_t>(s.stride));
+  std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(s.group) * static_cast<size_t>(Sum::stride(s)));
   for (int g = 0; g < s.group; ++g) {
     s.max[g] = -__builtin_inff();
     s.sum[g] = s.v_bias[2 * g] = s.v_bias[2 * g + 1] = 0;
   }
 }
 
-template <Elem E, class Dot>
-void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
-  const int64_t row_bytes = elem_bytes(E, s.head_size);
-  Ahead next_k{nullptr, nullptr}, next_v{nullptr, nullptr};
-  if (next) {
-    next_k = ahead_of(next->k, next->k_stride, next->n, row_bytes);
-    next_v = ahead_of(next->v, next->v_stride, next->n, row_bytes);
-    if constexpr (is_quantised(E)) {
-      Ahead scales{reinterpret_cast<const uint8_t*>(next->k_scale),
-                   reinterpret_cast<const uint8_t*>(next->v_min + 2 * next->n)};
-      while (scales.at < scales.end) scales.step<1>();
-    }
-  }
+template <Elem E, class Dot, class Sum>
+void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile*) {
+  Ahead ahead = ahead_of(s);
   alignas(64) float scores[kQueryBatch * kTile];
   alignas(64) float folded[is_quantised(E) ? 2 * kQueryBatch * kTile : 1];
   for (int g0 = 0; g0 < s.group; g0 += kQueryBatch) {
     const int batch = s.group - g0 < kQueryBatch ? s.group - g0 : kQueryBatch;
-    Dot::run(s, g0, batch, tile, next_k, scores);
+    Dot::run(s, g0, batch, tile, ahead, scores);
     float alpha[kQueryBatch];
     Weights weights{scores, scores};
     for (int g = 0; g < batch; ++g) {
@@ -123,25 +129,25 @@ void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next)
       }
     }
     if constexpr (is_quantised(E)) weights = {folded, folded + (E == Elem::int4 ? kQueryBatch * kTile : 0)};
-    accumulate_tile<E>(s.acc + g0 * s.stride, s.stride, alpha, batch, s.head_size,
-                       Strided{tile.v, tile.v_stride}, tile.n, weights, next_v);
+    Sum::add(s, g0, batch, alpha, tile, weights, ahead);
   }
+  ahead.finish();
 }
 
-template <Elem E>
+template <Elem E, class Sum>
 void attend_end(AttendGroup& s, float* out) {
   for (int g = 0; g < s.group; ++g) {
     float* row = out + static_cast<int64_t>(g) * s.head_size;
-    from_pair_order<E>(s.acc + g * s.stride, row, s.head_size);
+    Sum::natural(s, s.acc + static_cast<int64_t>(g) * Sum::stride(s), row);
     if constexpr (is_quantised(E)) {
       for (int d = 0; d < s.head_size; ++d) row[d] += s.v_bias[2 * g + (2 * d >= s.head_size)];
     }
   }
 }
 
-template <Elem E, class Dot>
+template <Elem E, class Dot, class Sum = FloatSum<E>>
 constexpr AttendKernel attend_kernel(const char* name) {
-  return {name, attend_begin<E, Dot>, attend_tile<E, Dot>, attend_end<E>};
+  return {name, attend_begin<Dot, Sum>, attend_tile<E, Dot, Sum>, attend_end<E, Sum>};
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ template <Elem E>
 void score_tile(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n,
                 float* out) {
   for (int t = 0; t < n; ++t) prefetch_row(rows[t], elem_bytes(E, width));
-  Ahead none{nullptr, nullptr};
+  Ahead none;
   dot_tile<E>(prepared, stride, group, width, Gathered{rows}, n, none, out);
 }
 
@@ -22,7 +22,7 @@ void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* c
               const float* w0, const float* w1) {
   float one[kQueryBatch];
   for (int g = 0; g < kQueryBatch; ++g) one[g] = 1.0f;
-  Ahead none{nullptr, nullptr};
+  Ahead none;
   for (int t = 0; t < n && t < kRowsAhead; ++t) prefetch_row(rows[t], elem_bytes(E, head_size));
   for (int t0 = 0; t0 < n; t0 += kRowsAhead) {
     const int rest = n - t0 < kRowsAhead ? n - t0 : kRowsAhead;
@@ -41,7 +41,7 @@ void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* c
 void read(const uint8_t* p, int64_t bytes, const uint8_t* next) {
   vf top[4] = {vzero(), vzero(), vzero(), vzero()};
   for (int64_t i = 0; i < bytes; i += 64) {
-    if (next) __builtin_prefetch(next + i, 0, 3);
+    if (next) __builtin_prefetch(next + i, 0, 2);
     for (int j = 0; j < 16 / W; ++j)
       top[j % 4] = vmax(vload(reinterpret_cast<const float*>(p + i) + j * W), top[j % 4]);
   }

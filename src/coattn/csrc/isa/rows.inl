@@ -105,20 +105,25 @@ struct Gathered {
 // The bytes a later tile will need, asked for a few lines at a time between the arithmetic of this one: all
 // at once would fill the line-fill buffers and stall it.
 struct Ahead {
-  const uint8_t* at;
-  const uint8_t* end;
+  const uint8_t *at = nullptr, *end = nullptr, *at2 = nullptr, *end2 = nullptr;
   template <int Lines>
   void step() {
     if (at < end) {
       for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
       at += 64 * Lines;
+    } else {
+      at = at2;
+      end = end2;
+      at2 = end2 = nullptr;
     }
+  }
+  void finish() {
+    while (at < end || at2 < end2) step<4>();
   }
 };
 
-inline Ahead ahead_of(const uint8_t* p, int64_t stride, int n, int64_t row_bytes) {
-  // Rows with gaps between them are left to the hardware.
-  return {p, stride == row_bytes ? p + stride * n : p};
+inline Ahead ahead_of(const AttendGroup& s) {
+  return {s.fetch.at, s.fetch.end, s.fetch.at2, s.fetch.end2};
 }
 
 }  // namespace

@@ -14,11 +14,10 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-const AttendKernel& choose(Elem elem, Elem q_elem, int group, int head_size) {
+const AttendKernel& choose(Elem elem, Elem q_elem, int group) {
   const Kernels& table = kernels();
   const int e = static_cast<int>(elem), q = q_elem == Elem::bf16;
-  const bool large = group >= table.large_group && head_size >= table.large_head[e];
-  if (large && table.large_attend[e][q].tile) return table.large_attend[e][q];
+  if (group >= table.large_group && table.large_attend[e][q].tile) return table.large_attend[e][q];
   return table.attend[e][q];
 }
 
@@ -39,7 +38,7 @@ struct Work {
         source(j),
         pool(p),
         table(kernels()),
-        kernel(choose(j.elem, j.q_elem, j.q_heads / j.kv_heads * j.q_tokens, j.head_size)),
+        kernel(choose(j.elem, j.q_elem, j.q_heads / j.kv_heads * j.q_tokens)),
         heads(j.q_heads / j.kv_heads),
         group(heads * j.q_tokens),
         stride((j.head_size + 31) / 32 * 32),
@@ -65,11 +64,11 @@ struct Work {
     const size_t wide = static_cast<size_t>(job.head_size + 127) / 128 * 128, acc_rows = padded * wide;
     const size_t fold = (kFoldBytes * wide + kFoldExtra) / sizeof(float);
     auto* q = reinterpret_cast<float*>(
-        pool.scratch(worker).get(sizeof(float) * (rows + 2 * acc_rows + fold + 4 * padded)));
+        pool.scratch(worker).get(sizeof(float) * (rows + 5 * acc_rows + fold + 4 * padded)));
     s.q = q;
     s.prep = q + rows;
-    s.acc = s.prep + acc_rows;
-    s.fold = s.acc + acc_rows;
+    s.acc = s.prep + 3 * acc_rows;
+    s.fold = s.acc + 2 * acc_rows;
     s.v_bias = s.fold + fold;
     s.max = s.v_bias + 2 * padded;
     s.sum = s.max + padded;
@@ -92,11 +91,14 @@ struct Work {
   void compute(int worker, int64_t item, int64_t lo, int64_t hi, float* acc, float* max, float* sum) const {
     thread_local std::vector<float*> weight_rows;
     AttendGroup s = start(worker, item, weight_rows);
+    const int64_t ahead = source.ahead();
+    for (int64_t j = lo; j < std::min(lo + ahead, hi); ++j) source.fetch_now(item, j);
     kernel.begin(s);
     AttendTile tile = source.tile(item, lo);
     for (int64_t j = lo; j < hi; ++j) {
       AttendTile next;
       if (j + 1 < hi) next = source.tile(item, j + 1);
+      s.fetch = j + ahead < hi ? source.fetch(item, j + ahead) : AttendFetch{};
       kernel.tile(s, tile, j + 1 < hi ? &next : nullptr);
       tile = next;
     }
@@ -185,8 +187,8 @@ struct Work {
 
 }  // namespace
 
-const char* attend_kernel_name(Elem elem, Elem q_elem, int group, int head_size) {
-  return choose(elem, q_elem, group, head_size).name;
+const char* attend_kernel_name(Elem elem, Elem q_elem, int group, int) {
+  return choose(elem, q_elem, group).name;
 }
 
 void attend(const AttendJob& job, WorkerPool& pool) {

@@ -28,6 +28,14 @@ struct AttendTile {
   int v_group_stride = 0;  // elements between the two groups of int4 values
 };
 
+// Up to two ranges of memory that a later tile will read.
+struct AttendFetch {
+  const uint8_t* at = nullptr;
+  const uint8_t* end = nullptr;
+  const uint8_t* at2 = nullptr;
+  const uint8_t* end2 = nullptr;
+};
+
 // The queries that share one KV head, and their running softmax. All memory belongs to the worker's scratch.
 struct AttendGroup {
   int group = 0;
@@ -37,19 +45,20 @@ struct AttendGroup {
   float softcap = 0;         // 0: none
   const float* q = nullptr;  // [group][stride], zero past head_size
   // Rows of the following are there for group rounded up to 16, and 64-byte aligned.
-  float* prep = nullptr;    // [group][head_size rounded up to 128], the kernel's own form of q
+  float* prep = nullptr;    // [group][3 times head_size rounded up to 128], the kernel's own form of q
   float* acc = nullptr;     // [group][head_size rounded up to 128], not normalised, in the kernel's own order
   float* v_bias = nullptr;  // [group][2], sum of weight * v_min for each value group
   float* max = nullptr;     // [group]
   float* sum = nullptr;     // [group]
   float* fold = nullptr;    // the kernel's own working memory, kept between tiles
+  AttendFetch fetch;        // to be prefetched while the tile is computed
   float* const* weights = nullptr;  // [group] rows that receive scores (after scale and cap), or null
 };
 
 struct AttendKernel {
   const char* name;
   void (*begin)(AttendGroup&);
-  // `next` may be null; its bytes are prefetched while `tile` is computed.
+  // The tile after this one, or null, for kernels that prepare for it; it was fetched before.
   void (*tile)(AttendGroup&, const AttendTile& tile, const AttendTile* next);
   // acc in natural channel order, [group][head_size], not normalised.
   void (*end)(AttendGroup&, float* out);

@@ -13,12 +13,19 @@ namespace coattn {
 
 // An item is one (sequence, KV head).
 class AttendSource {
+  // Memory answers after some 100 to 200 ns, in which a core reads a few KiB: small tiles are asked for
+  // earlier than the one before. Measured by reading blocks at random on one Emerald Rapids core: pieces of
+  // 4,864 bytes 8.2 GB/s with the next one prefetched and 11.0 with the one after it, of 16,384 the same.
+  static constexpr int64_t kAheadBytes = 32768;
+
  public:
   explicit AttendSource(const AttendJob& job)
       : job_(job), layout_(block_layout(job.elem, job.table ? job.block : 1, job.head_size)) {
     // Two tiles of keys and values (this one and the one being fetched) should fit the L1 cache.
     rows_ = layout_.row_bytes >= 256 ? 32 : kTileRows;
     per_block_ = job.table ? (job.block + rows_ - 1) / rows_ : 0;
+    const int64_t tile_bytes = 2 * rows_ * layout_.row_bytes;
+    ahead_ = std::clamp<int64_t>((kAheadBytes + tile_bytes - 1) / tile_bytes, 1, 8);
   }
 
   int64_t tokens(int64_t item) const {
@@ -54,6 +61,28 @@ class AttendSource {
 
   AttendTile tile(int64_t item, int64_t j) const {
     return job_.table ? block_tile(item, j) : run_tile(item, j);
+  }
+
+  // How many tiles ahead of the arithmetic memory should be asked for.
+  int64_t ahead() const { return ahead_; }
+
+  // What tile j reads. Rows with gaps between them are left to the hardware.
+  AttendFetch fetch(int64_t item, int64_t j) const {
+    const AttendTile t = tile(item, j);
+    const int64_t row = layout_.row_bytes;
+    if (job_.table && per_block_ == 1) return {t.k, t.k + layout_.bytes, nullptr, nullptr};
+    AttendFetch f;
+    if (t.k_stride == row) f = {t.k, t.k + t.n * row, nullptr, nullptr};
+    if (t.v_stride == row) {
+      f.at2 = t.v;
+      f.end2 = t.v + t.n * row;
+    }
+    return f;
+  }
+  void fetch_now(int64_t item, int64_t j) const {
+    const AttendFetch f = fetch(item, j);
+    for (const uint8_t* p = f.at; p < f.end; p += 64) __builtin_prefetch(p, 0, 2);
+    for (const uint8_t* p = f.at2; p < f.end2; p += 64) __builtin_prefetch(p, 0, 2);
   }
 
  private:
@@ -114,7 +143,7 @@ class AttendSource {
   const AttendJob& job_;
   const BlockLayout layout_;
   int rows_;
-  int64_t per_block_;
+  int64_t per_block_, ahead_;
 };
 
 }  // namespace coattn

@@ -27,10 +27,9 @@ struct SumKernel {
 struct Kernels {
   const char* isa;
   AttendKernel attend[kElems][2];  // [element of the arena][query is bf16]
-  // Used instead for groups of at least large_group queries with heads of at least large_head channels, where
-  // there is one (tile not null).
+  // Used instead for groups of at least large_group queries, where there is one (tile not null).
   AttendKernel large_attend[kElems][2];
-  int large_group, large_head[kElems];
+  int large_group;
   ScoreKernel score[kFloatElems];
   SumKernel weighted_sum[kElems];
   // Reads every byte (a multiple of 64 of them) and, where next is not null, prefetches as many from there.

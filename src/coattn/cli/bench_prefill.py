@@ -1,0 +1,69 @@
+"""`coattn bench prefill`: reading a long prompt, with and without a cap."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.bench import bench
+from coattn.cli.options import json_option
+from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.errors import ConfigError
+from coattn.units import format_bytes, parse_bytes
+
+
+@bench.command()
+@click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
+@click.option("--methods", default="offload", show_default=True, help="Methods to run under the cap, with commas.")
+@click.option("--tokens", default=32768, show_default=True, type=click.IntRange(2), help="Length of the prompt.")
+@click.option("--chunk", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per step.")
+@click.option("--gpu-memory", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
+@json_option
+def prefill(target: str | None, as_json: bool, **options: Any) -> None:
+    """A prompt under each method with a cap on GPU memory, beside `full` without one: time, and the same answer."""
+    path = writable(target)
+
+    from coattn.bench import prefill as bench_prefill
+    from coattn.hf.load import choose_device, choose_dtype
+    from coattn.hf.random_model import random_model
+    from coattn.methods import find_method
+    from coattn.provenance import provenance
+
+    if 2 * options["chunk"] > options["tokens"]:
+        raise ConfigError("The prompt has less than two chunks.", "Raise --tokens or lower --chunk.")
+    cap = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    names = options["methods"].split(",")
+    cases = [bench_prefill.Case("full", None)]
+    cases += [bench_prefill.Case(find_method(name).name, cap) for name in names]
+    device = choose_device(options["device"])
+    model = random_model(options["shapes"], device, choose_dtype("auto", device))
+    rows = []
+    with progress("prefill", len(cases)) as bar:
+        for made in bench_prefill.run(model, cases, options["tokens"], options["chunk"]):
+            rows.append(asdict(made))
+            bar.advance(bar.task_ids[0])
+    result = {"rows": rows, "shapes": options["shapes"], **provenance()}
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        err.print(f"wrote {path}")
+    if as_json:
+        print_json(result)
+        return
+    table = Table(
+        title=f"{options['shapes']}, a prompt of {options['tokens']:,} tokens, {options['chunk']:,} at a time"
+    )
+    for name in ("method", "cap", "seconds", "tokens/s", "x first", "KL", "same top", "GPU KV", "DRAM KV"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(
+            row["method"], "none" if row["gpu_memory"] is None else format_bytes(row["gpu_memory"]),
+            f"{row['seconds']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
+            "yes" if row["same_top"] else "no", format_bytes(row["gpu_kv_peak"]), format_bytes(row["host_kv_peak"]),
+        )  # fmt: skip
+    out.print(table)

@@ -1,0 +1,171 @@
+// The values' side of the integer kernel: weights as bytes, values in groups of four tokens, sums back to
+// float.
+//
+// A weight times its token's value scale is rounded to 16 bits of the largest of the step, 256 * high + low,
+// two unsigned bytes: rows 0..7 and 8..15 of the tile.
+namespace coattn::amx {
+namespace {
+
+// Tile row of query g: what is left of a 4 x 4 transpose.
+constexpr int row_of(int g) {
+  return g % 4 * 2 + g / 4;
+}
+
+// Lane (half h, query g) of x[i] is the word of tokens 16 h + 4 i .. + 3 -> rows of 32 bytes in token order.
+inline void store_rows(const __m512i* x, uint8_t* to) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+  const __m512i r[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d),
+                        _mm512_unpackhi_epi64(b, d)};
+  for (int i = 0; i < 4; ++i) _mm512_store_si512(to + 64 * i, _mm512_shuffle_i64x2(r[i], r[i], 0xd8));
+}
+
+// Weights p (as softmax_pairs leaves them) with the scales and minima of one half's values. m: [16][32
+// bytes], A tile. steps: value of a unit of each query's weights. bias: sums of weight times minimum.
+inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low, uint8_t* m, float* steps,
+                  vf& bias) {
+  alignas(64) float scales[kStep], lows[kStep];
+  for (int i = 0; i < kStep; i += W) {
+    const __mmask16 mask = first_lanes(n - i < 0 ? 0 : n - i);
+    vstore(scales + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, scale + i)));
+    vstore(lows + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, low + i)));
+  }
+  vf w[16], peak[2] = {vzero(), vzero()}, first[2] = {vzero(), vzero()}, second[2] = {vzero(), vzero()};
+#pragma GCC unroll 16
+  for (int t = 0; t < 16; ++t) {
+    w[t] = _mm512_mask_mul_ps(vmul(p[t], vset(scales[t])), 0xff00, p[t], vset(scales[16 + t]));
+    peak[t % 2] = vmax(w[t], peak[t % 2]);
+    first[t % 2] = vfma(p[t], vset(lows[t]), first[t % 2]);
+    second[t % 2] = vfma(p[t], vset(lows[16 + t]), second[t % 2]);
+  }
+  bias = _mm512_mask_blend_ps(0xff00, vadd(first[0], first[1]), vadd(second[0], second[1]));
+  bias = vadd(bias, swap_halves(bias));
+  // A power of two near the top, a little smaller so that the largest weight does not round to 65536.
+  vf top = vmax(vmax(peak[0], peak[1]), vset(0x1p-100f));
+  top = _mm512_getexp_ps(vmax(top, swap_halves(top)));
+  vstore(steps, _mm512_scalef_ps(vset(1.0f / 32767.5f), top));
+  const vf inverse = _mm512_scalef_ps(vset(32767.5f), vsub(vzero(), top));
+  __m512i high[4], rest[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    __m512i x[4];
+    for (int j = 0; j < 4; ++j) x[j] = _mm512_castps_si512(vfma(w[4 * i + j], inverse, vset(8388608.0f)));
+    high[i] = choose(0x0000ffff, choose(0x000000ff, _mm512_srli_epi32(x[0], 8), x[1]),
+                     choose(0x00ff0000, _mm512_slli_epi32(x[2], 8), _mm512_slli_epi32(x[3], 16)));
+    rest[i] = choose(0x0000ffff, choose(0x000000ff, x[0], _mm512_slli_epi32(x[1], 8)),
+                     choose(0x00ff0000, _mm512_slli_epi32(x[2], 16), _mm512_slli_epi32(x[3], 24)));
+  }
+  store_rows(high, m);
+  store_rows(rest, m + 8 * 32);
+}
+
+// 4 values x 4 channels of bytes in each lane of 128 bits -> [channel][token]: two rounds of vpunpck.
+inline void interleave(const __m512i* x, __m512i* q) {
+  const __m512i a = _mm512_unpacklo_epi8(x[0], x[1]), b = _mm512_unpackhi_epi8(x[0], x[1]);
+  const __m512i c = _mm512_unpacklo_epi8(x[2], x[3]), d = _mm512_unpackhi_epi8(x[2], x[3]);
+  q[0] = _mm512_unpacklo_epi16(a, c);
+  q[1] = _mm512_unpackhi_epi16(a, c);
+  q[2] = _mm512_unpacklo_epi16(b, d);
+  q[3] = _mm512_unpackhi_epi16(b, d);
+}
+
+template <Elem E>
+struct IntValues {
+  using Shape = IntShape<E>;
+
+  // packed[chunk][quarter][8 groups of 4 tokens][16 channels][4 tokens]; rows are kStep unpacked ones.
+  static void pack(const Shape& x, const uint8_t* rows, int64_t stride, uint8_t* packed, Ahead& next) {
+    for (int i = 0; i < kStep / 4; ++i) {
+      for (int c = 0; c < x.chunks; ++c) {
+        __m512i y[4];
+        for (int j = 0; j < 4; ++j) y[j] = _mm512_loadu_si512(rows + (4 * i + j) * stride + 64 * c);
+        put(x, c, i, y, packed);
+        next.step<2>();
+      }
+    }
+  }
+
+  // The same from whole rows of nibbles whose halves fill tiles.
+  static void pack_nibbles(const Shape& x, const uint8_t* v, int64_t stride, uint8_t* packed, Ahead& next) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int i = 0; i < kStep / 4; ++i) {
+      for (int c = 0; c < x.chunks / 2; ++c) {
+        __m512i low[4], high[4];
+        for (int j = 0; j < 4; ++j) {
+          const __m512i both = _mm512_loadu_si512(v + (4 * i + j) * stride + 64 * c);
+          low[j] = _mm512_and_si512(both, nibble);
+          high[j] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+        }
+        put(x, c, i, low, packed);
+        put(x, c + x.chunks / 2, i, high, packed);
+        next.step<2>();
+      }
+    }
+  }
+
+  // products[chunk][quarter][16][16]
+  static void multiply(const Shape& x, const uint8_t (*weights)[16 * 32], const uint8_t* packed,
+                       int32_t* products) {
+    publish();
+    _tile_loadd(6, weights[0], 32);
+    int loaded = 0;
+    for (int c = 0; c < x.chunks; ++c, packed += 2048, products += 1024) {
+      if (x.half(c, 0) != loaded) _tile_loadd(6, weights[loaded = x.half(c, 0)], 32);
+      _tile_zero(0);
+      _tile_loadd(7, packed, 64);
+      _tile_dpbuud(0, 6, 7);
+      _tile_zero(1);
+      _tile_loadd(7, packed + 512, 64);
+      _tile_dpbuud(1, 6, 7);
+      if (x.half(c, 2) != loaded) _tile_loadd(6, weights[loaded = x.half(c, 2)], 32);
+      _tile_zero(2);
+      _tile_loadd(7, packed + 1024, 64);
+      _tile_dpbuud(2, 6, 7);
+      _tile_zero(3);
+      _tile_loadd(7, packed + 1536, 64);
+      _tile_dpbuud(3, 6, 7);
+      _tile_stored(0, products, 64);
+      _tile_stored(1, products + 256, 64);
+      _tile_stored(2, products + 512, 64);
+      _tile_stored(3, products + 768, 64);
+    }
+  }
+
+  // acc [queries][row] += products
+  static void add(const Shape& x, int queries, const int32_t* products, const float (*steps)[16], float* acc,
+                  Ahead& next) {
+    for (int c = 0; c < x.chunks; ++c, products += 1024) {
+      const float *first = steps[x.half(c, 0)], *second = steps[x.half(c, 2)];
+      for (int g = 0; g < queries; ++g) {
+        float* to = acc + static_cast<int64_t>(g) * x.row + 64 * c;
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          const int32_t* from = products + 256 * j + 16 * row_of(g);
+          const __m512i sum =
+              _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(from), 8), _mm512_load_si512(from + 128));
+          const vf step = vset((j < 2 ? first : second)[g]);
+          vstore(to + 16 * j, vfma(_mm512_cvtepi32_ps(sum), step, vload(to + 16 * j)));
+        }
+        next.step<1>();
+      }
+    }
+  }
+
+ private:
+  static void put(const Shape& x, int c, int i, const __m512i* y, uint8_t* packed) {
+    __m512i q[4];
+    interleave(y, q);
+    if (x.mixed(c)) {
+      const __m512i a = q[0], b = q[2];
+      q[0] = _mm512_shuffle_i64x2(a, q[1], 0x44);
+      q[2] = _mm512_shuffle_i64x2(a, q[1], 0xee);
+      q[1] = _mm512_shuffle_i64x2(b, q[3], 0x44);
+      q[3] = _mm512_shuffle_i64x2(b, q[3], 0xee);
+    }
+    uint8_t* to = packed + c * 2048 + i * 64;
+    for (int j = 0; j < 4; ++j) _mm512_store_si512(to + 512 * j, q[j]);
+  }
+};
+
+}  // namespace
+}  // namespace coattn::amx

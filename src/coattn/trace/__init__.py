@@ -1,0 +1,1 @@
+"""Where a step's time went: GPU, CPU and the way between them."""

@@ -1,0 +1,30 @@
+"""What a step must move over each link, from what it attended where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coattn.runtime import Runtime
+from coattn.trace.step import Span, StepTrace
+from coattn.types import Step
+
+
+def step_trace(
+    runtime: Runtime, step: Step, begin: int, end: int, spans: Sequence[Span], weight_bytes: int
+) -> StepTrace:
+    """A decode step that has been done, with the bytes that it needed at least."""
+    near, far = runtime.attended(step)
+    token = sum(shape.token_bytes for shape in runtime.layers)
+    covered = {place.name for place in runtime.places() if place.covers == "far"}
+    by_cpu = "cpu" in covered
+    # a query there in the model's dtype, an answer and its log-sum-exp back in float32
+    crossing = sum(s.q_heads * (s.head_dim * (s.dtype.itemsize + 4) + 4) for s in runtime.layers) * step.seqs
+    return StepTrace(
+        begin,
+        end,
+        step.seqs,
+        tuple(spans),
+        hbm_bytes=weight_bytes + near * token,
+        pcie_bytes=(crossing if by_cpu else far * token) if far else 0,
+        dram_bytes=far * token,
+    )

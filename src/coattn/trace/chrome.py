@@ -1,0 +1,44 @@
+"""A step as a Chrome trace: open it in `chrome://tracing` or in Perfetto."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coattn.trace.step import StepTrace
+
+TRACKS = ("step", "GPU", "CPU workers", "PCIe")
+
+
+def chrome_trace(steps: list[StepTrace]) -> dict[str, Any]:
+    """The trace file's content; times in microseconds from the first step's begin."""
+    origin = steps[0].begin
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": name}} for i, name in enumerate(TRACKS)
+    ]
+
+    def add(track: str, name: str, start: int, end: int, **args: Any) -> None:
+        times = {"ts": (start - origin) / 1e3, "dur": max(0, end - start) / 1e3}
+        events.append({"ph": "X", "name": name, "pid": 1, "tid": TRACKS.index(track), "args": args, **times})
+
+    for number, step in enumerate(steps):
+        add("step", f"step {number}", step.begin, step.end, sequences=step.sequences)
+        for track, name, start, end in intervals(step):
+            add(track, name, start, end)
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def intervals(step: StepTrace) -> list[tuple[str, str, int, int]]:
+    """`(track, name, start, end)` of everything that is known of a step."""
+    found = []
+    free = step.begin
+    for span in step.spans:
+        layer = f"layer {span.layer}"
+        found += [
+            ("GPU", layer, free, span.ready),
+            ("CPU workers", layer, span.seen, span.done),
+            ("PCIe", f"query {span.layer}", span.posted, span.seen),
+            ("PCIe", f"answer {span.layer}", span.done, span.answered),
+        ]
+        free = max(span.ready, span.answered)
+    found.append(("GPU", "rest" if step.spans else "step", free, step.end))
+    return found

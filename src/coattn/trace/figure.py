@@ -1,0 +1,37 @@
+"""A step as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from coattn.trace.chrome import intervals
+from coattn.trace.step import StepTrace
+
+ROWS = ("GPU", "PCIe", "CPU workers")
+COLOURS = {"GPU": "#4477aa", "PCIe": "#aa3377", "CPU workers": "#228833"}
+
+
+def timeline(step: StepTrace, title: str, path: Path) -> None:
+    """Who worked when: one row each for GPU, PCIe and CPU; gaps are waiting."""
+    figure, axes = pyplot.subplots(figsize=(11, 2.6), layout="constrained")
+    for y, track in enumerate(ROWS):
+        bars = [
+            ((start - step.begin) / 1e6, max(0, end - start) / 1e6)
+            for own, _, start, end in intervals(step)
+            if own == track
+        ]
+        axes.broken_barh(bars, (y - 0.35, 0.7), facecolors=COLOURS[track], edgecolors="white", linewidth=0.2)
+    axes.set_yticks(range(len(ROWS)), ROWS)
+    axes.invert_yaxis()
+    axes.set_xlim(0, (step.end - step.begin) / 1e6)
+    axes.set_xlabel("ms")
+    axes.set_title(
+        f"{title}: {step.seconds * 1e3:.2f} ms, GPU waiting {step.gpu_idle:.0%}, CPU busy {step.cpu_busy:.0%}"
+    )
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,84 @@
+"""A very small random model and a tokenizer of single bytes, for tests that run many steps."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+import coattn
+from coattn import SamplingParams
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where the engine's tests run: recorded steps where there is a GPU, layer by layer elsewhere."""
+END = 256
+VOCAB = 260
+
+
+def small(layers: int = 2, seed: int = 0) -> PreTrainedModel:
+    """Always the same weights, large enough that texts do not repeat themselves."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=END,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.2)
+    return model.to(DEVICE).eval()
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Token i is byte i; 256 ends a text."""
+    letters = {letter: i for i, letter in enumerate(_byte_letters())}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<end>"])
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", chat_template=template)
+
+
+def llm(method: str = "full", **options: Any) -> coattn.LLM:
+    """An engine over a fresh small model, with blocks of eight tokens."""
+    given = {"max_batch": 4, "max_length": 256, "chunk": 32, "block": 8, **options}
+    return coattn.LLM((small(), tokenizer()), method, **given)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(0, 256, (length,), generator=generator).tolist()
+
+
+def greedy(count: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, **more)
+
+
+@torch.no_grad()
+def by_transformers(model: PreTrainedModel, ids: list[int], count: int) -> tuple[int, ...]:
+    """What Transformers alone makes of a prompt, greedily, end token included."""
+    batch = torch.tensor([ids], device=model.device)
+    mask = torch.ones_like(batch)
+    out = model.generate(batch, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return tuple(out[0, len(ids) :].tolist())
+
+
+def _byte_letters() -> list[str]:
+    """The letter that stands for each byte in byte-level vocabularies."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,62 @@
+"""Workers that stall, fail or die in the middle of a step: an error in time, and then everything as before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.engine.small import greedy, llm, prompt
+
+from coattn import native
+from coattn.errors import WorkerError
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_left() -> Iterator[None]:
+    yield
+    native.inject_fault("")
+
+
+@pytest.mark.parametrize("fault", ["stall", "die", "throw"])
+def test_lost_workers_fail_the_step_and_no_more(fault: str) -> None:
+    params = greedy(20, ignore_eos=True)
+    with llm("cpu", max_batch=2) as engine:
+        runner = engine.engine.runner
+        want = engine.generate(prompt(40), params)[0].token_ids
+        held, free = dict(engine.ledger.held), dict(runner.free())
+        handles = [engine.submit(prompt(40), params) for _ in range(3)]
+        while len(handles[1].output().token_ids) < 5:
+            engine.step()
+        native.inject_fault(fault, 3.0)
+        start = time.perf_counter()
+        engine.step()
+        assert time.perf_counter() - start < 2.0
+        for handle in handles[:2]:
+            result = handle.result()
+            assert result.finish_reason == "error"
+            assert isinstance(result.error, WorkerError)
+            assert result.error.hint
+            assert result.token_ids == want[: len(result.token_ids)]
+        assert not handles[2].done
+        assert handles[2].result().token_ids == want, "the one that waited is served by new workers"
+        assert dict(runner.free()) == free
+        assert engine.ledger.held == held
+        assert engine.generate([prompt(40)] * 3, params)[2].token_ids == want
+
+
+def test_a_fault_while_a_prompt_is_read_spares_those_that_decode() -> None:
+    params = greedy(30, ignore_eos=True)
+    with llm("cpu") as engine:
+        want = engine.generate(prompt(40), params)[0].token_ids
+        running = engine.submit(prompt(40), params)
+        for _ in range(4):
+            engine.step()
+        reading = engine.submit(prompt(150), greedy(5))
+        engine.step()
+        while not (reading.request.stored and engine.engine.scheduler._spent == 0):
+            engine.step()
+        native.inject_fault("throw")
+        engine.step()
+        assert isinstance(reading.result().error, WorkerError)
+        assert running.result().token_ids == want

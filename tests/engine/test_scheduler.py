@@ -1,0 +1,227 @@
+"""The scheduler alone, over a pretended memory: nobody is lost, no byte too many, the old come first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coattn.engine.params import SamplingParams
+from coattn.engine.request import Request
+from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
+from coattn.errors import BudgetError, InputError
+from coattn.store.ledger import Tier
+
+GPU, HOST = 8, 4
+"""Tokens per block in each tier of the pretended memory; a block is 100 bytes."""
+
+
+class Blocks:
+    """Two tiers of blocks. The GPU tier holds the newest tokens only, as an arena's does."""
+
+    def __init__(self, gpu: int | None, host: int | None) -> None:
+        self.limits: dict[Tier, int | None] = {"gpu": gpu, "host": host}
+        self.held: dict[int, int] = {}
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return {"gpu": 100 * -(-min(tokens, 32) // GPU), "host": 100 * (tokens // HOST)}
+
+    def free(self) -> Mapping[Tier, int | None]:
+        used = {tier: sum(self.needs(n)[tier] for n in self.held.values()) for tier in self.limits}
+        return {tier: None if limit is None else limit - used[tier] for tier, limit in self.limits.items()}
+
+    def store(self, slot: int, history: int, tokens: int) -> None:
+        assert self.held.get(slot, 0) == history
+        self.held[slot] = history + tokens
+        assert all(room is None or room >= 0 for room in self.free().values()), "above the budget"
+
+    def forget(self, slot: int, length: int) -> None:
+        assert self.held.pop(slot) == length
+
+
+class Play:
+    """Drives a scheduler as the engine does and checks every move."""
+
+    def __init__(self, gpu: int | None, host: int | None, slots: int, chunk: int) -> None:
+        self.memory = Blocks(gpu, host)
+        self.scheduler = Scheduler(self.memory, slots, chunk, longest=200)
+        self.slots, self.chunk = slots, chunk
+        self.made: list[Request] = []
+        self.ended: list[Request] = []
+        self.admitted: list[int] = []
+        self.read_since_decode = 0
+
+    def submit(self, prompt: int, new: int) -> bool:
+        limit = min(prompt + new, 200)
+        request = Request(len(self.made), [0] * prompt, SamplingParams(max_new_tokens=new), limit)
+        try:
+            self.scheduler.check(request)
+        except (BudgetError, InputError):
+            return False
+        self.made.append(request)
+        self.scheduler.add(request)
+        return True
+
+    def cancel(self, request: Request) -> None:
+        if request not in self.ended:
+            self.end(request)
+
+    def end(self, request: Request) -> None:
+        self.scheduler.finish(request)
+        self.ended.append(request)
+
+    def step(self) -> bool:
+        work = self.scheduler.next()
+        self.check_places()
+        if work is None:
+            return False
+        assert not isinstance(work, Refuse), "whoever passed the check fits alone"
+        if isinstance(work, Extend):
+            self.extend(work)
+        else:
+            self.decode(work)
+        return True
+
+    def extend(self, work: Extend) -> None:
+        request, size = work.request, work.end - work.request.stored
+        assert 0 < size <= self.chunk
+        if any(other.decodes for other in self.scheduler.running):
+            self.read_since_decode += size
+            assert self.read_since_decode <= self.chunk or self.read_since_decode == size, "decoding starves"
+        assert request.slot is not None
+        self.memory.store(request.slot, request.stored, size)
+        self.scheduler.done(work)
+        if work.end == request.total:
+            self.token(request)
+
+    def decode(self, work: Decode) -> None:
+        assert work.requests
+        self.read_since_decode = 0
+        assert set(work.requests) == {request for request in self.scheduler.running if request.decodes}
+        for request in work.requests:
+            assert request.slot is not None
+            self.memory.store(request.slot, request.stored, 1)
+        self.scheduler.done(work)
+        for request in work.requests:
+            self.token(request)
+
+    def token(self, request: Request) -> None:
+        request.output.append(0)
+        if request.total >= request.limit:
+            self.end(request)
+
+    def check_places(self) -> None:
+        running, waiting = self.scheduler.running, list(self.scheduler.waiting)
+        assert sorted(r.id for r in [*running, *waiting, *self.ended]) == [r.id for r in self.made]
+        slots = [request.slot for request in running]
+        assert len(set(slots)) == len(slots) <= self.slots
+        assert set(self.memory.held) <= set(slots)
+        assert [r.id for r in running] == sorted(r.id for r in running), "running is ordered by arrival"
+        assert all(r.id < w.id for r in running for w in waiting), "nobody overtakes"
+        for request in running:
+            if request.id not in self.admitted:
+                self.admitted.append(request.id)
+
+
+requests = st.tuples(st.integers(1, 120), st.integers(1, 60))
+moves = st.lists(st.one_of(requests, st.just("step"), st.just("cancel")), max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    moves,
+    st.one_of(st.none(), st.integers(5, 30)),
+    st.one_of(st.none(), st.integers(20, 120)),
+    st.integers(1, 5),
+    st.integers(1, 50),
+    st.randoms(use_true_random=False),
+)
+def test_everyone_gets_through(
+    script: list[object], gpu: int | None, host: int | None, slots: int, chunk: int, dice: random.Random
+) -> None:
+    play = Play(gpu and 100 * gpu, host and 100 * host, slots, chunk)
+    for move in script:
+        if isinstance(move, tuple):
+            play.submit(*move)
+        elif move == "step":
+            play.step()
+        elif play.made:
+            play.cancel(dice.choice(play.made))
+    left = sum(request.limit for request in play.made)
+    steps = 0
+    while play.step():
+        steps += 1
+        assert steps < 50 * (left + 10), "it never ends"
+    assert sorted(r.id for r in play.ended) == [r.id for r in play.made]
+    assert play.memory.held == {}
+    assert play.memory.free() == play.scheduler.capacity
+    assert play.admitted == sorted(play.admitted), "first come, first served"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(requests, min_size=2, max_size=8), st.integers(30, 60))
+def test_preempted_requests_lose_nothing(sizes: list[tuple[int, int]], host: int) -> None:
+    play = Play(None, 100 * host, 4, 16)
+    for size in sizes:
+        play.submit(*size)
+    while play.step():
+        pass
+    for request in play.ended:
+        assert len(request.output) == min(request.params.max_new_tokens, 200 - len(request.prompt))
+
+
+def test_a_tight_budget_preempts_the_youngest_and_the_oldest_goes_on() -> None:
+    play = Play(None, 100 * 40, 4, 64)
+    for _ in range(3):
+        assert play.submit(16, 100)
+    while play.step():
+        if not play.ended:
+            assert play.made[0].preemptions == 0
+    assert [request.id for request in play.ended] == [0, 1, 2]
+    assert play.scheduler.preemptions > 0
+
+
+def test_a_long_prompt_does_not_starve_decoding() -> None:
+    play = Play(None, None, 2, 10)
+    play.submit(4, 50)
+    play.step()
+    play.submit(150, 5)
+    before = len(play.made[0].output)
+    for _ in range(20):
+        play.step()
+    assert len(play.made[0].output) - before == 10, "a chunk and a decode step take turns"
+
+
+def test_short_prompts_share_a_chunk() -> None:
+    play = Play(None, None, 5, 32)
+    for _ in range(5):
+        play.submit(8, 10)
+    kinds = []
+    for _ in range(7):
+        work = play.scheduler.next()
+        kinds.append(type(work).__name__)
+        play.step()
+    assert kinds == ["Extend"] * 4 + ["Decode", "Extend", "Decode"]
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    play = Play(None, 100 * 10, 2, 16)
+    request = Request(0, [0] * 30, SamplingParams(), 80)
+    with pytest.raises(BudgetError, match=r"30 tokens with up to 50 new ones needs 1\.9 KiB .* in DRAM") as caught:
+        play.scheduler.check(request)
+    assert "host_memory" in caught.value.hint
+    with pytest.raises(InputError, match="200 tokens, but a sequence has at most 200"):
+        play.scheduler.check(Request(0, [0] * 200, SamplingParams(), 200))
+
+
+def test_memory_that_vanishes_ends_the_request_instead_of_waiting_forever() -> None:
+    play = Play(None, 100 * 20, 2, 16)
+    play.submit(30, 10)
+    play.memory.limits["host"] = 100
+    work = play.scheduler.next()
+    assert isinstance(work, Refuse)
+    play.end(work.request)
+    assert play.scheduler.next() is None

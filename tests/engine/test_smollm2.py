@@ -1,0 +1,95 @@
+"""The real model in float32: 256 greedy tokens identical to Transformers, alone and among sixteen."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.small import DEVICE, by_transformers
+
+import coattn
+from coattn import SamplingParams
+from coattn.hf.load import Loaded, load
+from coattn.text import default_text
+
+pytestmark = pytest.mark.model
+
+NEW = 256
+LENGTHS = (200, 17, 350, 60, 5, 120, 33, 90, 260, 48, 12, 75, 150, 28, 110, 8)
+"""Prompt lengths of sixteen requests; the first is the one that also runs alone."""
+ANSWERS = (NEW, 20, 8, 24, 16, 6, 12, 10, 18, 9, 14, 7, 11, 22, 5, 13) if DEVICE.type == "cpu" else (NEW,) * 16
+"""New tokens of each; without a GPU most are short, to end in time."""
+
+
+@cache
+def loaded() -> Loaded:
+    return load("smollm2", dtype="float32", device=DEVICE)
+
+
+@cache
+def prompts() -> list[list[int]]:
+    ids = loaded().tokenizer(default_text().body[:12_000])["input_ids"]
+    starts = [37 * i for i in range(len(LENGTHS))]
+    return [ids[start : start + n] for start, n in zip(starts, LENGTHS, strict=True)]
+
+
+@cache
+def want() -> list[tuple[int, ...]]:
+    """What Transformers alone gives; before an engine has the model."""
+    return [by_transformers(loaded().model, ids, count) for ids, count in zip(prompts(), ANSWERS, strict=True)]
+
+
+def greedy(count: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, **more)
+
+
+@pytest.mark.parametrize("method", ["full", "offload", "cpu"])
+def test_greedy_text_equals_transformers(method: str) -> None:
+    """Alone; then sixteen of mixed lengths, of which one joins every second step."""
+    expected = want()
+    with coattn.LLM(loaded(), method, max_batch=16, max_length=640, chunk=128) as engine:
+        assert engine.generate(prompts()[0], greedy(NEW))[0].token_ids == expected[0]
+        handles = []
+        for ids, count in zip(prompts(), ANSWERS, strict=True):
+            handles.append(engine.submit(ids, greedy(count)))
+            engine.step()
+            engine.step()
+        for handle, tokens in zip(handles, expected, strict=True):
+            result = handle.result()
+            assert result.token_ids == tokens, handle.id
+            assert result.text == loaded().tokenizer.decode(tokens, skip_special_tokens=True)
+        assert engine.report()["decode_steps"] < 2 * NEW + 60, "they should have run together"
+
+
+def test_chat_and_stop_string() -> None:
+    with coattn.LLM(loaded(), "cpu", max_batch=2, max_length=256) as engine:
+        chat = [{"role": "user", "content": "What is the capital of France?"}]
+        whole = engine.generate(chat, greedy(30))[0]
+        assert "Paris" in whole.text
+        assert whole.finish_reason == "stop"
+        cut = engine.generate(chat, greedy(30, stop=" Paris"))[0]
+        assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(" Paris")], "stop")
+        parts = list(engine.stream(chat, greedy(30)))
+        assert "".join(part.text for part in parts) == whole.text
+
+
+def test_preempted_text_is_the_same() -> None:
+    """Fifteen requests in DRAM for about five."""
+    expected, token = want()[1:], 30 * 2 * 3 * 64 * 4
+    params = [greedy(count) for count in ANSWERS[1:]]
+    with coattn.LLM(loaded(), "cpu", max_batch=15, max_length=640, chunk=128, host_memory=600 * token) as engine:
+        assert [each.token_ids for each in engine.generate(prompts()[1:], params)] == expected
+        assert engine.ledger.peak["host"] <= 600 * token
+
+
+def test_pieces_of_arbitrary_tokens_add_up() -> None:
+    from coattn.engine.detokenise import Pieces
+
+    tokenizer, generator = loaded().tokenizer, torch.Generator().manual_seed(0)
+    for _ in range(50):
+        ids = torch.randint(0, len(tokenizer), (40,), generator=generator).tolist()
+        stream = Pieces(tokenizer)
+        text = "".join(map(stream.push, ids)) + stream.flush()
+        assert text == tokenizer.decode(ids, skip_special_tokens=True)
