@@ -22,7 +22,8 @@ def provenance() -> dict[str, Any]:
         "versions": {"coattn": __version__, "python": platform.python_version()}
         | {name: package_version(name) for name in ("torch", "transformers")},
         "hardware": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu},
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # where files lie on somebody's machine is nobody else's business
+        "command": " ".join(["coattn", *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])]),
         "commit": _commit(),
     }
 

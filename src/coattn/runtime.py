@@ -207,6 +207,15 @@ class Runtime:
             far += share * sum(listed[1].tokens if listed[1] else ())
         return round(near), round(far)
 
+    def far_blocks(self, slots: int, tokens: int) -> tuple[Tensor, Tensor] | None:
+        """For benchmarks: a tiered layer's far memory, and where the first `tokens` of the first slots lie in it."""
+        for parts in self._groups:
+            if "far" in parts.store.provides:
+                width = tokens // parts.store.block
+                listed = parts.store.far_table(slots, width)
+                return parts.store.far[next(iter(parts.store.opening.layers))], listed[:, None].contiguous()
+        return None
+
     def fill_randomly(self) -> None:
         """For benchmarks: random numbers wherever keys and values would lie."""
         for parts in self._groups:

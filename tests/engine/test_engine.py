@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.small import END, by_transformers, greedy, llm, prompt, small, tokenizer
+from tests.engine.small import DEVICE, END, by_transformers, greedy, llm, prompt, small, tokenizer
 from tests.hf.families import FAMILIES, tiny
 
 import coattn
@@ -207,13 +207,14 @@ def test_a_failing_step_fails_its_own_requests_only(
         runtime = engine.engine.runner.runtime
         attend = runtime.attend
 
-        def fail(layer: int, *args: Any) -> torch.Tensor:
+        def fail(layer: int = 1, *args: Any) -> torch.Tensor:
             if layer == 1:
                 raise error
             return attend(layer, *args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(runtime, "attend", fail)
+            # a recorded step does not pass through Python's attention any more
+            patch.setattr(runtime, "attend" if DEVICE.type == "cpu" else "commit", fail)
             engine.step()
         assert [handle.done for handle in handles] == [True, True, False]
         for handle in handles[:2]:
@@ -259,6 +260,8 @@ def test_predictions_that_are_not_numbers_fail_only_their_request(monkeypatch: p
         def broken(*args: Any) -> torch.Tensor:
             logits = decode(*args)
             logits[0, 5] = float("nan")
+            if engine.engine.runner.best:
+                engine.engine.runner.best[0] = -1
             return logits
 
         with monkeypatch.context() as patch:

@@ -98,4 +98,4 @@ def test_opening_and_closing_does_not_grow() -> None:
                 before = resident()
         assert before is not None
         assert resident() - before < 4 << 20
-    assert torch.isfinite(model(torch.tensor([prompt(5)])).logits).all()
+    assert torch.isfinite(model(torch.tensor([prompt(5)], device=model.device)).logits).all()

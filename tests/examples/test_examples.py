@@ -31,6 +31,12 @@ def run(name: str, folder: Path) -> str:
     return done.stdout
 
 
+def test_batch_answers_together(tmp_path: Path) -> None:
+    out = run("batch.py", tmp_path)
+    assert "Paris" in out
+    assert "decode steps under cpu" in out
+
+
 def test_attach_generate_answers_from_a_small_gpu_tier(tmp_path: Path) -> None:
     out = run("attach_generate.py", tmp_path)
     assert "under offload, exact: True" in out
@@ -85,6 +91,6 @@ def test_compare_fidelity_tells_exact_from_lossy(tmp_path: Path) -> None:
 
 def test_every_example_is_short_and_tested() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["attach_generate.py", "compare_fidelity.py", "multi_turn.py", "own_row.py"]
+    assert names == ["attach_generate.py", "batch.py", "compare_fidelity.py", "multi_turn.py", "own_row.py"]
     for name in names:
         assert len((EXAMPLES / name).read_text().splitlines()) < 40, name

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from coattn import native
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
@@ -60,6 +61,8 @@ class Row:
     host_kv_bytes: int
     far_gbps: float | None
     """Rate at which far bytes were attended, over the whole step."""
+    dram_gbps: float | None
+    """Rate at which all threads only read the far blocks of a layer, the very ones the step attends to."""
     record_s: float | None
 
 
@@ -107,7 +110,8 @@ class Bench:
             slots = tuple(range(case.batch))
             near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
             token = sum(shape.token_bytes for shape in ready.runtime.layers)
-            row = self._finish(case, taken, near * token, far * token, ready.ledger)
+            rate = _dram_gbps(ready.runtime, case.batch, far) if far else None
+            row = self._finish(case, taken, near * token, far * token, ready.ledger, rate)
             trace = ready.runner.trace()
             return Row(**row, gpu_idle=None if trace is None else trace.gpu_idle, record_s=record_s)
 
@@ -150,7 +154,15 @@ class Bench:
         row |= {"gpu_kv_bytes": near, "host_kv_bytes": far, "cpu_ratio": 0.0}
         return Row(**row, gpu_idle=None, record_s=None)
 
-    def _finish(self, case: Case, taken: list[float], near: int, far: int, ledger: Ledger | None) -> dict[str, Any]:
+    def _finish(
+        self,
+        case: Case,
+        taken: list[float],
+        near: int,
+        far: int,
+        ledger: Ledger | None,
+        dram_gbps: float | None = None,
+    ) -> dict[str, Any]:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
         on_cpu = "cpu" in find_method(case.method).place if ledger is not None else False
@@ -164,19 +176,34 @@ class Bench:
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,
             "steps": len(taken),
-            "floor_ms": self._floor_ms(near, far, on_cpu),
+            "floor_ms": self._floor_ms(near, far, on_cpu, dram_gbps),
+            "dram_gbps": dram_gbps,
             "cpu_ratio": far / (near + far) if on_cpu and near + far else 0.0,
             "gpu_kv_bytes": held["gpu"],
             "host_kv_bytes": held["host"],
             "far_gbps": far / median / GB if far else None,
         }
 
-    def _floor_ms(self, near: int, far: int, on_cpu: bool) -> float | None:
+    def _floor_ms(self, near: int, far: int, on_cpu: bool, dram_gbps: float | None) -> float | None:
+        dram = dram_gbps or self.limits["dram_gbps"]
         if self.limits["hbm_gbps"] is None:
-            return float((self.weights + near + far) / self.limits["dram_gbps"] / GB * 1e3)
+            return float((self.weights + near + far) / dram / GB * 1e3)
         hbm = (self.weights + near) / self.limits["hbm_gbps"]
-        link = far / self.limits["dram_gbps" if on_cpu else "pcie_gbps"]
+        link = far / (dram if on_cpu else self.limits["pcie_gbps"])
         return float(max(hbm, link) / GB * 1e3)
+
+
+def _dram_gbps(runtime: Runtime, batch: int, far: int) -> float | None:
+    """Of the far blocks of the first tiered layer, in the order of the step's lists."""
+    found = runtime.far_blocks(batch, far // batch)
+    if found is None:
+        return None
+    memory, table = found
+    count, kv_heads, _, block, d = memory.shape
+    blocks = native.Blocks(
+        memory.view(torch.uint8).view(count, -1), native.element_of(memory.dtype), block, kv_heads, d
+    )
+    return native.gather_gbps(blocks, table, native.default_threads())
 
 
 def _layers(model: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 
 
 def ops(result: dict[str, Any], path: Path) -> None:
@@ -43,12 +43,20 @@ def decode(result: dict[str, Any], path: Path) -> None:
         if row["floor_ms"]:
             label = "floor: bytes / measured rates" if place == 0 else None
             axes.plot([row["floor_ms"]] * 2, [place - 0.4, place + 0.4], color="#aa3377", lw=2, label=label)
-    names = [f"{row['method']}  b{row['batch']}  {row['context'] // 1024}k" for row in rows]
-    axes.set_yticks(list(places), names, fontsize=8)
+    axes.set_yticks(list(places), [_decode_name(row) for row in rows], fontsize=8)
+    for place, row in zip(places, rows, strict=True):
+        axes.text(row["ms_per_step"], place, f" {row['ms_per_step']:,.1f}", va="center", fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.set_xlim(left=min(row["floor_ms"] or row["ms_per_step"] for row in rows) / 2)
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
     axes.set_xlabel("ms per decode step")
     axes.set_title(f"{rows[0]['shapes']}, {result['hardware'].get('gpu') or result['hardware']['cpu']}")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def _decode_name(row: dict[str, Any]) -> str:
+    extra = ", ".join(name if value is True else f"{name} {value}" for name, value in row["params"].items())
+    return f"{row['method']}, batch {row['batch']}, {row['context'] // 1024}k" + (f"\n{extra}" if extra else "")

@@ -132,6 +132,10 @@ class Arena(Store):
             {"ids": self.opening.seqs * ring, "spill": NOWHERE},
         )
 
+    def far_table(self, slots: int, width: int) -> Tensor:
+        assert self.table.rows is not None, "open() was not fixed"
+        return self.table.rows[:slots, :width]
+
     def reaches_far(self, step: Step) -> bool:
         return self._first_near(max(step.lengths, default=0)) > 0
 

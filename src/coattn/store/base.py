@@ -129,6 +129,10 @@ class Store(Part):
         """Whether a decode step may attend to anything far."""
         return False
 
+    def far_table(self, slots: int, width: int) -> Tensor:
+        """`[slots, width]` int32: the first far blocks of the first slots."""
+        raise AttributeError(f"store {self.name!r} has no arena")
+
     @property
     def near(self) -> BlockMemory:
         """Block memory in the GPU tier."""

@@ -1,0 +1,72 @@
+"""Prompts of an exact length: real text, needles between its sentences, a question behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from coattn.errors import InputError
+from coattn.text import Text
+
+BORDER = re.compile(r"(?<=[.!?])(?=\s)")
+"""Where one sentence ends and the white space before the next begins."""
+PLACE = "\u2063haystack\u2063"
+"""Stands for the haystack while a chat template is filled in; no text holds it."""
+
+
+class Haystack:
+    """A text as sentences of token ids. A text that is too short begins again."""
+
+    def __init__(self, text: Text, tokenizer: Any, most: int) -> None:
+        """most: tokens of the longest prompt. Cost: tokenises about as much text as that needs."""
+        body = text.body.strip()[: most * 16]
+        pieces = BORDER.split(body)
+        self.sentences = [ids for ids in tokenise(tokenizer, pieces) if ids]
+        if not self.sentences:
+            raise InputError(f"{text.name} has no words.", "Give a text with at least one sentence.")
+        self.tokenizer = tokenizer
+
+    def fill(self, tokens: int, needles: Sequence[tuple[float, str]]) -> list[int]:
+        """Ids `[tokens]`: needles `(depth from 0 to 1, text)`, each at the sentence border nearest to its depth."""
+        planted = [(depth, tokenise(self.tokenizer, [text])[0]) for depth, text in needles]
+        own = tokens - sum(len(ids) for _, ids in planted)
+        if own < 0:
+            raise InputError(
+                f"{tokens:,} tokens are too few for {len(planted)} needle(s).", "Give longer --lengths or fewer --keys."
+            )
+        found, borders = self._straw(own)
+        cuts = [min(borders, key=lambda border, depth=depth: abs(border - depth * own)) for depth, _ in planted]
+        for cut, (_, ids) in sorted(zip(cuts, planted, strict=True), key=lambda pair: -pair[0]):
+            found[cut:cut] = ids
+        return found
+
+    def _straw(self, tokens: int) -> tuple[list[int], list[int]]:
+        """The first `tokens` ids, and where sentences begin and end among them."""
+        found: list[int] = []
+        borders = [0]
+        i = 0
+        while len(found) < tokens:
+            found += self.sentences[i % len(self.sentences)]
+            borders.append(len(found))
+            i += 1
+        return found[:tokens], [border for border in borders if border < tokens] + [tokens]
+
+
+def frame(tokenizer: Any, before: str, after: str) -> tuple[list[int], list[int]]:
+    """Ids of what stands before and behind the haystack, through the chat template where there is one."""
+    if not getattr(tokenizer, "chat_template", None):
+        first = [int(i) for i in tokenizer(before, verbose=False)["input_ids"]]
+        return first, tokenise(tokenizer, [after])[0]
+    messages = [{"role": "user", "content": before + PLACE + after}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    head, found, tail = text.partition(PLACE)
+    if not found:
+        raise InputError("The model's chat template does not show the user's message.", "Use another model.")
+    first, last = tokenise(tokenizer, [head, tail])
+    return first, last
+
+
+def tokenise(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of each text, without special tokens of the tokenizer's own."""
+    return [[int(i) for i in ids] for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]

@@ -1,0 +1,71 @@
+"""`bench decode` and `bench prefill` on a tiny model: every key that scripts rely on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.run import coattn
+
+KEYS = {
+    "method",
+    "shapes",
+    "batch",
+    "context",
+    "ms_per_step",
+    "p99_ms",
+    "tokens_per_s",
+    "floor_ms",
+    "gpu_idle",
+    "cpu_ratio",
+    "gpu_kv_bytes",
+    "host_kv_bytes",
+}
+TINY = ("--shapes", "tiny", "--device", "cpu")
+
+
+def test_decode_rows(tmp_path: Path) -> None:
+    target = tmp_path / "decode.json"
+    few = ("--batch", "1,2", "--context", "300", "--steps", "6", "--seconds", "0.1")
+    done = coattn("bench", "decode", *TINY, *few, "--resident", "--peers", "--out", str(target), "--json")
+    result = json.loads(done.stdout)
+    assert {"hbm_gbps", "pcie_gbps", "dram_gbps"} <= set(result["limits"])
+    assert all(set(row) >= KEYS for row in result["rows"])
+    rows = {(row["method"], row["batch"], "window_blocks" in row["params"]): row for row in result["rows"]}
+    assert len(rows) == 2 * (3 + 2 + 1)
+    assert rows["cpu", 2, False]["cpu_ratio"] > 0.9 > rows["cpu", 2, True]["cpu_ratio"] == 0
+    assert rows["offload", 1, False]["host_kv_bytes"] > 0 == rows["full", 1, False]["host_kv_bytes"]
+    assert "transformers-full" in {row["method"] for row in result["rows"]}
+    assert "/" not in result["command"]
+    assert json.loads(target.read_text()) == result
+    assert target.with_suffix(".png").stat().st_size > 5000
+
+
+def test_prefill_rows_say_how_close_they_are() -> None:
+    size = ("--tokens", "600", "--chunk", "100", "--gpu-memory", "400KiB", "--methods", "offload,cpu")
+    rows = json.loads(coattn("bench", "prefill", *TINY, *size, "--json").stdout)["rows"]
+    assert [row["method"] for row in rows] == ["full", "offload", "cpu"]
+    for row in rows[1:]:
+        assert row["kl"] < 1e-4
+        assert row["gpu_kv_peak"] <= 400 << 10
+        assert row["host_kv_peak"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("decode", "--shapes", "huge"), "no shapes 'huge'"),
+        (("decode", *TINY, "--methods", "best"), "no method 'best'"),
+        (("decode", *TINY, "--batch", "none"), "--batch is 'none'"),
+        (("decode", *TINY, "--set", "sinks=4"), "parameter 'sinks'"),
+        (("decode", *TINY, "--gpu-memory", "much"), "--gpu-memory"),
+        (("prefill", *TINY, "--tokens", "100", "--chunk", "90"), "less than two chunks"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said: str) -> None:
+    done = coattn("bench", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "hint:" in done.stderr
+    assert done.stdout == ""
