@@ -36,7 +36,7 @@ class World:
         layers = shapes(3, window)
         self.ledger = Ledger()
         composed = compose(find_method(method), **params)
-        self.plain, self.framed = (Runtime(layers, composed, self.ledger, SLOTS, LENGTH, fixed=True) for _ in range(2))
+        self.plain, self.framed = (Runtime(layers, composed, self.ledger, SLOTS, LENGTH, True, spare=True) for _ in range(2))
         self.framed.frames(SLOTS)
         self.history: dict[int, int] = {}
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from coattn.engine.one import generate
+from coattn.engine.params import SamplingParams
 from coattn.errors import InputError
 from coattn.evaluate.forced import force
 from coattn.hf.architectures import describe_layers
-from coattn.hf.generate import encode_prompt, generate
+from coattn.hf.generate import encode_prompt
 from coattn.hf.load import Loaded
 from coattn.text import default_text
 
@@ -67,7 +69,9 @@ def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, on_start: Callabl
     """Every method of the demo on the same prompt. `full` has no cap; the others get an eighth of its KV."""
     ids = build_prompt(loaded, tokens)
     on_start("warming up")
-    generate(loaded, ids[:64], "full", max_new_tokens=4, do_sample=False)  # the first method should not pay for it
+    generate(
+        loaded, ids[:64], "full", sampling=SamplingParams(max_new_tokens=4)
+    )  # the first method should not pay for it
     started = time.perf_counter()
     token_bytes = sum(layer.token_bytes for layer in describe_layers(loaded.model))
     rows: list[Row] = []
@@ -75,7 +79,7 @@ def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, on_start: Callabl
     for name in METHOD_ORDER:
         on_start(name)
         cap = None if name == "full" else token_bytes * (len(ids) + max_new_tokens) // 8
-        result = generate(loaded, ids, name, max_new_tokens=max_new_tokens, gpu_kv=cap, do_sample=False)
+        result = generate(loaded, ids, name, sampling=SamplingParams(max_new_tokens=max_new_tokens), gpu_kv=cap)
         agreement = 1.0
         if name == "full":
             answer = result.new_ids

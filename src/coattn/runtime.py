@@ -13,13 +13,13 @@ from coattn.methods import SLIDING
 from coattn.ops.merge import merge_output, merge_states
 from coattn.ops.prefill import extend, prefill
 from coattn.ops.reference.attend_causal import attend_causal
-from coattn.place.base import Call, Place
+from coattn.place.base import Call, Place, State
 from coattn.place.pull import Pull
 from coattn.state import AttnState, merge
 from coattn.store.base import Opening
 from coattn.store.frame import Frame, Recording
 from coattn.store.ledger import Ledger, Tier
-from coattn.types import LayerShape, Phase, Step
+from coattn.types import LayerShape, Phase, Selection, Step
 
 
 class Runtime:
@@ -37,10 +37,12 @@ class Runtime:
         seqs: int,
         tokens: int | None,
         fixed: bool = False,
+        spare: bool | None = None,
     ) -> None:
         """Serves slots `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
 
-        fixed: takes at once what the budgets allow, and never moves it; needed for `record`.
+        fixed: takes at once what the budgets allow, and never moves it; needed for `recording`.
+        spare: one block more, so that a recorded step may have rows that are nobody's; by default on a GPU only.
         """
         self.layers, self.ledger = layers, ledger
         self._frames: list[Frame] = []
@@ -53,11 +55,14 @@ class Runtime:
         groups: dict[tuple[int | None, int, int, torch.dtype], list[int]] = {}
         for i, shape in enumerate(layers):
             groups.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype), []).append(i)
+        if spare is None:
+            spare = fixed and layers[0].device.type == "cuda"
+        spares = int(spare)
         plan = []
         # windows first: their need is fixed, the method takes what is left
         for (window, *_), members in sorted(groups.items(), key=lambda item: item[0][0] is None):
             row = composed if window is None else compose(SLIDING, recent=window)
-            plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens, fixed)))
+            plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens, fixed, spares)))
         least = sum(_least(parts, opening) for parts, opening in plan)
         ledger.require("gpu", least, f"Method {composed.method.name!r} for {_amount(seqs, tokens)}")
         try:
@@ -105,11 +110,16 @@ class Runtime:
         parts = self._parts[layer]
         parts.store.append(layer, k, v, step)
         queries = q[:, None]
+        parts.select.scale = scale
         picked = parts.select.pick(layer, queries, parts.store, step)
         call = Call(layer, self.layers[layer], queries, scale, step, parts.store)
         states = parts.schedule.launch(call, picked)
-        parts.select.observe(layer, states, picked)
+        self.observe(parts, layer, states, picked)
         return merge_output(states, q)
+
+    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
+        """What a layer attended to in a decode step, before its parts are merged."""
+        parts.select.observe(layer, states, picked)
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
@@ -138,6 +148,7 @@ class Runtime:
 
     def _attend_history(self, parts: Parts, call: Call, last: bool) -> AttnState:
         """Many queries over what a sequence has stored. last: the next layer is not what comes next."""
+        parts.select.scale = call.scale
         picked = parts.select.pick(call.layer, call.q, parts.store, call.step)
         pull = self._pulls.get(id(parts))
         if pull is None:

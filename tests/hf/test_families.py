@@ -13,7 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 import coattn
 from coattn.hf.architectures import describe_layers
 
-EXACT: list[tuple[str, dict[str, Any]]] = [("full", {}), ("offload", {"block": 8}), ("cpu", {"block": 8})]
+TIERED = {"block": 8, "window_blocks": 1}
+EXACT: list[tuple[str, dict[str, Any]]] = [("full", {}), ("offload", TIERED), ("cpu", TIERED)]
 LENGTHS = (37, 9, 60)
 GREEDY: dict[str, Any] = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 

@@ -61,29 +61,29 @@ def generate(
     row = find_method(method)
     compose(row, **params)  # refuse before the model is loaded
     text = read_prompt(prompt, file)
-    sampling = sampling_arguments(temperature, top_p, top_k)
+    check_sampling(temperature, top_p, top_k)
 
-    import torch
-
+    from coattn.engine.one import generate as run
+    from coattn.engine.params import SamplingParams
     from coattn.hf.generate import encode_prompt
-    from coattn.hf.generate import generate as run
     from coattn.hf.load import load
+
+    sampling = SamplingParams(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p or 1.0, top_k=top_k or 0, seed=seed
+    )
 
     with model_progress() as show:
         loaded = load(model, dtype=dtype, device=device, on_progress=show)
     ids = encode_prompt(loaded, text, raw)
-    if seed is not None:
-        torch.manual_seed(seed)
     result = run(
         loaded,
         ids,
         row,
-        max_new_tokens=max_new_tokens,
+        sampling=sampling,
         gpu_kv=gpu_kv,
         host_kv=host_kv,
         params=params,
         on_text=None if as_json else write,
-        **sampling,
     )
     measured = measure(loaded, result, row, gpu_kv=gpu_kv, host_kv=host_kv, **params) if fidelity else None
     summary = {
@@ -121,15 +121,10 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     return text
 
 
-def sampling_arguments(temperature: float, top_p: float | None, top_k: int | None) -> dict[str, Any]:
-    """What `model.generate` needs for these options."""
-    if temperature == 0:
-        if top_p is not None or top_k is not None:
-            raise ConfigError(
-                "--top-p and --top-k do nothing at --temperature 0.", "Set --temperature above 0 to sample."
-            )
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0, "top_k": top_k or 0}
+def check_sampling(temperature: float, top_p: float | None, top_k: int | None) -> None:
+    """Refuses options that would do nothing."""
+    if temperature == 0 and (top_p is not None or top_k is not None):
+        raise ConfigError("--top-p and --top-k do nothing at --temperature 0.", "Set --temperature above 0 to sample.")
 
 
 def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class LLM:
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
 
+    suffix = "memory"
+    """Ends the names of the budgets' options in errors."""
+
     def __init__(
         self,
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
@@ -74,14 +77,14 @@ class LLM:
         check_count("max_batch", max_batch, 1)
         check_count("chunk", chunk, 1)
         self.composed = compose(find_method(method), **method_params)
-        budgets = parse_bytes(gpu_memory, "gpu_memory"), parse_bytes(host_memory, "host_memory")
+        budgets = parse_bytes(gpu_memory, f"gpu_{self.suffix}"), parse_bytes(host_memory, f"host_{self.suffix}")
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
         with ExitStack() as undo:
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
-            self.ledger = Ledger(gpu, budgets[1], "memory")
+            self.ledger = Ledger(gpu, budgets[1], self.suffix)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             self.vocabulary = session.vocabulary

@@ -29,7 +29,12 @@ class Schedule(Part):
 
     @abstractmethod
     def launch(self, call: Call, picked: Selection) -> list[State]:
-        """The partial result of every place. Returns when all are there."""
+        """The partial result of every place that has a part; one empty one where none has. Returns when all are there."""
+
+    def needed(self, picked: Selection) -> list[Place]:
+        """The places whose part of the selection is there: an empty part costs kernels, and changes nothing."""
+        found = [place for place in self.places if getattr(picked, place.covers) is not None]
+        return found or [self.places[0]]
 
     def release(self) -> None:
         """Stops what the schedule started."""

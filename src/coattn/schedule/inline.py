@@ -16,4 +16,4 @@ class Inline(Schedule):
     name = "inline"
 
     def launch(self, call: Call, picked: Selection) -> list[State]:
-        return [place.run(call, picked) for place in self.places]
+        return [place.run(call, picked) for place in self.needed(picked)]

@@ -18,11 +18,11 @@ class NextLayer(Schedule):
 
     def launch(self, call: Call, picked: Selection) -> list[State]:
         if call.store.recording is not None:
-            return [place.run(call, picked) for place in self.places]
+            return [place.run(call, picked) for place in self.needed(picked)]
         following = self.layers.index(call.layer) + 1
         # outside decode the sequences of a step take turns within a layer, so the next layer is not next
         if call.step.phase is Phase.DECODE and following < len(self.layers):
             ahead = self.layers[following]
             for place in self.places:
                 place.expect(ahead, self.select.pick_ahead(ahead, call.store, call.step))
-        return [place.run(call, picked) for place in self.places]
+        return [place.run(call, picked) for place in self.needed(picked)]

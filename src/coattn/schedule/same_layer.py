@@ -20,6 +20,7 @@ class SameLayer(Schedule):
     needs = frozenset({"host_place"})
 
     def launch(self, call: Call, picked: Selection) -> list[State]:
-        pending = [place.start(call, picked) for place in self.places if place.asynchronous]
-        inline = [place.run(call, picked) for place in self.places if not place.asynchronous]
+        places = self.needed(picked)
+        pending = [place.start(call, picked) for place in places if place.asynchronous]
+        inline = [place.run(call, picked) for place in places if not place.asynchronous]
         return inline + [fetch() for fetch in pending]

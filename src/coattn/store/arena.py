@@ -31,11 +31,11 @@ class Arena(Store):
     keeps_all = True
     help_text = {
         "block": "tokens per block",
-        "window_blocks": "newest blocks that also stay in GPU memory, per sequence; None: most of the GPU budget",
+        "window_blocks": "newest blocks that also stay in GPU memory, per sequence; unset: most of the GPU budget, 1 without one",
     }
 
     block: int = 32
-    window_blocks: int | None = 1
+    window_blocks: int | None = None
     _stream: torch.cuda.Stream | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Arena(Store):
             check_count("window_blocks", self.window_blocks, 1)
 
     def least(self, opening: Opening) -> int:
-        return (opening.seqs * (self.window_blocks or 1) + opening.fixed) * opening.block_bytes(self.block)
+        return (opening.seqs * (self.window_blocks or 1) + opening.spare) * opening.block_bytes(self.block)
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
@@ -54,7 +54,7 @@ class Arena(Store):
         self.ring = self._choose_ring(opening)
         if opening.fixed:
             far = (opening.tokens or 0) // self.block
-            self.window.fix(opening.seqs * self.ring + 1)  # one for the rows of a recorded step that are nobody's
+            self.window.fix(opening.seqs * self.ring + opening.spare)
             self.far.fix(opening.seqs * far)
             self.table.tabulate(opening.seqs + 1, max(1, far))
             return

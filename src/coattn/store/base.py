@@ -31,6 +31,8 @@ class Opening:
     """The longest a sequence will get, where that is known; lets a store refuse early and allocate once."""
     fixed: bool = False
     """Take what the budgets allow now, at most `seqs` sequences of `tokens`, and never move it; `tokens` is known."""
+    spare: int = 0
+    """Near blocks beside those of the sequences, for the rows of a recorded step that are nobody's: 1 or none."""
 
     def block_bytes(self, block: int) -> int:
         """Bytes of one block of every layer."""

@@ -33,7 +33,7 @@ class Pool(Store):
 
     def least(self, opening: Opening) -> int:
         if opening.fixed:
-            return 2 * opening.block_bytes(self.block)
+            return (1 + opening.spare) * opening.block_bytes(self.block)
         return opening.seqs * self._blocks(opening.tokens or 1) * opening.block_bytes(self.block)
 
     def open(self, opening: Opening) -> None:
@@ -41,9 +41,9 @@ class Pool(Store):
         self.table = BlockTable(BlockMemory("gpu", opening.layers, self.block, opening.ledger, "Keeping every token"))
         if opening.fixed:
             width = self._blocks(opening.tokens or 1)
-            self.near.fix(opening.seqs * width + 1)
+            self.near.fix(opening.seqs * width + opening.spare)
             self.table.tabulate(opening.seqs + 1, width)
-            self.table.ensure(opening.seqs, 1)  # where the rows of a recorded step that are nobody's write to
+            self.table.ensure(opening.seqs, opening.spare)
         elif opening.tokens is not None:
             self.near.reserve(opening.seqs * self._blocks(opening.tokens))
 
@@ -87,7 +87,7 @@ class Pool(Store):
                 "places": [h % self.block for h in step.history],
                 "near_tokens": step.lengths,
             },
-            {"ids": owned[self.opening.seqs][0]},
+            {"ids": next(iter(owned[self.opening.seqs]), 0)},
         )
 
     @property

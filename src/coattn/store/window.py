@@ -49,7 +49,7 @@ class Window(Store):
 
     def least(self, opening: Opening) -> int:
         size = self.sinks + (1 if self.recent is None else self.recent)
-        return (opening.seqs * -(-size // self.block) + opening.fixed) * opening.block_bytes(self.block)
+        return (opening.seqs * -(-size // self.block) + opening.spare) * opening.block_bytes(self.block)
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
@@ -59,7 +59,7 @@ class Window(Store):
         self.ring = self.size - self.sinks
         self.blocks = -(-self.size // self.block)
         if opening.fixed:
-            self.memory.fix(opening.seqs * self.blocks + 1)  # one for the rows of a recorded step that are nobody's
+            self.memory.fix(opening.seqs * self.blocks + opening.spare)
         else:
             self.memory.reserve(opening.seqs * self.blocks)
 
@@ -132,7 +132,7 @@ class Window(Store):
         if room is None:
             return max(DEFAULT_TOKENS, self.sinks + self.block)
         least = -(-(self.sinks + 1) // self.block)
-        blocks = max(least, (room // self.memory.block_bytes - opening.fixed) // opening.seqs)
+        blocks = max(least, (room // self.memory.block_bytes - opening.spare) // opening.seqs)
         if opening.tokens is not None:
             blocks = min(blocks, max(-(-opening.tokens // self.block), least))
         return blocks * self.block

