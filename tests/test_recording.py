@@ -9,6 +9,7 @@ import torch
 
 from coattn.method import compose
 from coattn.methods import find_method
+from coattn.record.frames import Frames
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
@@ -36,8 +37,10 @@ class World:
         layers = shapes(3, window)
         self.ledger = Ledger()
         composed = compose(find_method(method), **params)
-        self.plain, self.framed = (Runtime(layers, composed, self.ledger, SLOTS, LENGTH, True, spare=True) for _ in range(2))
-        self.framed.frames(SLOTS)
+        self.plain, self.framed = (
+            Runtime(layers, composed, self.ledger, SLOTS, LENGTH, True, spare=True) for _ in range(2)
+        )
+        self.frames = Frames(self.framed, SLOTS)
         self.history: dict[int, int] = {}
 
     def new(self, tokens: int) -> tuple[torch.Tensor, ...]:
@@ -65,12 +68,11 @@ class World:
             step = Step.of(tuple(order), tuple(self.history[s] for s in order), (1,) * len(order))
             for runtime in (self.plain, self.framed):
                 runtime.begin(step)
-            far = self.framed.write(step)
+            far = self.frames.write(step)
             rows = min(SLOTS, len(order) + 1)
             tensors = [self.new(rows) for _ in range(3)]
-            with self.framed.recording(rows, far):
+            with self.frames.recording(rows, far):
                 got = [self.framed.attend(i, *tensors[i], 0.25)[: len(order)] for i in range(3)]
-            self.framed.step = step
             want = [self.plain.attend(i, *(x[: len(order)] for x in tensors[i]), 0.25) for i in range(3)]
             for runtime in (self.plain, self.framed):
                 runtime.commit()

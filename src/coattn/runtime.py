@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from coattn.place.base import Call, Place, State
 from coattn.place.pull import Pull
 from coattn.state import AttnState, merge
 from coattn.store.base import Opening
-from coattn.store.frame import Frame, Recording
 from coattn.store.ledger import Ledger, Tier
 from coattn.types import LayerShape, Phase, Selection, Step
 
@@ -45,12 +43,12 @@ class Runtime:
         spare: one block more, so that a recorded step may have rows that are nobody's; by default on a GPU only.
         """
         self.layers, self.ledger = layers, ledger
-        self._frames: list[Frame] = []
         self._pulls: dict[int, Pull] = {}
         """By id of a group's parts: what brings its far blocks to the GPU when many queries want them."""
         self.step: Step | None = None
         self._parts: dict[int, Parts] = {}
-        self._groups: list[Parts] = []
+        self.groups: list[Parts] = []
+        """The parts of each group of layers: sliding windows first, then the method's."""
         self._closers: list[Callable[[], None]] = []
         groups: dict[tuple[int | None, int, int, torch.dtype], list[int]] = {}
         for i, shape in enumerate(layers):
@@ -73,7 +71,7 @@ class Runtime:
             raise
 
     def _open(self, parts: Parts, opening: Opening) -> None:
-        self._groups.append(parts)
+        self.groups.append(parts)
         parts.store.open(opening)
         self._closers.append(parts.store.release)
         for place in parts.places:
@@ -94,7 +92,7 @@ class Runtime:
 
     def begin(self, step: Step) -> None:
         """Makes room for a step. Raises BudgetError before anything has changed."""
-        for parts in self._groups:
+        for parts in self.groups:
             parts.store.plan(step)
         self.step = step
 
@@ -158,47 +156,15 @@ class Runtime:
         following = layers.index(call.layer) + 1
         if not last and following < len(layers):
             pull.expect(layers[following], picked)
-        states = [place.run(call, picked) for place in parts.places if place.covers == "near"]
-        return merge_states([*states, pull.run(call, picked)])
+        places = [place for place in parts.places if place.covers == "near" and picked.near is not None]
+        return merge_states([place.run(call, picked) for place in (*places, pull)])
 
     def commit(self) -> None:
         """The step is over: its tokens are history now."""
         assert self.step is not None, "begin() comes first"
-        for parts in self._groups:
+        for parts in self.groups:
             parts.store.commit(self.step)
         self.step = None
-
-    def frames(self, batch: int) -> list[Frame]:
-        """Fixed places for the numbers of decode steps of at most `batch` sequences, one for each group of layers."""
-        if not self._frames:
-            for parts in self._groups:
-                device = next(iter(parts.store.opening.layers.values())).device
-                self._frames.append(Frame(parts.store.columns(), batch, device))
-        return self._frames
-
-    def write(self, step: Step) -> bool:
-        """Puts a decode step that has begun into the frames. Whether any of its tokens are attended far."""
-        far = False
-        for parts, frame in zip(self._groups, self._frames, strict=True):
-            parts.store.fill(frame, step)
-            frame.send()
-            far = far or parts.store.reaches_far(step)
-        return far
-
-    @contextmanager
-    def recording(self, rows: int, far: bool) -> Iterator[None]:
-        """`attend` inside this block is a decode step of `rows` sequences whose numbers stand in the frames."""
-        self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
-        try:
-            for parts, frame in zip(self._groups, self._frames, strict=True):
-                parts.store.recording = Recording(frame, rows, parts.store.block, far)
-                for place in parts.places:
-                    place.prepare(parts.store.recording)
-            yield
-        finally:
-            self.step = None
-            for parts in self._groups:
-                parts.store.recording = None
 
     def tiered(self) -> bool:
         """Whether anything can lie far."""
@@ -206,48 +172,32 @@ class Runtime:
 
     def places(self) -> list[Place]:
         """Every place of every group."""
-        return [place for parts in self._groups for place in parts.places]
+        return [place for parts in self.groups for place in parts.places]
 
     def attended(self, step: Step) -> tuple[int, int]:
         """Entries that a decode step attends to near and far, over its sequences and averaged over the layers."""
         near = far = 0.0
-        for parts in self._groups:
+        for parts in self.groups:
             listed = parts.store.listing(step)
             share = len(parts.store.opening.layers) / len(self.layers)
             near += share * sum(listed[0].tokens if listed[0] else ())
             far += share * sum(listed[1].tokens if listed[1] else ())
         return round(near), round(far)
 
-    def far_blocks(self, slots: int, tokens: int) -> tuple[Tensor, Tensor] | None:
-        """For benchmarks: a tiered layer's far memory, and where the first `tokens` of the first slots lie in it."""
-        for parts in self._groups:
-            if "far" in parts.store.provides:
-                width = tokens // parts.store.block
-                listed = parts.store.far_table(slots, width)
-                return parts.store.far[next(iter(parts.store.opening.layers))], listed[:, None].contiguous()
-        return None
-
-    def fill_randomly(self) -> None:
-        """For benchmarks: random numbers wherever keys and values would lie."""
-        for parts in self._groups:
-            for tier in ("near", "far"):
-                if tier in parts.store.provides:
-                    getattr(parts.store, tier).fill_randomly()
-
     def abort(self) -> None:
         """Gives up a step that failed midway: the stores are what their history says."""
-        for parts in self._groups:
+        for parts in self.groups:
             parts.store.abort()
         self.step = None
 
     def needs(self, tokens: int) -> dict[Tier, int]:
         """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-        return _sum([parts.store.cost(tokens) for parts in self._groups])
+        return _sum([parts.store.cost(tokens) for parts in self.groups])
 
     def free(self) -> dict[Tier, int | None]:
         """Bytes per tier that sequences can still be given; None: no limit."""
         found: dict[Tier, int | None] = {}
-        for parts in self._groups:
+        for parts in self.groups:
             for tier, count in parts.store.vacant().items():
                 before = found.get(tier, 0)
                 found[tier] = None if count is None or before is None else before + count
@@ -255,14 +205,14 @@ class Runtime:
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
-        for parts in self._groups:
+        for parts in self.groups:
             parts.store.truncate(slot, length, keep)
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
         while self._closers:
             self._closers.pop()()
-        self._groups.clear()
+        self.groups.clear()
         self._parts.clear()
         self._pulls.clear()
 

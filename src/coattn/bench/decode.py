@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from coattn import native
+from coattn.bench import kv
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
@@ -110,7 +110,7 @@ class Bench:
             slots = tuple(range(case.batch))
             near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
             token = sum(shape.token_bytes for shape in ready.runtime.layers)
-            rate = _dram_gbps(ready.runtime, case.batch, far) if far else None
+            rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
             row = self._finish(case, taken, near * token, far * token, ready.ledger, rate)
             trace = ready.runner.trace()
             return Row(**row, gpu_idle=None if trace is None else trace.gpu_idle, record_s=record_s)
@@ -129,7 +129,7 @@ class Bench:
             runner = self._runner(session, runtime, case, undo)
             runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
             runtime.commit()
-            runtime.fill_randomly()
+            kv.fill_randomly(runtime)
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
@@ -191,19 +191,6 @@ class Bench:
         hbm = (self.weights + near) / self.limits["hbm_gbps"]
         link = far / (dram if on_cpu else self.limits["pcie_gbps"])
         return float(max(hbm, link) / GB * 1e3)
-
-
-def _dram_gbps(runtime: Runtime, batch: int, far: int) -> float | None:
-    """Of the far blocks of the first tiered layer, in the order of the step's lists."""
-    found = runtime.far_blocks(batch, far // batch)
-    if found is None:
-        return None
-    memory, table = found
-    count, kv_heads, _, block, d = memory.shape
-    blocks = native.Blocks(
-        memory.view(torch.uint8).view(count, -1), native.element_of(memory.dtype), block, kv_heads, d
-    )
-    return native.gather_gbps(blocks, table, native.default_threads())
 
 
 def _layers(model: Any) -> Any:

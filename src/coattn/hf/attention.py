@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,23 +12,58 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from coattn.errors import UnsupportedError
 from coattn.ops.prefill import prefill
-
-if TYPE_CHECKING:
-    from coattn.hf.attach import Attachment
+from coattn.types import LayerShape
 
 NAME = "coattn"
-_attached: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()
-"""Attention module -> the attachment it runs under."""
 
 
-def enable(attachment: Attachment) -> None:
+class Attends(Protocol):
+    """What computes attention: a runtime."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """The attention of one layer over packed tokens."""
+
+
+class Running(Protocol):
+    """What a running call continues."""
+
+    @property
+    def runtime(self) -> Attends | None:
+        """None before anything is stored."""
+
+
+class User(Protocol):
+    """Whoever runs a model's attention here: an attachment, or an engine's session."""
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The model's attention modules."""
+
+    @property
+    def layers(self) -> Sequence[LayerShape]:
+        """Their shapes."""
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Which columns of the running call are tokens, `[batch, columns]`; None when all are."""
+
+    @property
+    def conversation(self) -> Running | None:
+        """None for a call that stores nothing."""
+
+
+_attached: WeakKeyDictionary[nn.Module, User] = WeakKeyDictionary()
+"""Attention module -> who runs it."""
+
+
+def enable(attachment: User) -> None:
     """Routes the attachment's modules here. The function is registered while any model is attached, not at import."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention_forward)
     for module in attachment.modules:
         _attached[module] = attachment
 
 
-def disable(attachment: Attachment) -> None:
+def disable(attachment: User) -> None:
     """Undoes `enable`."""
     for module in attachment.modules:
         _attached.pop(module, None)
@@ -84,7 +120,7 @@ def attention_forward(
 
 
 def _without_cache(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, attachment: Attachment, layer: int, batch: int, columns: int
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attachment: User, layer: int, batch: int, columns: int
 ) -> Tensor:
     """A forward call with `use_cache=False`: dense over each sequence's own tokens."""
     counts = [columns] * batch if attachment.tokens is None else attachment.tokens.sum(1).tolist()

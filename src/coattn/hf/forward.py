@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -12,20 +12,12 @@ from torch import Tensor
 from coattn.errors import UnsupportedError
 from coattn.hf import attention
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
+from coattn.hf.attention import Attends
 from coattn.hf.logits import head
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from coattn.hf.attach import Attachment
-
-
-class Attends(Protocol):
-    """What a session needs of a runtime."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """The attention of one layer over packed tokens."""
 
 
 class Session:
@@ -54,8 +46,8 @@ class Session:
         self._runtime: Attends | None = None
         config = model.config
         with ExitStack() as undo:
-            undo.callback(attention.disable, cast("Attachment", self))
-            attention.enable(cast("Attachment", self))
+            undo.callback(attention.disable, self)
+            attention.enable(self)
             undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
             config._attn_implementation_internal = attention.NAME
             self._undo = undo.pop_all()

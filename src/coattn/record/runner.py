@@ -16,6 +16,7 @@ from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
 from coattn.hf.random_model import weight_bytes
+from coattn.record.frames import Frames
 from coattn.record.ladder import ladder, rung
 from coattn.runtime import Runtime
 from coattn.store.frame import Frame
@@ -57,7 +58,7 @@ class GraphRunner:
         self.always_far = False
         """For benchmarks: hand over to the CPU also when nothing lies far."""
         self.fusion = Fusion(session)
-        runtime.frames(self.rungs[-1])
+        self.frames = Frames(runtime, self.rungs[-1])
         self.inputs = Frame({"tokens": 0, "positions": 0}, self.rungs[-1], session.device)
         self.best: list[int] | None = None
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
@@ -84,7 +85,7 @@ class GraphRunner:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
         self.runtime.begin(step)
         try:
-            far = self.runtime.write(step) or self.always_far
+            far = self.frames.write(step) or self.always_far
             self._write_inputs(tokens, history)
             rows = rung(self.rungs, len(slots))
             recorded = self._recorded.get((rows, far)) or self.record(rows, far)
@@ -102,20 +103,16 @@ class GraphRunner:
 
     def record(self, rows: int, far: bool) -> Recorded:
         """Records a step over what the frames hold now; run once for real, it would only write the same again."""
-        begun = self.runtime.step
         start = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        try:
-            with self.runtime.recording(rows, far), self.fusion.active(), torch.no_grad():
-                self._stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(self._stream):
-                    self._forward(rows)
-                torch.cuda.current_stream().wait_stream(self._stream)
-                torch.cuda.synchronize()
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    logits, _ = self._forward(rows)
-        finally:
-            self.runtime.step = begun
+        with self.frames.recording(rows, far), self.fusion.active(), torch.no_grad():
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._forward(rows)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                logits, _ = self._forward(rows)
         made = Recorded(graph, logits, time.perf_counter() - start)
         self._recorded[rows, far] = made
         if self.on_record is not None:
@@ -124,7 +121,7 @@ class GraphRunner:
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
         """Over frames in which every row is nobody's: recording then writes to no sequence."""
-        self.runtime.write(Step(Phase.DECODE, (), (), ()))
+        self.frames.write(Step(Phase.DECODE, (), (), ()))
         self._write_inputs((), ())
         for rows in sorted({rung(self.rungs, size) for size in sizes or self.rungs}):
             for far in (False, True) if self.runtime.tiered() else (False,):

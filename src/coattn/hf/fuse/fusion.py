@@ -121,7 +121,7 @@ class Fusion:
         return cos, sin
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self._probe.device, dtype=torch.float32).to(self._probe.dtype)
+        return torch.randn(shape, device=self._probe.device, dtype=torch.float32).to(self.model.dtype)
 
 
 class _Pretend:
