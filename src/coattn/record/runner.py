@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from coattn.engine.runner import EagerRunner
-from coattn.errors import WorkerError
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
@@ -64,6 +63,8 @@ class GraphRunner:
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, bool] | None = None
+        self._armed = False
+        """Whether a replay with a part for the CPU has begun and not ended well."""
         self._best = torch.zeros(self.rungs[-1], dtype=torch.int64, pin_memory=True)
         self._recorded: dict[tuple[int, bool], Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -93,9 +94,9 @@ class GraphRunner:
             self._replay(recorded, rows, far)
             self._last = (begin, time.monotonic_ns(), step, far)
             self.runtime.commit()
-        except BaseException as error:
+        except BaseException:
             self.runtime.abort()
-            if isinstance(error, WorkerError):
+            if self._armed:  # the CPU's side waits for a step that nobody will finish
                 self.forget_recordings()
             raise
         self.best = self._best[: len(slots)].tolist()
@@ -143,6 +144,7 @@ class GraphRunner:
     def forget_recordings(self) -> None:
         """Drops every graph, and what the places kept for them."""
         torch.cuda.synchronize()
+        self._armed = False
         self._recorded.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one went with its last graph
         for place in self.runtime.places():
@@ -162,12 +164,14 @@ class GraphRunner:
 
     def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:
         places = self.runtime.places() if far else []
+        self._armed = far
         for place in places:
             place.arm(rows)
         recorded.graph.replay()
         torch.cuda.current_stream().synchronize()
         for place in places:
             place.settle()
+        self._armed = False
 
     def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
         self.inputs.put({"tokens": tokens, "positions": history}, {})
