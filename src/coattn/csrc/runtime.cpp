@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "fault.h"
@@ -147,8 +148,9 @@ void set_threads(int threads) {
 void abandon_pool() {
   Global& g = global();
   std::lock_guard lock(g.mutex);
-  // Leaked on purpose: its destructor would wait for the stuck worker.
-  if (g.runtime) new std::shared_ptr<Runtime>(std::exchange(g.runtime, nullptr));
+  // Kept on purpose, never destroyed: its destructor would wait for the stuck worker.
+  static auto* abandoned = new std::vector<std::shared_ptr<Runtime>>;
+  if (g.runtime) abandoned->push_back(std::exchange(g.runtime, nullptr));
 }
 
 }  // namespace coattn
