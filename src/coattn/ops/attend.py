@@ -10,18 +10,20 @@ from coattn.state import AttnState, Split
 from coattn.types import BlockList
 
 
-def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState | Split:
+def attend(
+    q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None, stamp: Tensor | None = None
+) -> AttnState | Split:
     """q `[seqs, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]` -> attention over the listed entries.
 
     Host memory: the C++ kernels, but for shapes they refuse. GPU: Triton for one query token a sequence, PyTorch's
-    flash attention for many. Elsewhere: the reference.
+    flash attention for many. Elsewhere: the reference. stamp: where Triton's kernel leaves the time of its end.
     """
     if q.device.type == "cuda":
         from coattn.ops import flash
         from coattn.ops.triton import attend as triton
 
         if triton.refuses(q, blocks) is None:
-            return triton.attend(q, blocks, picked, scale, softcap)
+            return triton.attend(q, blocks, picked, scale, softcap, stamp)
         if flash.refuses(q, blocks, softcap) is None:
             return flash.attend(q, blocks, picked, scale)
     elif native.refuses(q, blocks) is None:

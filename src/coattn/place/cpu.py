@@ -91,4 +91,5 @@ class Cpu(Place):
         assert mailbox is not None, "prepare() comes first"
         mailbox.add(LayerJob(call.layer, call.shape, call.store.far[call.layer], call.scale))
         mailbox.post(call.layer, call.q[:, 0])
+        recording.stamps[call.layer] = mailbox.stamp(call.layer)
         return lambda: mailbox.fetch(call.layer, recording.rows)

@@ -21,4 +21,6 @@ class Gpu(Place):
     def run(self, call: Call, picked: Selection) -> State:
         if picked.near is None:
             return AttnState.empty(call.q)
-        return attend(call.q, call.store.near[call.layer], picked.near, call.scale, call.shape.softcap)
+        recording = call.store.recording
+        stamp = None if recording is None else recording.stamps.get(call.layer)
+        return attend(call.q, call.store.near[call.layer], picked.near, call.scale, call.shape.softcap, stamp)

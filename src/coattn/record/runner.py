@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from coattn.store.ledger import Tier
 from coattn.trace.account import step_trace
 from coattn.trace.step import StepTrace
 from coattn.types import Phase, Step
+
+log = logging.getLogger("coattn")
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,10 @@ class GraphRunner:
         runtime: Runtime,
         slots: int,
         rungs: tuple[int, ...] | None = None,
-        on_record: Callable[[int, bool, float], None] | None = None,
     ) -> None:
         self.slots, self.session, self.runtime = slots, session, runtime
         self.eager = EagerRunner(session, runtime, slots)
         self.rungs = rungs or ladder(slots)
-        self.on_record = on_record
         self.always_far = False
         """For benchmarks: hand over to the CPU also when nothing lies far."""
         self.fusion = Fusion(session)
@@ -116,8 +117,7 @@ class GraphRunner:
                 logits, _ = self._forward(rows)
         made = Recorded(graph, logits, time.perf_counter() - start)
         self._recorded[rows, far] = made
-        if self.on_record is not None:
-            self.on_record(rows, far, made.seconds)
+        log.info("recorded a step of %d sequences%s in %.2f s", rows, " with the CPU" * far, made.seconds)
         return made
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:

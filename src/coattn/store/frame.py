@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -88,6 +88,8 @@ class Recording:
     block: int
     far: bool
     """Whether anything far is attended; a step without it is recorded for sequences that lie near altogether."""
+    stamps: dict[int, Tensor] = field(default_factory=dict)
+    """By layer: where the GPU's part leaves the time of its end, if somebody beside it wants to know."""
 
     @property
     def ids(self) -> Tensor:

@@ -20,12 +20,13 @@ PROGRAMS = 528
 
 @triton.jit
 def _attend(
-    q_ptr, blocks_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr,
+    q_ptr, blocks_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr, stamp_ptr,
     scale, softcap,
     q_seq, q_head, block_stride, head_stride, table_seq, table_head, tokens_seq, tokens_head,
     splits, q_heads,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, FOLLOW: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
+    FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -82,6 +83,9 @@ def _attend(
     row = (seq * splits + split) * q_heads + head * GROUP + g
     tl.store(lse_ptr + row, lse, mask=in_group)
     tl.store(out_ptr + row[:, None] * D + d[None, :], acc, mask=in_group[:, None] & in_head[None, :])
+    if STAMP:
+        # the last program to end leaves its time; clocks only grow, so nothing has to be reset
+        tl.atomic_max(stamp_ptr, tl_cuda.globaltimer(), sem="relaxed")
 
 
 def refuses(q: Tensor, blocks: Tensor) -> str | None:
@@ -101,8 +105,13 @@ def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
     return max(1, min(wanted, -(-longest // (2 * ROWS)), 64))
 
 
-def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> Split:
-    """q `[seqs, 1, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`, in GPU memory or in mapped host memory."""
+def attend(
+    q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None, stamp: Tensor | None = None
+) -> Split:
+    """q `[seqs, 1, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`, in GPU memory or in mapped host memory.
+
+    stamp: one int64 for the time on the GPU's clock when all was done.
+    """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
     splits = splits_of(seqs, kv_heads, picked.longest)
@@ -111,7 +120,7 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
     group = q_heads // kv_heads
     lists = picked.table.shape[1]
     _attend[(seqs, kv_heads, splits)](
-        q, blocks, picked.table, picked.tokens, out, lse,
+        q, blocks, picked.table, picked.tokens, out, lse, lse if stamp is None else stamp,
         scale, softcap or 0.0,
         q.stride(0), q.stride(2), blocks.stride(0), blocks.stride(1),
         picked.table.stride(0), picked.table.stride(1) if lists > 1 else 0,
@@ -119,7 +128,7 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
         splits, q_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
         **({"num_warps": 2, "num_stages": 4} if seqs * kv_heads <= 16 else {"num_warps": 4, "num_stages": 2}),
         **options(seqs),
     )  # fmt: skip

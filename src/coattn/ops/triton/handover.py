@@ -1,7 +1,7 @@
 """The GPU's side of the hand-over: post a query, wait for the answer. `csrc/mailbox.h` has the memory map.
 
 Kernels here come after a fork or before a join of streams, so none of them starts before the one in front has ended.
-Each leaves the time on the GPU's clock, from which a step's trace is made.
+Each leaves the time on the GPU's clock, as the attention beside it does; a step's trace is made from these.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ def _wait(reply_ptr, step_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
     tl.store(stamp_ptr, tl_cuda.globaltimer())
 
 
-@triton.jit
-def _stamp(stamp_ptr):
-    tl.store(stamp_ptr, tl_cuda.globaltimer())
-
-
 def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor, stamp: Tensor) -> None:
     """Copies contiguous q to mapped host memory `there`, then sets the word to the step's number."""
     count = q.numel()
@@ -67,8 +62,3 @@ def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor, stamp: Tensor) ->
 def wait(word: Tensor, step: Tensor, failed: Tensor, verdict: Tensor, stamp: Tensor, deadline_s: float) -> None:
     """Until the word is the step's number, or the deadline; then `failed` in GPU memory and mapped `verdict` are 1."""
     _wait[(1,)](word, step, failed, verdict, stamp, int(deadline_s * 1e9), num_warps=1)
-
-
-def stamp(where: Tensor) -> None:
-    """The time when everything in front on this stream was done, on the GPU's clock."""
-    _stamp[(1,)](where, num_warps=1)

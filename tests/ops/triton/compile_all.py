@@ -1,0 +1,65 @@
+"""Compiles every kernel for a Hopper GPU, which needs no GPU. Run as a program: the interpreter must be off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from coattn.ops.triton import append, attend, handover, limits, linear, merge, model
+
+POINTERS = {"table": "*i32", "tokens": "*i32", "ids": "*i32", "places": "*i32", "spill": "*i32", "order": "*i32"} | {
+    "out": "*fp32", "lse": "*fp32", "stamp": "*i64", "post": "*i32", "step": "*i32", "reply": "*i32"
+} | {"failed": "*i32", "verdict": "*i32"}  # fmt: skip
+FLOATS = {"scale", "softcap", "eps"}
+
+KERNELS: list[tuple[Any, dict[str, Any]]] = [
+    (
+        attend._attend,
+        {"GROUP": 4, "GROUP_PAD": 16, "BLOCK": 32, "ROWS": 64, "D": 128, "D_PAD": 128, "CAP": True, "STAMP": True}
+        | {"PRECISION": "tf32", "FOLLOW": True},
+    ),
+    (append._append, {"SPILL": True, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}),
+    (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "FOLLOW": True}),
+    (handover._copy, {"SIZE": 8192}),
+    (handover._post, {"COPY": True, "SIZE": 8192}),
+    (handover._wait, {}),
+    (linear._vector, {"BIAS": True, "RESIDUAL": True, "BN": 2, "BK": 4096, "FOLLOW": True}),
+    (linear._few, {"BIAS": True, "RESIDUAL": True, "M": 16, "BN": 32, "BK": 128, "FOLLOW": False}),
+    (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
+    (model._gated, {"SIZE": 1024, "FOLLOW": True}),
+    (model._rotary, {"HALF": 64, "FOLLOW": True}),
+    (model._prepare_heads, {"NORM": True, "D": 128, "FOLLOW": True}),
+    (limits._read, {"SIZE": 4096, "GATHER": True}),
+]
+
+
+def kind(kernel: Any, name: str) -> str:
+    """The type of an argument, from its name."""
+    if name in FLOATS:
+        return "fp32"
+    if not name.endswith("_ptr") and name not in ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b"):
+        return "i32"
+    if kernel is limits._read:
+        return "*i32"
+    if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
+        return "*bf16"
+    if kernel is merge._merge:
+        return "*bf16" if name == "result_ptr" else "*fp32"
+    return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
+
+
+def main() -> None:
+    for kernel, constants in KERNELS:
+        names = kernel.arg_names
+        signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in names}
+        constexprs = {(names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        print(kernel.__name__, len(made.asm["cubin"]))
+
+
+if __name__ == "__main__":
+    main()
