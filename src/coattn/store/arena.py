@@ -31,7 +31,7 @@ class Arena(Store):
     keeps_all = True
     help_text = {
         "block": "tokens per block",
-        "window_blocks": "newest blocks that also stay in GPU memory, per sequence; unset: most of the GPU budget, else 1",
+        "window_blocks": "newest blocks of a sequence kept in GPU memory too; unset: most of the GPU budget, else 1",
     }
 
     block: int = 32
