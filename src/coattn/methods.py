@@ -48,6 +48,22 @@ METHODS: dict[str, Method] = {
             summary="Lossy. Keeps the first tokens and the most recent ones, forgets the rest.",
             paper="Xiao et al., Efficient Streaming Language Models with Attention Sinks (StreamingLLM), 2023",
         ),
+        Method(
+            "oracle",
+            store="pool",
+            select="oracle",
+            place=("gpu",),
+            schedule="inline",
+            summary="Lossy, for evaluation. The tokens of largest true weight: the ceiling of a budget.",
+        ),
+        Method(
+            "random",
+            store="pool",
+            select="random",
+            place=("gpu",),
+            schedule="inline",
+            summary="Lossy, for evaluation. Tokens drawn at random: the floor of a budget.",
+        ),
     )
 }
 

@@ -10,6 +10,8 @@ from coattn.schedule.inline import Inline
 from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
 from coattn.select.everything import Everything
+from coattn.select.oracle import Oracle
+from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
 from coattn.store.arena import Arena
 from coattn.store.pool import Pool
@@ -21,6 +23,8 @@ _ALL: tuple[type[Part], ...] = (
     Arena,
     Everything,
     SinksRecent,
+    Oracle,
+    Random,
     Gpu,
     Cpu,
     Pull,

@@ -7,7 +7,24 @@ import sys
 import click
 
 from coattn._version import __version__
-from coattn.cli import bench, bench_decode, bench_prefill, demo, doctor, evaluate, generate, methods, models, trace
+from coattn.cli import (
+    bench,
+    bench_decode,
+    bench_prefill,
+    demo,
+    doctor,
+    eval_attention,
+    eval_bench,
+    eval_fidelity,
+    eval_needle,
+    eval_perplexity,
+    eval_report,
+    evaluate,
+    generate,
+    methods,
+    models,
+    trace,
+)
 from coattn.cli.output import print_error
 from coattn.errors import CoattnError
 
@@ -21,7 +38,18 @@ def cli() -> None:
     """
 
 
-__all__ = ["bench_decode", "bench_prefill", "cli", "main"]
+__all__ = [
+    "bench_decode",
+    "bench_prefill",
+    "cli",
+    "eval_attention",
+    "eval_bench",
+    "eval_fidelity",
+    "eval_needle",
+    "eval_perplexity",
+    "eval_report",
+    "main",
+]
 
 for command in (
     doctor.doctor,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
+from coattn.errors import ConfigError, InputError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.generate import positions
+from coattn.hf.load import Loaded
+from coattn.method import Method
 
 Progress = Callable[[int], None]
-"""Gets the tokens read so far, of prompts."""
+"""Gets how many tokens of prompts were read since the last call."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,92 @@ class Ask:
     ids: list[int]
     params: SamplingParams
 
+    @property
+    def length(self) -> int:
+        """Tokens, prompt and longest answer."""
+        return len(self.ids) + self.params.max_new_tokens
+
+
+def digest(asks: Sequence[Ask]) -> str:
+    """SHA-256 of every prompt, token by token: wording, tokenizer and template included."""
+    lines = (f"{ask.name} {ask.params.max_new_tokens} {ask.ids}\n" for ask in asks)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@dataclass
+class Asker:
+    """A model under a method, and the memory it may use.
+
+    gpu_share: instead of gpu_memory, GPU memory as a share of the KV of each prompt. Prompts of different lengths then
+    run in engines of their own; else all share one.
+    """
+
+    loaded: Loaded
+    method: Method
+    params: dict[str, Any] = field(default_factory=dict)
+    gpu_memory: str | int | None = None
+    host_memory: str | int | None = None
+    gpu_share: float | None = None
+    batch: int = 8
+    chunk: int | None = None
+    """Tokens read per step. None: whole prompts, so that prefill is dense and exact under every method."""
+    peak: dict[str, int] = field(default_factory=lambda: {"gpu_kv_peak": 0, "host_kv_peak": 0})
+    """The most KV bytes per tier so far."""
+
+    def __post_init__(self) -> None:
+        if self.gpu_share is None:
+            return
+        if self.gpu_memory is not None:
+            raise ConfigError("Both gpu_memory and gpu_share are given.", "Leave one out.")
+        if not 0 < self.gpu_share <= 1:
+            raise ConfigError(
+                f"gpu_share is {self.gpu_share}, but must be above 0 and at most 1.", "Give 0.125 for an eighth."
+            )
+
+    def check(self, asks: Sequence[Ask]) -> None:
+        """Raises InputError when one of them does not fit in the model."""
+        limit = positions(self.loaded)
+        long = max(asks, key=lambda ask: ask.length, default=None)
+        if limit is not None and long is not None and long.length > limit:
+            raise InputError(
+                f"A prompt of {len(long.ids):,} tokens and an answer of {long.params.max_new_tokens:,} need "
+                f"{long.length:,} positions, but {self.loaded.name} has {limit:,}.",
+                f"Give at most {limit - long.params.max_new_tokens:,} tokens.",
+            )
+
+    def run(self, asks: Sequence[Ask], progress: Progress | None = None) -> Iterator[tuple[Ask, str]]:
+        """`(ask, answer)` in the order in which they finish."""
+        self.check(asks)
+        for group in self._groups(asks):
+            most, batch = max(ask.length for ask in group), min(self.batch, len(group))
+            with self._open(most, batch) as llm:
+                yield from answers(llm, group, progress)
+                report = llm.report()
+            self.peak = {name: max(value, int(report[name])) for name, value in self.peak.items()}
+
+    def _open(self, most: int, batch: int) -> LLM:
+        return LLM(
+            self.loaded,
+            self.method,
+            gpu_memory=self._budget(most * batch),
+            host_memory=self.host_memory,
+            max_batch=batch,
+            max_length=most,
+            chunk=self.chunk or most,
+            **self.params,
+        )
+
+    def _groups(self, asks: Sequence[Ask]) -> list[list[Ask]]:
+        if self.gpu_share is None:
+            return [list(asks)] if asks else []
+        lengths = sorted({ask.length for ask in asks})
+        return [[ask for ask in asks if ask.length == length] for length in lengths]
+
+    def _budget(self, tokens: int) -> str | int | None:
+        if self.gpu_share is None:
+            return self.gpu_memory
+        return int(self.gpu_share * tokens * sum(layer.token_bytes for layer in describe_layers(self.loaded.model)))
+
 
 def answers(llm: LLM, asks: Sequence[Ask], progress: Progress | None = None) -> Iterator[tuple[Ask, str]]:
     """`(ask, answer)` in the order in which they finish. Leaving the loop early cancels the rest.
@@ -27,12 +120,14 @@ def answers(llm: LLM, asks: Sequence[Ask], progress: Progress | None = None) -> 
     A request that fails raises its error: a benchmark with holes would look like a worse method.
     """
     handles = [(ask, llm.submit(ask.ids, ask.params)) for ask in asks]
-    before = int(llm.report()["prefill_tokens"])
+    read = int(llm.report()["prefill_tokens"])
     try:
         while handles:
             llm.step()
-            if progress is not None:
-                progress(int(llm.report()["prefill_tokens"]) - before)
+            now = int(llm.report()["prefill_tokens"])
+            if progress is not None and now > read:
+                progress(now - read)
+            read = now
             done = [pair for pair in handles if pair[1].done]
             handles = [pair for pair in handles if not pair[1].done]
             for ask, handle in done:

@@ -1,32 +1,57 @@
-"""Figures beside the JSON."""
+"""Figures beside the JSON, drawn from the result alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
-
-from coattn.evaluate.fidelity import kl_divergence
-from coattn.evaluate.forced import Forced
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+MOST_NAMED = 10
+"""Windows that a legend can name."""
 
-def steps(kind: str, method: str, own: Forced, full: Forced, path: Path) -> None:
-    """The decode steps one by one: KL for fidelity, the running perplexity ratio for perplexity."""
+
+def fidelity(result: dict[str, Any], path: Path) -> None:
+    """KL of the decode steps of every window, and cosine and mass of every layer."""
+    figure, (steps, layers) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    for window in result["windows"]:
+        steps.plot(window["kl_steps"], lw=1, label=f"from token {window['start']:,}")
+    steps.set_xlabel(f"decode step, after {result['prefill']:,} tokens of prefill")
+    steps.set_ylabel("KL to full attention (nats)")
+    _legend(steps, result)
+    for name, label in (("cosine", "cosine of the output"), ("mass", "mass recalled")):
+        layers.plot(result["layers"][name], lw=1, marker=".", label=label)
+    layers.set_xlabel("layer")
+    layers.legend(fontsize=7)
+    figure.suptitle(result["method"])
+    _save(figure, path)
+
+
+def perplexity(result: dict[str, Any], path: Path) -> None:
+    """The perplexity ratio over the decode steps of each window so far."""
+    import torch
+
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    if kind == "fidelity":
-        values = kl_divergence(full.logits, own.logits)
-        axes.plot(values.tolist(), lw=1)
-        axes.set_ylabel("KL to full attention (nats)")
-    else:
-        difference = own.losses[own.prefilled :] - full.losses[own.prefilled :]
-        running = difference.cumsum(0) / difference.new_ones(len(difference)).cumsum(0)
-        axes.plot(running.exp().tolist(), lw=1)
-        axes.axhline(1.0, color="0.6", lw=0.8)
-        axes.set_ylabel("perplexity / full, so far")
-    axes.set_xlabel(f"decode step, after {own.prefilled:,} tokens of prefill")
-    axes.set_title(method)
+    for window in result["windows"]:
+        difference = torch.tensor(window["losses"]) - torch.tensor(window["losses_full"])
+        running = difference.cumsum(0) / torch.ones_like(difference).cumsum(0)
+        axes.plot(running.exp().tolist(), lw=1, label=f"from token {window['start']:,}")
+    axes.axhline(1.0, color="0.6", lw=0.8)
+    axes.set_ylabel("perplexity / full, so far")
+    axes.set_xlabel(f"decode step, after {result['prefill']:,} tokens of prefill")
+    axes.set_title(result["method"])
+    _legend(axes, result)
+    _save(figure, path)
+
+
+def _legend(axes: pyplot.Axes, result: dict[str, Any]) -> None:
+    if len(result["windows"]) <= MOST_NAMED:
+        axes.legend(fontsize=7)
+
+
+def _save(figure: pyplot.Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.hf.attach import attach
+from coattn.hf.attach import Attachment, attach
 from coattn.hf.logits import head, logit_chunks
 from coattn.method import Method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from coattn.runtime import Runtime
+
 Progress = Callable[[int, int], None]
-"""`(tokens done, tokens in all)`"""
+"""`(tokens done, tokens in all)` of every window of a batch"""
+Watch = Callable[[Attachment, int, "int | None"], "Runtime"]
+"""Makes the runtime that a run uses, and looks on: `(attachment, sequences, tokens) -> Runtime`."""
 
 
 @dataclass(frozen=True)
 class Forced:
-    """A text forced through a model under a method.
+    """A text forced through a model under a method; with several windows, each tensor has them as first dimension.
 
-    losses: `[tokens - 1]` float64, negative log-likelihood of each token but the first.
+    losses: `[tokens - 1]` float64, negative log-likelihood of each token but the first; those of the prefill are left
+    out (and the first loss is that of the second decoded token) when they were not asked for.
     logits: `[decoded, vocabulary]` float32, the prediction after each decode step.
     """
 
@@ -32,6 +37,10 @@ class Forced:
     losses: Tensor
     logits: Tensor
     report: dict[str, Any]
+
+    def windows(self) -> list[Forced]:
+        """One by one, after a run over several."""
+        return [Forced(self.prefilled, *pair, self.report) for pair in zip(self.losses, self.logits, strict=True)]
 
 
 @torch.inference_mode()
@@ -43,34 +52,52 @@ def force(
     gpu_kv: int | str | None = None,
     host_kv: int | str | None = None,
     progress: Progress | None = None,
+    score_prefill: bool = True,
+    watch: Watch | None = None,
     **params: Any,
 ) -> Forced:
-    """ids `[tokens]`: the first `prefill` in one exact prefill, the others one decode step each.
+    """ids `[tokens]` or `[windows, tokens]`: the first `prefill` in one exact prefill, the others one decode step each.
 
-    Cost: holds the logits of the decode steps; those of the prefill are scored a chunk at a time.
+    Windows run as one batch, each a sequence of its own. Cost: holds the logits of the decode steps; those of the
+    prefill are scored a chunk at a time.
     """
-    device = model.get_input_embeddings().weight.device
-    ids = ids.to(device)
-    losses, kept = [], []
+    batch = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
+    length = batch.shape[1]
+    losses: list[Tensor] = []
+    kept: list[Tensor] = []
     with attach(model, method, gpu_kv=gpu_kv, host_kv=host_kv, **params) as attachment:
-        cache = attachment.new_cache(len(ids))
+        cache = attachment.new_cache(length)
+        if watch is not None:
+            cache.conversation.new_runtime = lambda seqs, tokens: watch(attachment, seqs, tokens)
         decoder = model.get_decoder()
-        hidden = decoder(input_ids=ids[None, :prefill], past_key_values=cache, use_cache=True).last_hidden_state[0]
-        for start, logits in logit_chunks(model, hidden):
-            targets = ids[start + 1 : start + 1 + len(logits)]
-            losses.append(_losses(logits[: len(targets)], targets))
-        if progress:
-            progress(prefill, len(ids))
-        for i in range(prefill, len(ids)):
-            hidden = decoder(input_ids=ids[None, i : i + 1], past_key_values=cache, use_cache=True).last_hidden_state[0]
-            logits = head(model, hidden)
-            kept.append(logits[0].cpu())
-            if i + 1 < len(ids):
-                losses.append(_losses(logits, ids[i + 1 : i + 2]))
+
+        def read(start: int, end: int) -> Tensor:
+            found: Tensor = decoder(input_ids=batch[:, start:end], past_key_values=cache, use_cache=True)[0]
             if progress:
-                progress(i + 1, len(ids))
+                progress(end, length)
+            return found
+
+        hidden = read(0, prefill)
+        if score_prefill:
+            losses.append(torch.stack([_score(model, *pair) for pair in zip(hidden, batch, strict=True)]))
+        for i in range(prefill, length):
+            logits = head(model, read(i, i + 1)[:, 0])
+            kept.append(logits.cpu())
+            if i + 1 < length:
+                losses.append(_losses(logits, batch[:, i + 1])[:, None])
         report = attachment.report()
-    return Forced(prefill, torch.cat(losses), torch.stack(kept) if kept else torch.empty(0, 0), report)
+    scored = torch.cat(losses, 1) if losses else torch.empty(len(batch), 0, dtype=torch.float64)
+    shown = torch.stack(kept, 1) if kept else torch.empty(len(batch), 0, 0)
+    return Forced(prefill, scored.view(*ids.shape[:-1], -1), shown.view(*ids.shape[:-1], *shown.shape[1:]), report)
+
+
+def _score(model: PreTrainedModel, hidden: Tensor, ids: Tensor) -> Tensor:
+    """hidden `[prefilled, hidden_size]` of one window -> the loss of the token after each, as far as there is one."""
+    found = []
+    for start, logits in logit_chunks(model, hidden):
+        targets = ids[start + 1 : start + 1 + len(logits)]
+        found.append(_losses(logits[: len(targets)], targets))
+    return torch.cat(found)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:

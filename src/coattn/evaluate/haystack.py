@@ -36,7 +36,7 @@ class Haystack:
                 f"{tokens:,} tokens are too few for {len(planted)} needle(s).", "Give longer --lengths or fewer --keys."
             )
         found, borders = self._straw(own)
-        cuts = [min(borders, key=lambda border, depth=depth: abs(border - depth * own)) for depth, _ in planted]
+        cuts = [_nearest(borders, depth * own) for depth, _ in planted]
         for cut, (_, ids) in sorted(zip(cuts, planted, strict=True), key=lambda pair: -pair[0]):
             found[cut:cut] = ids
         return found
@@ -51,6 +51,10 @@ class Haystack:
             borders.append(len(found))
             i += 1
         return found[:tokens], [border for border in borders if border < tokens] + [tokens]
+
+
+def _nearest(borders: Sequence[int], place: float) -> int:
+    return min(borders, key=lambda border: abs(border - place))
 
 
 def frame(tokenizer: Any, before: str, after: str) -> tuple[list[int], list[int]]:
@@ -69,4 +73,6 @@ def frame(tokenizer: Any, before: str, after: str) -> tuple[list[int], list[int]
 
 def tokenise(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Ids of each text, without special tokens of the tokenizer's own."""
-    return [[int(i) for i in ids] for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]
+    return [
+        [int(i) for i in ids] for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    ]

@@ -11,8 +11,7 @@ from coattn.errors import InputError
 from coattn.evaluate.haystack import Haystack, frame
 from coattn.evaluate.needles import NAMED, PASSKEY, Needle, draw_key, draw_names
 
-BEFORE = "Read this text.\n\n"
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def grid(
 ) -> list[Cell]:
     """Every cell, its key drawn from the seed, the length and the depth alone."""
     steps = [i / (depths - 1) for i in range(depths)] if depths > 1 else [0.5]
-    places = [(length, depth) for length in lengths for depth in steps]
+    places = [(length, depth) for length in dict.fromkeys(lengths) for depth in steps]
     return [_cell(i, length, depth, keys, needles, seed) for i, (length, depth) in enumerate(places)]
 
 
@@ -51,11 +50,12 @@ def _cell(i: int, length: int, depth: float, keys: int, needles: Sequence[Needle
 
 def prompt(cell: Cell, haystack: Haystack) -> list[int]:
     """Ids `[cell.length]`, chat template and question included."""
-    first, last = frame(haystack.tokenizer, BEFORE, f"\n\n{cell.asked.question}")
+    first, last = frame(haystack.tokenizer, f"{cell.asked.before}\n\n", f"\n\n{cell.asked.question}")
     room = cell.length - len(first) - len(last)
     if room <= 0:
         raise InputError(
-            f"{cell.length:,} tokens are too few for the question alone.", f"Give --lengths of {2 * len(first + last)} or more."
+            f"{cell.length:,} tokens are too few for the question alone.",
+            f"Give --lengths of {2 * len(first + last)} or more.",
         )
     count = len(cell.others)
     planted = [(cell.depth, cell.asked), *(((i + 0.5) / count, other) for i, other in enumerate(cell.others))]

@@ -26,11 +26,13 @@ class Needle:
     needle: str
     question: str
     answer: str = "{key}"
+    before: str = "There is something important hidden in this text. Find it and remember it."
+    """Stands before the haystack."""
 
     def fill(self, **words: str) -> Needle:
         """With its placeholders replaced."""
         parts = []
-        for part in (self.needle, self.question, self.answer):
+        for part in (self.needle, self.question, self.answer, self.before):
             for name, word in words.items():
                 part = part.replace("{" + name + "}", word)
             parts.append(part)
@@ -38,14 +40,17 @@ class Needle:
 
 
 PASSKEY = Needle(
-    "Remember this: the pass key is {key}.",
-    "What is the pass key? Answer with the number.",
+    "The pass key of the house is {key}. Remember it. {key} is the pass key of the house.",
+    "What is the pass key of the house? Answer with the number.",
+    before="There is a pass key of the house hidden in this text. Find it and remember it.",
 )
-"""The pass key task of Mohtashami and Jaggi, Landmark Attention, 2023."""
+"""The pass key task of Mohtashami and Jaggi, Landmark Attention, 2023. It is a house's: in texts about programs, small
+models take a mere pass key for something of the language."""
 
 NAMED = Needle(
-    "Remember this: the pass key of the {name} is {key}.",
+    "The pass key of the {name} is {key}. Remember it. {key} is the pass key of the {name}.",
     "What is the pass key of the {name}? Answer with the number.",
+    before="There are pass keys hidden in this text. Find them and remember them.",
 )
 """One of several keys, asked for by name, as in RULER's multi-key tasks (Hsieh et al., 2024)."""
 

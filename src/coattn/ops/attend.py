@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from coattn.ops import flash
 from coattn.ops.native import attend as native
 from coattn.ops.reference import attend as reference
 from coattn.state import AttnState, Split
@@ -15,17 +16,19 @@ def attend(
 ) -> AttnState | Split:
     """q `[seqs, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]` -> attention over the listed entries.
 
-    Host memory: the C++ kernels, but for shapes they refuse. GPU: Triton for one query token a sequence, PyTorch's
-    flash attention for many. Elsewhere: the reference. stamp: where Triton's kernel leaves the time of its end.
+    Few queries: the C++ kernels in host memory, but for shapes they refuse; Triton on a GPU. Many queries of one
+    sequence: PyTorch's flash attention. Elsewhere: the reference.
+    stamp: where Triton's kernel leaves the time of its end.
     """
     if q.device.type == "cuda":
-        from coattn.ops import flash
         from coattn.ops.triton import attend as triton
 
         if triton.refuses(q, blocks) is None:
             return triton.attend(q, blocks, picked, scale, softcap, stamp)
-        if flash.refuses(q, blocks, softcap) is None:
+        if flash.refuses(q, blocks, picked, softcap) is None:
             return flash.attend(q, blocks, picked, scale)
+    elif flash.refuses(q, blocks, picked, softcap) is None:
+        return flash.attend(q, blocks, picked, scale)
     elif native.refuses(q, blocks) is None:
         return native.attend(q, blocks, picked, scale, softcap)
     return reference.attend(q, blocks, picked, scale, softcap)

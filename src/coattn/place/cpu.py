@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from coattn.ops import flash
 from coattn.ops.attend import attend
 from coattn.ops.native import attend as native
 from coattn.place.base import Call, Place, Result, State
@@ -35,7 +36,8 @@ class Cpu(Place):
         if picked.far is None:
             return AttnState.empty(call.q)
         q, blocks = call.q.cpu(), call.store.far[call.layer]
-        if native.refuses(q, blocks) is None:
+        many = flash.refuses(q, blocks, picked.far, call.shape.softcap) is None
+        if not many and native.refuses(q, blocks) is None:
             state: State = native.attend_in_time(q, blocks, picked.far, call.scale, call.shape.softcap)
         else:
             state = attend(q, blocks, picked.far, call.scale, call.shape.softcap)

@@ -29,7 +29,7 @@ class Schedule(Part):
 
     @abstractmethod
     def launch(self, call: Call, picked: Selection) -> list[State]:
-        """The partial result of every place that has a part; one empty one where none has. Returns when all are there."""
+        """The result of every place that has a part, or one empty one where none has. Returns when all are there."""
 
     def needed(self, picked: Selection) -> list[Place]:
         """The places whose part of the selection is there: an empty part costs kernels, and changes nothing."""

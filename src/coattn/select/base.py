@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -21,6 +21,9 @@ class Select(Part):
     axis: ClassVar[str] = "select"
     exact: ClassVar[bool]
     """Whether nothing that the store keeps is left out: the rule's half of an exact method."""
+
+    scale: float = field(init=False, repr=False, default=1.0)
+    """What the layer multiplies its scores with; the runtime sets it before every `pick`."""
 
     @abstractmethod
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:

@@ -1,0 +1,52 @@
+"""Write the tables of results in README.md, and results/README.md, from results/*.json; or --check what is stale.
+
+Does nothing while README.md has no markers for them. Usage: python scripts/make_results.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from coattn.errors import CoattnError
+from coattn.evaluate.report import BEGIN, END, brief, fill, page, read_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    """Writes what is stale, or with --check exits with 1 if anything is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a page is stale")
+    check = parser.parse_args().check
+    try:
+        found = stale(ROOT)
+    except CoattnError as error:
+        raise SystemExit(f"{error} {error.hint}") from None
+    for name, text in found.items():
+        if check:
+            print(f"{name} is stale: run `python scripts/make_results.py`.", file=sys.stderr)
+        else:
+            (ROOT / name).write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+    sys.exit(1 if check and found else 0)
+
+
+def stale(root: Path) -> dict[str, str]:
+    """Pages under `root` that are not as the result files say: name -> what it should be."""
+    readme = _read(root / "README.md")
+    if BEGIN not in readme and END not in readme:
+        return {}
+    results = read_folder(root / "results")
+    part = brief(results, root) + "Every result, with its command: [results/README.md](results/README.md).\n"
+    pages = {"README.md": fill(readme, part), "results/README.md": page(results, root / "results")}
+    return {name: text for name, text in pages.items() if _read(root / name) != text}
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What the evaluations share that let the model answer: options, engine, progress, resuming."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coattn.cli.options import json_option, model_options, parse_settings
+from coattn.cli.output import model_progress, progress
+from coattn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coattn.evaluate.asking import Ask, Asker
+    from coattn.evaluate.results import Results
+    from coattn.method import Composed
+
+FIGURE = "Also write the JSON there, and a figure beside it. A run that was cut off goes on from there."
+PLAIN = "Also write the JSON there. A run that was cut off goes on from there."
+
+
+def answer_options(out_help: str) -> Callable[[Any], Any]:
+    """--model to --json, the same for every such evaluation."""
+
+    def decorate(command: Any) -> Any:
+        for option in (
+            json_option,
+            click.option("--out", "target", metavar="FILE", help=out_help),
+            click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Prompts at a time."),
+            click.option(
+                "--chunk", type=click.IntRange(1), help="Prompt tokens per step; default: whole prompts, read exactly."
+            ),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method."),
+            click.option("--host-memory", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
+            click.option(
+                "--gpu-share", metavar="SHARE", help="GPU KV memory as a share of each prompt's, such as 1/8."
+            ),
+            click.option("--gpu-memory", metavar="SIZE", help='Most KV memory in the GPU tier, such as "2GiB".'),
+            click.option(
+                "--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name]."
+            ),
+            model_options,
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def composed_method(options: dict[str, Any]) -> Composed:
+    """The method with its parameters, checked before anything is loaded; --gpu-share becomes a number."""
+    from coattn.method import compose
+    from coattn.methods import find_method
+
+    options["gpu_share"] = share(options["gpu_share"])
+    if options["gpu_share"] is not None and options["gpu_memory"] is not None:
+        raise ConfigError("Both --gpu-memory and --gpu-share are given.", "Leave one out.")
+    return compose(find_method(options["method"]), **parse_settings(options["settings"]))
+
+
+def open_asker(options: dict[str, Any], composed: Composed) -> Asker:
+    """The model, loaded, under the method."""
+    from coattn.evaluate.asking import Asker
+    from coattn.hf.load import load
+
+    with model_progress() as show:
+        loaded = load(options["model"], dtype=options["dtype"], device=options["device"], on_progress=show)
+    memory = {name: options[name] for name in ("gpu_memory", "host_memory", "gpu_share")}
+    return Asker(
+        loaded,
+        composed.method,
+        parse_settings(options["settings"]),
+        **memory,
+        batch=options["batch"],
+        chunk=options["chunk"],
+    )
+
+
+def shared_config(
+    kind: str, options: dict[str, Any], asker: Asker, composed: Composed, asks: Sequence[Ask]
+) -> dict[str, Any]:
+    """What decides the outcome, whatever the evaluation."""
+    from coattn.evaluate.asking import digest
+    from coattn.evaluate.results import describe
+
+    return {
+        "evaluation": kind,
+        "model": asker.loaded.name,
+        "dtype": str(asker.loaded.model.dtype).removeprefix("torch."),
+        **describe(composed),
+        **{name: options[name] for name in ("gpu_memory", "host_memory", "gpu_share", "chunk")},
+        "prompts": digest(asks),
+    }
+
+
+def answer_all(
+    label: str, asker: Asker, asks: Sequence[Ask], results: Results, judge: Callable[[str, str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Asks what is not answered yet, saves each answer as it comes, and returns the result."""
+    open_asks = [ask for ask in asks if ask.name not in results.done]
+    started = time.perf_counter()
+    with progress(label, sum(len(ask.ids) for ask in open_asks)) as bar:
+        for ask, answer in asker.run(open_asks, lambda tokens: bar.advance(bar.task_ids[0], tokens)):
+            results.add(judge(ask.name, answer))
+    if open_asks:
+        results.note(asker.peak, time.perf_counter() - started)
+    return results.finish([ask.name for ask in asks])
+
+
+def share(text: str | None) -> float | None:
+    """`1/8` or `0.125` -> 0.125."""
+    if text is None:
+        return None
+    above, slash, below = text.partition("/")
+    try:
+        value = float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ConfigError(f"--gpu-share is {text!r}.", "Give a number above 0 and at most 1, such as 1/8 or 0.125.")
+    return value

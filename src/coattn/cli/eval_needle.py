@@ -1,0 +1,94 @@
+"""`coattn eval needle`: what a method still finds, at which depth and length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.bench import numbers
+from coattn.cli.eval_answers import FIGURE, answer_all, answer_options, composed_method, open_asker, shared_config
+from coattn.cli.evaluate import evaluate
+from coattn.cli.output import err, out, print_json, writable
+from coattn.errors import ConfigError
+from coattn.text import read_text
+
+GRID = {"lengths": [1024, 2048, 4096], "depths": 5}
+QUICK = {"lengths": [1024, 2048], "depths": 3}
+"""A minute or two for the embedded model on two cores."""
+
+
+@evaluate.command()
+@click.option("--lengths", callback=numbers, help="Tokens of the prompts.  [default: 1024,2048,4096]")
+@click.option("--depths", type=click.IntRange(1), help="Places from beginning to end.  [default: 5]")
+@click.option(
+    "--keys", default=1, show_default=True, type=click.IntRange(1), help="Keys hidden; one is asked for, by name."
+)
+@click.option("--haystack", metavar="FILE", help="A UTF-8 text to hide in; default: the help topics of Python.")
+@click.option("--text", "text_file", metavar="FILE", help="The same as --haystack.")
+@click.option("--needles", metavar="FILE", help="JSONL with needle, question, answer; default: pass keys.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Decides the keys.")
+@click.option("--quick", is_flag=True, help="1,024 and 2,048 tokens, three depths, unless other options say so.")
+@answer_options(FIGURE)
+def needle(**options: Any) -> None:
+    """Hide a key in a long text, ask for it, and count how often it is found: depth x length."""
+    composed = composed_method(options)
+    options |= {name: options[name] or value for name, value in (QUICK if options["quick"] else GRID).items()}
+    text, target = read_text(haystack_file(options)), writable(options["target"])
+
+    from coattn.engine.params import SamplingParams
+    from coattn.evaluate import heatmap
+    from coattn.evaluate import needle as grid_of
+    from coattn.evaluate.asking import Ask
+    from coattn.evaluate.haystack import Haystack
+    from coattn.evaluate.needles import read_needles
+    from coattn.evaluate.results import Results
+
+    needles = read_needles(options["needles"]) if options["needles"] else []
+    if needles and options["keys"] > 1:
+        raise ConfigError("Both --needles and --keys are given.", "Leave one out.")
+    cells = grid_of.grid(
+        options["lengths"], options["depths"], keys=options["keys"], needles=needles, seed=options["seed"]
+    )
+    asker = open_asker(options, composed)
+    haystack = Haystack(text, asker.loaded.tokenizer, max(options["lengths"]))
+    params = SamplingParams(max_new_tokens=grid_of.NEW_TOKENS)
+    asks = [Ask(cell.name, grid_of.prompt(cell, haystack), params) for cell in cells]
+    config = {
+        "text": {"name": text.name, "sha256": text.sha256},
+        "needles": read_text(options["needles"]).sha256 if needles else None,
+        **{name: options[name] for name in ("lengths", "depths", "keys", "seed")},
+        **shared_config("needle", options, asker, composed, asks),
+    }
+    results = Results(target, config, grid_of.summarise, items="cells", key="cell")
+    by_name = {cell.name: cell for cell in cells}
+    result = answer_all("needle", asker, asks, results, lambda name, answer: grid_of.judge(by_name[name], answer))
+    if target is not None:
+        heatmap.needle(result, target.with_suffix(".png"))
+        err.print(f"wrote {target} and {target.with_suffix('.png')}")
+    if options["as_json"]:
+        print_json(result)
+    else:
+        show(result)
+
+
+def haystack_file(options: dict[str, Any]) -> str | None:
+    """The haystack by either of its names."""
+    given = [options[name] for name in ("haystack", "text_file") if options[name]]
+    if len(given) > 1:
+        raise ConfigError("Both --haystack and --text are given.", "They mean the same: leave one out.")
+    return given[0] if given else None
+
+
+def show(result: dict[str, Any]) -> None:
+    """The grid for people: depth down, length across."""
+    table = Table(title=f"{result['model']}, {result['method']}: {result['found']} of {result['total']} found")
+    table.add_column("depth", justify="right")
+    for each in result["by_length"]:
+        table.add_column(f"{each['length']:,}", justify="center")
+    found = {(cell["depth"], cell["length"]): cell["found"] for cell in result["cells"]}
+    for depth in sorted({depth for depth, _ in found}):
+        marks = [found[depth, each["length"]] for each in result["by_length"]]
+        table.add_row(f"{depth:.0%}", *("[green]found[/green]" if mark else "[red]lost[/red]" for mark in marks))
+    out.print(table)

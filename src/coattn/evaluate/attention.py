@@ -1,0 +1,53 @@
+"""The papers' analyses of attention on any model and text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from coattn.evaluate.forced import Progress, force
+from coattn.evaluate.locality import Drift, Mass
+from coattn.evaluate.look import Shown
+from coattn.evaluate.query_ahead import QueryAhead
+from coattn.evaluate.windows import Windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from coattn.hf.attach import Attachment
+
+
+def analyse(
+    model: PreTrainedModel,
+    ids: Tensor,
+    windows: Windows,
+    *,
+    mass: float = 0.99,
+    budget: int = 1024,
+    block: int = 32,
+    batch: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """ids `[tokens]` of a text, its windows under full attention: where the mass lies, drift, queries one layer ahead.
+
+    progress hears of tokens over all windows.
+    """
+    ahead, where, drift = QueryAhead(model), Mass(mass), Drift(budget, block)
+    cut = windows.of(ids)
+
+    def watch(attachment: Attachment, seqs: int, tokens: int | None) -> Shown:
+        drift.forget()
+        ahead.runtime = Shown(attachment, seqs, tokens, [where, drift, ahead])
+        return ahead.runtime
+
+    with ahead.hooked():
+        for first in range(0, len(cut), batch):
+            part, done = cut[first : first + batch], first * windows.length
+
+            def report(now: int, _all: int, done: int = done, count: int = len(part)) -> None:
+                if progress:
+                    progress(done + now * count, cut.numel())
+
+            force(model, part, windows.prefill, "full", progress=report, score_prefill=False, watch=watch)
+    return {"locality": where.summary(), "drift": drift.summary(), "query_ahead": ahead.summary()}

@@ -1,0 +1,73 @@
+"""Full attention with an onlooker: every decode step's queries, keys and weights are shown to it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from coattn.hf.attach import Attachment
+from coattn.runtime import Runtime
+from coattn.types import LayerShape, Phase
+
+
+class Look(Protocol):
+    """Somebody who is shown a layer of a decode step."""
+
+    def see(self, layer: int, q: Tensor, keys: Tensor, weights: Tensor) -> None:
+        """q `[seqs, q_heads, d]`, keys `[seqs, n, kv_heads, d]`, weights `[seqs, q_heads, n]` float32."""
+
+
+class Shown(Runtime):
+    """Runs a method on sequences of equal length and shows its decode steps. Costs a second copy of the keys."""
+
+    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, looks: list[Look]) -> None:
+        super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
+        self.looks, self.seqs = looks, seqs
+        self.caught: list[Tensor] | None = None
+        """While a list, queries are put there and nothing is attended or stored."""
+        self._keys: list[list[Tensor]] = [[] for _ in attachment.layers]
+
+    def decoding(self) -> bool:
+        """Whether the running step is a decode step."""
+        return self.step is not None and self.step.phase is Phase.DECODE
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        if self.caught is not None:
+            self.caught.append(q)
+            return torch.zeros_like(q)
+        keys = self._keep(layer, k)
+        if self.decoding():
+            weights = attention_weights(q, keys, scale, self.layers[layer])
+            for look in self.looks:
+                look.see(layer, q, keys, weights)
+        return super().attend(layer, q, k, v, scale)
+
+    def _keep(self, layer: int, k: Tensor) -> Tensor:
+        """Adds packed k `[tokens, kv_heads, d]`; returns everything so far, `[seqs, n, kv_heads, d]`."""
+        assert self.step is not None
+        new, n = k.reshape(self.seqs, -1, *k.shape[1:]), self.step.lengths[0]
+        if not self._keys[layer]:
+            self._keys[layer].append(new.new_empty(self.seqs, 2 * n, *new.shape[2:]))
+        room = self._keys[layer][0]
+        if room.shape[1] < n:
+            self._keys[layer][0] = room = torch.cat([room, torch.empty_like(room)], 1)
+        room[:, n - new.shape[1] : n] = new
+        return room[:, :n]
+
+
+def group(x: Tensor, kv_heads: int) -> Tensor:
+    """`[seqs, q_heads, n]` -> `[seqs, kv_heads, group, n]`."""
+    return x.reshape(len(x), kv_heads, -1, x.shape[-1])
+
+
+def attention_weights(q: Tensor, keys: Tensor, scale: float, layer: LayerShape) -> Tensor:
+    """q `[seqs, q_heads, d]` of the newest token over keys `[seqs, n, kv_heads, d]` -> `[seqs, q_heads, n]` float32."""
+    grouped = group(q.float(), keys.shape[2]) * scale
+    scores = torch.einsum("shgd,snhd->shgn", grouped, keys.float()).flatten(1, 2)
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if layer.sliding_window is not None:
+        scores[..., : max(0, keys.shape[1] - layer.sliding_window)] = -torch.inf
+    return scores.softmax(-1)

@@ -1,0 +1,135 @@
+"""Result files: what was run, what is done so far, and where it comes from. A run that was cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coattn.errors import InputError
+from coattn.method import Composed
+from coattn.provenance import provenance
+
+Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+"""Finished parts -> the figures of the whole."""
+
+
+class Results:
+    """The parts of one evaluation, in a file that is rewritten as they finish.
+
+    target: the file; None keeps them in memory. config: all that decides the outcome; a file with another config is
+    refused. items: what the list of parts is called there. key: which entry of a part is its name.
+    """
+
+    def __init__(
+        self, target: Path | None, config: Mapping[str, Any], summarise: Summarise, *, items: str, key: str
+    ) -> None:
+        self.target, self.config, self.summarise = target, _plain(config), summarise
+        self.items, self.key = items, key
+        self.done: dict[str, dict[str, Any]] = {}
+        self.notes: dict[str, float] = {}
+        self.origin = provenance()
+        self.earlier: list[dict[str, Any]] = []
+        """Provenance of the runs that this one goes on from."""
+        self.found: dict[str, Any] | None = None
+        """The result as the file has it, until a part is added."""
+        if target is not None:
+            self._resume(target)
+
+    def add(self, part: dict[str, Any]) -> None:
+        """A finished part. Writes the file."""
+        self._go_on()
+        self.done[part[self.key]] = part
+        if self.target is not None:
+            write_json(self.target, self.as_dict(complete=False))
+
+    def note(self, peak: Mapping[str, int], seconds: float) -> None:
+        """What the parts took: the most bytes of all runs, the seconds of all runs together."""
+        found = self.notes
+        found |= {name: max(value, found.get(name, 0)) for name, value in peak.items()}
+        found["seconds"] = round(found.get("seconds", 0) + seconds, 1)
+
+    def finish(self, order: Sequence[str]) -> dict[str, Any]:
+        """The result, its parts in this order. Writes the file, unless it was finished before and nothing is new."""
+        if self.found is not None and self.found.get("complete"):
+            return self.found
+        self._go_on()
+        self.done = {name: self.done[name] for name in order}
+        result = self.as_dict(complete=True)
+        if self.target is not None:
+            write_json(self.target, result)
+        return result
+
+    def as_dict(self, complete: bool) -> dict[str, Any]:
+        """Figures, parts, config, provenance."""
+        parts = list(self.done.values())
+        resumed = {"resumed": self.earlier} if self.earlier else {}
+        state = {**self.config, "complete": complete, **self.notes}
+        return {**self.summarise(parts), self.items: parts, **state, **self.origin, **resumed}
+
+    def _resume(self, target: Path) -> None:
+        found = read_result(target) if target.exists() and target.stat().st_size else None
+        if found is None:
+            return
+        own = {key: found.get(key) for key in self.config}
+        if own != self.config:
+            raise InputError(_difference(target, own, self.config), "Choose another --out, or remove the file.")
+        self.done = {part[self.key]: part for part in found.get(self.items, [])}
+        self.notes = {key: found[key] for key in ("gpu_kv_peak", "host_kv_peak", "seconds") if key in found}
+        self.found = found
+
+    def _go_on(self) -> None:
+        """The first new part: from here on the file is this run's, and says what it goes on from."""
+        if self.found is None:
+            return
+        last = {key: self.found.get(key) for key in ("command", "commit", "versions", "hardware")}
+        self.earlier, self.found = [*self.found.get("resumed", []), last], None
+
+
+def describe(composed: Composed) -> dict[str, Any]:
+    """The method of a result: its row, its parts, every parameter with its value."""
+    row = composed.method
+    return {
+        "method": row.name,
+        "exact": composed.exact,
+        "params": dict(composed.params),
+        "row": {"store": row.store, "select": row.select, "place": list(row.place), "schedule": row.schedule},
+    }
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises InputError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is not a result file.", "Choose another path, or remove the file.")
+    return found
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replaces the file at once, so that an interrupt leaves the old one or the new one."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """As it will be read back."""
+    plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    return plain
+
+
+def _difference(path: Path, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    key = next(key for key in wanted if own[key] != wanted[key])
+    return f"{path} holds a run with another {key}: {_short(own[key])}, not {_short(wanted[key])}."
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,35 @@
+"""The floor for rules that attend to a budget of tokens: any tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.part import check_count
+from coattn.select.top_tokens import TopTokens
+from coattn.store.base import Store
+from coattn.types import BlockList
+
+
+@dataclass
+class Random(TopTokens):
+    """Attends to tokens drawn at random, anew for every layer, KV head and step."""
+
+    name = "random"
+    help_text = {**TopTokens.help_text, "seed": "where the draws start"}
+
+    seed: int = 0
+    _draws: torch.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("seed", self.seed, 0)
+        self._draws = torch.Generator().manual_seed(self.seed)
+
+    def scores(self, layer: int, q: Tensor, store: Store, near: BlockList) -> Tensor:
+        size = (len(q), store.opening.layers[layer].kv_heads, near.table.shape[-1])
+        if store.recording is not None:
+            return torch.rand(size, device=q.device)  # replays advance the device's own generator, and no other
+        return torch.rand(size, generator=self._draws).to(q.device)

@@ -1,0 +1,135 @@
+"""`coattn eval perplexity`, `fidelity` and `attention` on a small random model: keys, windows, figures, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run import coattn
+from tests.evaluate.tiny import save_model
+
+WINDOWS = ["--prefill", "60", "--decode", "4", "--stride", "100", "--length", "300"]
+SOURCE = {"model", "dtype", "text", "versions", "hardware", "command", "commit", "starts", "prefill", "length"}
+METHOD = {"row", "method", "params", "exact", "gpu_kv_peak", "host_kv_peak"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model(path)
+    (path / "text.txt").write_text("".join(f"{i * i % 97} and so on. " for i in range(60)))
+    return path
+
+
+def run(folder: Path, *arguments: str) -> dict[str, Any]:
+    where = ["--model", str(folder), "--text", str(folder / "text.txt")]
+    done = coattn("eval", *arguments, *where, "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("arguments", [["full"], ["oracle", "--set", "budget=64"]])
+def test_what_attends_to_everything_is_faithful_to_the_bit(folder: Path, arguments: list[str]) -> None:
+    found = run(folder, "fidelity", "--method", *arguments, *WINDOWS)
+    assert (found["kl"], found["kl_max"], found["top1"], found["top5"]) == (0.0, 0.0, 1.0, 1.0)
+    assert (found["mass"], found["share_attended"], found["cpu_ratio"], found["steps"]) == (1.0, 1.0, 0.0, 12)
+    assert found["cosine"] == pytest.approx(1.0, abs=1e-12)
+
+
+def test_fidelity_writes_what_scripts_rely_on(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x" / "fidelity.json"
+    found = run(folder, "fidelity", "--method", "cpu", "--set", "block=8", *WINDOWS, "--out", str(target))
+    assert set(found) >= SOURCE | METHOD
+    assert found["starts"] == [0, 100, 200]
+    assert [window["start"] for window in found["windows"]] == found["starts"]
+    assert 0.8 < found["cpu_ratio"] < 1.0
+    layers = found["layers"]
+    assert {name: len(values) for name, values in layers.items()} == dict.fromkeys(
+        ("cosine", "mass", "share_attended", "cpu_ratio"), len(layers["mass"])
+    )
+    assert found["cpu_ratio"] == pytest.approx(sum(layers["cpu_ratio"]) / len(layers["cpu_ratio"]))
+    assert found["kl"] == pytest.approx(sum(w["kl"] for w in found["windows"]) / 3)
+    assert json.loads(target.read_text())["kl"] == found["kl"]
+    assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_was_cut_off_goes_on(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    for kind in ("fidelity", "perplexity"):
+        command = [kind, "--method", "streaming", "--set", "sinks=2", "--set", "recent=9", *WINDOWS]
+        whole = run(folder, *command, "--out", str(target), "--batch", "1")
+        cut = {**whole, "complete": False, "windows": whole["windows"][:1]}
+        cut["windows"][0]["mark"] = "kept"
+        target.write_text(json.dumps(cut))
+        again = run(folder, *command, "--out", str(target), "--batch", "1")
+        assert again["windows"][0].pop("mark") == "kept"
+        assert again["windows"] == [{k: v for k, v in w.items() if k != "mark"} for w in whole["windows"]]
+        assert again["complete"]
+        other = [*command, "--start", "1", "--out", str(target), "--model", str(folder)]
+        done = coattn("eval", *other, "--text", str(folder / "text.txt"))
+        assert done.returncode == 2
+        assert "another starts" in done.stderr
+        target.unlink()
+
+
+def test_quick_is_two_windows_unless_told_otherwise(folder: Path) -> None:
+    found = run(folder, "fidelity", "--quick", "--prefill", "60", "--stride", "100", "--length", "200")
+    assert (found["starts"], found["steps"]) == ([0, 100], 64)
+    done = coattn("eval", "fidelity", "--quick", "--length", "200", "--model", str(folder))
+    assert done.returncode == 2
+    assert "--quick says how long" in done.stderr
+
+
+def test_perplexity_over_windows(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "perplexity.json"
+    lossy = run(folder, "perplexity", "--method", "random", "--set", "budget=3", *WINDOWS, "--out", str(target))
+    assert set(lossy) >= SOURCE | METHOD
+    assert lossy["tokens"] == 3 * 63
+    assert lossy["decode"]["tokens"] == 3 * 3
+    assert lossy["ratio"] == pytest.approx(lossy["perplexity"] / lossy["perplexity_full"])
+    for values in (lossy, lossy["decode"]):
+        assert values["ratio_95"][0] < values["ratio"] < values["ratio_95"][1]
+    assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    full = run(folder, "perplexity", *WINDOWS)
+    assert full["perplexity"] == pytest.approx(lossy["perplexity_full"])
+    assert (full["ratio"], full["ratio_95"]) == (1.0, [1.0, 1.0])
+
+
+def test_a_start_moves_the_windows(folder: Path) -> None:
+    far, near = (
+        run(folder, "perplexity", "--prefill", p, "--decode", "8", "--start", s) for p, s in (("90", "0"), ("30", "60"))
+    )
+    assert far["starts"] == [0]
+    assert near["starts"] == [60]
+    assert far["decode"]["tokens"] == near["decode"]["tokens"] == 7
+
+
+def test_attention(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "attention.json"
+    found = run(folder, "attention", *WINDOWS, "--budget", "16", "--block", "4", "--out", str(target))
+    assert set(found) >= SOURCE
+    assert found["steps"] == 12
+    assert found["drift"]["budget"] == 16
+    for name in ("locality", "drift", "query_ahead"):
+        assert target.with_suffix(f".{name}.png").read_bytes().startswith(b"\x89PNG")
+    done = coattn("eval", "attention", "--model", str(folder), "--prefill", "60", "--decode", "1")
+    assert done.returncode == 0, done.stderr
+    assert "unknown by true mass" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fidelity", "--prefill", "600"], "has only 512 positions"),
+        (["perplexity", "--stride", "100", "--length", "200"], "--stride needs --prefill"),
+        (["fidelity", "--method", "oracle", "--set", "budget=0"], "budget is 0"),
+        (["fidelity", "--prefill", "60", "--decode", "4", "--gpu-kv", "1KiB"], "needs at least"),
+        (["attention", "--budget", "8"], "less than a --block"),
+    ],
+)
+def test_refusals(folder: Path, arguments: list[str], words: str) -> None:
+    done = coattn("eval", *arguments, "--model", str(folder))
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -1,0 +1,240 @@
+"""Result files go on where they were cut off; folders of them become pages; the README is as they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.run import coattn
+from tests.evaluate.tiny import save_model
+
+from coattn.errors import CoattnError, InputError
+from coattn.evaluate import asking
+from coattn.evaluate.report import BEGIN, END, fill, page, read_folder
+from coattn.evaluate.results import Results
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def total(parts: Any) -> dict[str, int]:
+    return {"total": len(parts)}
+
+
+def results(path: Path | None, **config: Any) -> Results:
+    return Results(path, {"evaluation": "needle", **config}, total, items="cells", key="cell")
+
+
+def test_a_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    first = results(path, seed=1)
+    first.add({"cell": "a", "found": True})
+    assert json.loads(path.read_text())["complete"] is False
+    second = results(path, seed=1)
+    assert set(second.done) == {"a"}
+    second.add({"cell": "b", "found": False})
+    found = second.finish(["b", "a"])
+    assert [part["cell"] for part in found["cells"]] == ["b", "a"]
+    assert (found["total"], found["complete"], len(found["resumed"])) == (2, True, 1)
+    assert json.loads(path.read_text()) == found
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    first = results(path)
+    first.add({"cell": "a"})
+    first.finish(["a"])
+    before = path.read_bytes()
+    assert results(path).finish(["a"]) == json.loads(before)
+    assert path.read_bytes() == before
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    results(path, seed=1, method="full").add({"cell": "a"})
+    with pytest.raises(InputError, match='another method: "full", not "streaming"'):
+        results(path, seed=1, method="streaming")
+
+
+def test_a_file_that_is_no_result_is_refused_and_an_empty_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.touch()
+    assert results(path).done == {}
+    path.write_text("notes")
+    with pytest.raises(InputError, match="not a result file"):
+        results(path)
+
+
+class StopError(CoattnError):
+    """Raised in the middle of a run."""
+
+
+def test_a_command_that_was_cut_off_does_not_run_finished_cells_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_model(tmp_path / "model")
+    command = ["eval", "needle", "--model", model, "--lengths", "300", "--depths", "3", "--batch", "1"]
+    command += ["--out", str(tmp_path / "n.json"), "--json"]
+    whole, asked = asking.answers, []
+
+    def cut(llm: Any, asks: Any, progress: Any = None) -> Any:
+        asked.append(len(asks))
+        for i, pair in enumerate(whole(llm, asks, progress)):
+            if i == 2:
+                raise StopError("Stopped.", "Go on.")
+            yield pair
+
+    monkeypatch.setattr(asking, "answers", cut)
+    assert coattn(*command).returncode == 2
+    assert coattn(*command).returncode == 0
+    assert asked == [3, 1]
+    found = json.loads((tmp_path / "n.json").read_text())
+    assert (len(found["cells"]), found["complete"]) == (3, True)
+    other = coattn(*command, "--seed", "7")
+    assert (other.returncode, "another seed" in other.stderr) == (2, True)
+
+
+WHERE = {
+    "command": "coattn x",
+    "commit": "abc",
+    "versions": {"torch": "2.13"},
+    "hardware": {"cpu": "a CPU", "cores": 2, "gpu": None},
+}
+SUBJECT = {"model": "m", "dtype": "float32", "method": "streaming", "params": {"recent": 8}, "length": 64, **WHERE}
+NEEDLE = {
+    "evaluation": "needle", "found": 1, "total": 2, "keys": 1, "gpu_share": 0.125,
+    "by_length": [{"length": 1024, "found": 1, "total": 2}], "cells": [], **SUBJECT,
+}  # fmt: skip
+DECODE = {
+    "method": "cpu", "shapes": "s", "batch": 1, "context": 8192, "params": {}, "ms_per_step": 4.0,
+    "tokens_per_s": 250.0, "floor_ms": 2.0, "gpu_idle": None, "gpu_kv_bytes": 1024, "host_kv_bytes": 2048,
+}  # fmt: skip
+OPS = {
+    "kernel": "attend", "isa": "amx", "dtype": "bf16", "group": 4, "head_size": 128, "threads": 2, "gbps": 30.0,
+    "limit_gbps": 40.0, "tokens_per_s": 8.0, "torch_tokens_per_s": 4.0,
+}  # fmt: skip
+PREFILL = {
+    "method": "offload", "tokens": 32768, "gpu_memory": 1 << 30, "seconds": 2.0, "tokens_per_s": 16384.0, "ratio": 1.1,
+    "kl": 1e-9, "same_top": True, "gpu_kv_peak": 1 << 30, "host_kv_peak": 0,
+}  # fmt: skip
+SCORES = {"mean": 42.0, "tasks": [{"task": "qasper", "score": 42.0, "items": 3}], "items": [], **SUBJECT}
+FILES: dict[str, dict[str, Any]] = {
+    "needle": NEEDLE,
+    "fidelity": {"evaluation": "fidelity", "kl": 0.03, "top1": 0.5, "mass": 0.25, **SUBJECT},
+    "perplexity": {
+        "evaluation": "perplexity", "perplexity": 10.0, "perplexity_full": 9.0, "ratio": 1.1111, "tokens": 99,
+        "decode": {"ratio": 1.2, "ratio_95": [1.1, 1.3]}, **SUBJECT,
+    },
+    "attention": {
+        "evaluation": "attention", "locality": {"mass": 0.99, "entries_mean": 512.0, "share_mean": 0.25},
+        "drift": {"mass": {"mean": 0.2}, "bound": {"mean": None}},
+        "query_ahead": {"norm_rope": {"mean": 0.9}}, **SUBJECT,
+    },
+    "longbench": {"evaluation": "longbench", **SCORES},
+    "ruler": {"evaluation": "ruler", **SCORES, "complete": False},
+    "decode": {"rows": [DECODE], **WHERE},
+    "ops": {"rows": [OPS], **WHERE},
+    "prefill": {"rows": [PREFILL], "shapes": "s", **WHERE},
+}  # fmt: skip
+LINES = {
+    "needle": "| m (float32) | `streaming`, GPU 0.125 of KV, recent=8 | pass key | 1 of 2 | 1,024: 1/2 |",
+    "fidelity": "| 64 | 0.03 | 50.0% |  |  | 25.0% |  |  |",
+    "perplexity": "| 10.000 | 9.000 | 1.1111 | 1.2000 (1.1000 to 1.3000) | 99 |",
+    "attention": "| m (float32) | 64 | 512 (25.0%) for 99% | 20.0% by mass | 0.900, -, -, - |",
+    "longbench": "| qasper | 3 | 42.00 |",
+    "ruler": "**not finished**",
+    "decode": "| s | `cpu` | 1 | 8,192 | 4.00 | 2.00 | 2.00 | 250.0 |",
+    "ops": "| attend | amx | bf16 | 4 | 128 | 2 | 30.0 | 40.0 | 75% | 2.00 |",
+    "prefill": "| s | `offload` | 1.0 GiB | 32,768 | 2.00 | 16,384 | 1.10 | 1.0e-09 |",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    for name in ("needle.png", "needle_more.png", "stranger.png"):
+        (tmp_path / name).touch()
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "other.json").write_text('{"rows": []}')
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_kind_has_its_row(folder: Path, kind: str) -> None:
+    text = page(read_folder(folder), folder)
+    assert LINES[kind] in text
+    assert f"- [{kind}.json]({kind}.json), `coattn x`, a CPU, 2 cores, torch 2.13, commit abc" in text
+
+
+def test_figures_are_linked_and_strangers_are_named(folder: Path) -> None:
+    done = coattn("eval", "report", str(folder))
+    text = (folder / "report.md").read_text()
+    assert (done.returncode, done.stdout) == (0, "")
+    assert [line for line in text.splitlines() if line.startswith("![")] == [
+        "![needle](needle.png)",
+        "![needle_more](needle_more.png)",
+    ]
+    assert "- list.json: not a JSON object" in text
+    assert "- other.json: not a result that has a table" in text
+
+
+def test_the_page_may_stand_elsewhere(folder: Path) -> None:
+    assert coattn("eval", "report", str(folder), "--out", str(folder / "pages" / "r.md")).returncode == 0
+    assert "![needle](../needle.png)" in (folder / "pages" / "r.md").read_text()
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "nowhere"):
+        done = coattn("eval", "report", str(name))
+        assert done.returncode == 2
+        assert "hint: " in done.stderr
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "scripts" / "make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_is_as_the_results_say(script: ModuleType) -> None:
+    assert list(script.stale(ROOT)) == [], "run `python scripts/make_results.py`"
+
+
+def test_the_readme_gets_its_tables(script: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("root")
+    shutil.copytree(folder, root / "results")
+    (root / "README.md").write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
+    pages = script.stale(root)
+    text = pages["README.md"]
+    assert text.startswith(
+        f"Before.\n{BEGIN}\nNeedle (a CPU, 2 cores; [needle.json](results/needle.json)):\n\n| model |"
+    )
+    assert text.endswith(f"(results/README.md).\n{END}\nAfter.\n")
+    assert LINES["decode"] in text
+    assert "old" not in text
+    assert LINES["ops"] in pages["results/README.md"]
+    for name, page_text in pages.items():
+        (root / name).write_text(page_text)
+    assert script.stale(root) == {}
+    (root / "results" / "needle.json").write_text(json.dumps({**NEEDLE, "found": 2}))
+    assert sorted(script.stale(root)) == ["README.md", "results/README.md"]
+
+
+def test_a_readme_without_markers_stays_as_it_is(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("No tables.\n")
+    assert script.stale(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", [BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+def test_broken_markers_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="must hold"):
+        fill(text, "x")
