@@ -88,7 +88,7 @@ class LLM:
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             self.vocabulary = session.vocabulary
-            self.runner = _runner(session, runtime, max_batch)
+            self.runner = choose_runner(session, runtime, max_batch)
             ends = end_tokens(loaded.model, loaded.tokenizer)
             self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
             undo.pop_all()
@@ -227,7 +227,7 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
     )
 
 
-def _runner(session: Session, runtime: Runtime, slots: int) -> Runner:
+def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
     """Recorded steps on a GPU, layer by layer elsewhere."""
     if session.device.type != "cuda" or len({shape.device for shape in session.layers}) > 1:
         return EagerRunner(session, runtime, slots)

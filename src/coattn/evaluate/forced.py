@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from coattn.evaluate.steps import Steps
 from coattn.hf.attach import Attachment, attach
 from coattn.hf.logits import head, logit_chunks
 from coattn.method import Method
@@ -59,8 +60,10 @@ def force(
     """ids `[tokens]` or `[windows, tokens]`: the first `prefill` in one exact prefill, the others one decode step each.
 
     Windows run as one batch, each a sequence of its own. Cost: holds the logits of the decode steps; those of the
-    prefill are scored a chunk at a time.
+    prefill are scored a chunk at a time. On a GPU the decode steps are recorded ones, unless somebody looks on.
     """
+    if model.device.type == "cuda" and watch is None:
+        return force_steps(model, ids, prefill, method, gpu_kv, host_kv, progress, score_prefill, **params)
     batch = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
     length = batch.shape[1]
     losses: list[Tensor] = []
@@ -86,8 +89,46 @@ def force(
             if i + 1 < length:
                 losses.append(_losses(logits, batch[:, i + 1])[:, None])
         report = attachment.report()
-    scored = torch.cat(losses, 1) if losses else torch.empty(len(batch), 0, dtype=torch.float64)
-    shown = torch.stack(kept, 1) if kept else torch.empty(len(batch), 0, 0)
+    return _forced(ids, prefill, losses, kept, report)
+
+
+@torch.inference_mode()
+def force_steps(
+    model: PreTrainedModel,
+    ids: Tensor,
+    prefill: int,
+    method: str | Method,
+    gpu_kv: int | str | None = None,
+    host_kv: int | str | None = None,
+    progress: Progress | None = None,
+    score_prefill: bool = True,
+    **params: Any,
+) -> Forced:
+    """`force` on the engine's steps: the same numbers, but for rounding."""
+    windows = ids.view(-1, ids.shape[-1]).cpu()
+    length = windows.shape[1]
+    losses: list[Tensor] = []
+    kept: list[Tensor] = []
+    with Steps(model, windows, method, gpu_kv, host_kv, params) as steps:
+        hidden = steps.prefill(prefill)
+        if score_prefill:
+            targets = windows.to(hidden.device)
+            losses.append(torch.stack([_score(model, *pair) for pair in zip(hidden, targets, strict=True)]))
+        for i in range(prefill, length):
+            logits = steps.decode(i)
+            kept.append(logits.cpu())
+            if i + 1 < length:
+                losses.append(_losses(kept[-1], windows[:, i + 1])[:, None])
+            if progress:
+                progress(i + 1, length)
+        report = steps.report()
+    return _forced(ids, prefill, losses, kept, report)
+
+
+def _forced(ids: Tensor, prefill: int, losses: list[Tensor], kept: list[Tensor], report: dict[str, Any]) -> Forced:
+    count = ids.numel() // ids.shape[-1]
+    scored = torch.cat(losses, 1) if losses else torch.empty(count, 0, dtype=torch.float64)
+    shown = torch.stack(kept, 1) if kept else torch.empty(count, 0, 0)
     return Forced(prefill, scored.view(*ids.shape[:-1], -1), shown.view(*ids.shape[:-1], *shown.shape[1:]), report)
 
 
