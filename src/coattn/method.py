@@ -61,6 +61,10 @@ class Composed:
     exact: bool
     """Whether its result equals full attention."""
 
+    def describe(self) -> dict[str, Any]:
+        """The method, whether it is exact, and its parameters, as reports name them."""
+        return {"method": self.method.name, "exact": self.exact, "params": dict(self.params)}
+
     def build(self) -> Parts:
         """New part objects: one set per running cache."""
 

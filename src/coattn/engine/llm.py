@@ -173,13 +173,8 @@ class LLM:
         names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens")
         reasons = ("stop", "length", "error", "cancelled")
         return {
-            "method": self.composed.method.name,
-            "exact": self.composed.exact,
-            "params": dict(self.composed.params),
-            "gpu_kv_bytes": self.ledger.held["gpu"],
-            "host_kv_bytes": self.ledger.held["host"],
-            "gpu_kv_peak": self.ledger.peak["gpu"],
-            "host_kv_peak": self.ledger.peak["host"],
+            **self.composed.describe(),
+            **self.ledger.describe(),
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "preemptions": counts["preemptions"] + scheduler.preemptions,

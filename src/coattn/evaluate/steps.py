@@ -62,16 +62,7 @@ class Steps:
 
     def report(self) -> dict[str, Any]:
         """The method, whether it is exact, and its KV bytes."""
-        held, peak = self.ledger.held, self.ledger.peak
-        return {
-            "method": self.composed.method.name,
-            "exact": self.composed.exact,
-            "params": dict(self.composed.params),
-            "gpu_kv_bytes": held["gpu"],
-            "host_kv_bytes": held["host"],
-            "gpu_kv_peak": peak["gpu"],
-            "host_kv_peak": peak["host"],
-        }
+        return {**self.composed.describe(), **self.ledger.describe()}
 
     def close(self) -> None:
         """Gives every byte back and leaves the model as it was."""

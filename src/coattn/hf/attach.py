@@ -58,15 +58,7 @@ class Attachment:
 
     def report(self) -> dict[str, Any]:
         """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""
-        return {
-            "method": self.composed.method.name,
-            "exact": self.composed.exact,
-            "params": dict(self.composed.params),
-            "gpu_kv_bytes": self.ledger.held["gpu"],
-            "host_kv_bytes": self.ledger.held["host"],
-            "gpu_kv_peak": self.ledger.peak["gpu"],
-            "host_kv_peak": self.ledger.peak["host"],
-        }
+        return {**self.composed.describe(), **self.ledger.describe()}
 
     def close(self) -> None:
         """Gives the memory of every cache back."""

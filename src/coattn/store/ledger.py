@@ -23,6 +23,11 @@ class Ledger:
     held: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
     peak: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
 
+    def describe(self) -> dict[str, int]:
+        """KV bytes of each tier, now and at most, as reports name them."""
+        now = {f"{tier}_kv_bytes": count for tier, count in self.held.items()}
+        return now | {f"{tier}_kv_peak": count for tier, count in self.peak.items()}
+
     def limit(self, tier: Tier) -> int | None:
         return self.gpu if tier == "gpu" else self.host
 
