@@ -23,7 +23,8 @@ class Siblings:
     def __init__(self, members: Sequence[nn.Linear]) -> None:
         self.members = members
         self.sizes = [m.out_features for m in members]
-        with torch.no_grad():
+        # weights outlive whoever records: they must not become tensors that only inference may touch
+        with torch.inference_mode(False), torch.no_grad():
             self.weight = torch.cat([m.weight.data for m in members])
             self.bias = None if members[0].bias is None else torch.cat([m.bias.data for m in members])
             for member, rows in zip(members, torch.split(self.weight, self.sizes), strict=True):
@@ -41,8 +42,9 @@ class Siblings:
 
     def part(self) -> None:
         """The members' weights become their own again."""
-        for member in self.members:
-            member.weight.data = member.weight.data.clone()
+        with torch.inference_mode(False), torch.no_grad():
+            for member in self.members:
+                member.weight.data = member.weight.data.clone()
 
     def _slice(self, i: int) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
