@@ -21,6 +21,8 @@ class Select(Part):
     axis: ClassVar[str] = "select"
     exact: ClassVar[bool]
     """Whether nothing that the store keeps is left out: the rule's half of an exact method."""
+    recordable: ClassVar[bool] = False
+    """Whether `pick` can be captured in a CUDA graph: nothing on the host, no synchronisation, no generator."""
 
     scale: float = field(init=False, repr=False, default=1.0)
     """What the layer multiplies its scores with; the runtime sets it before every `pick`."""
@@ -42,6 +44,7 @@ class Stored(Select):
     """Base of rules that take whatever the store shows, and so can pick before the query is known."""
 
     provides = frozenset({"query_free", "whole_blocks"})
+    recordable = True
 
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         return store.view(layer, step)
