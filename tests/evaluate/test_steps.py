@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.hf.families import tiny
 
-from coattn.evaluate.forced import force, force_steps
+from coattn.evaluate.forced import force
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,19 @@ def test_the_same_numbers(method: str, params: dict[str, Any], score_prefill: bo
     model = tiny("qwen3")
     ids = torch.randint(3, 160, (2, 70))
     seen: list[int] = []
-    want = force(model, ids, 50, method, score_prefill=score_prefill, **params)
-    got = force_steps(
-        model, ids, 50, method, score_prefill=score_prefill, progress=lambda done, _: seen.append(done), **params
+    want = force(model, ids, 50, method, score_prefill=score_prefill, by_steps=False, **params)
+    got = force(
+        model,
+        ids,
+        50,
+        method,
+        score_prefill=score_prefill,
+        progress=lambda done, _: seen.append(done),
+        by_steps=True,
+        **params,
     )
     torch.testing.assert_close(got.losses, want.losses, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got.logits, want.logits, atol=1e-4, rtol=1e-4)
     assert got.report["method"] == method
-    assert seen[-1] == 70
+    assert seen == [*range(50, 71)]
     assert model.config._attn_implementation == "eager"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,43 @@ class Forced:
         return [Forced(self.prefilled, *pair, self.report) for pair in zip(self.losses, self.logits, strict=True)]
 
 
+class Reader(Protocol):
+    """Windows on their way through a model: by `attach`, or by the engine's steps."""
+
+    def prefill(self, tokens: int) -> Tensor:
+        """The first tokens of every window, exactly -> hidden `[windows, tokens, hidden_size]`."""
+
+    def decode(self, at: int) -> Tensor:
+        """Token `at` of every window as a decode step -> logits `[windows, vocabulary]`."""
+
+    def report(self) -> dict[str, Any]:
+        """The method and its KV bytes."""
+
+
+class Attached:
+    """A Reader over an attachment, which somebody may watch."""
+
+    def __init__(self, attachment: Attachment, windows: Tensor, watch: Watch | None) -> None:
+        self.attachment, self.windows = attachment, windows
+        self.cache = attachment.new_cache(windows.shape[1])
+        if watch is not None:
+            self.cache.conversation.new_runtime = lambda seqs, tokens: watch(attachment, seqs, tokens)
+
+    def prefill(self, tokens: int) -> Tensor:
+        return self._read(0, tokens)
+
+    def decode(self, at: int) -> Tensor:
+        return head(self.attachment.model, self._read(at, at + 1)[:, 0])
+
+    def report(self) -> dict[str, Any]:
+        return self.attachment.report()
+
+    def _read(self, start: int, end: int) -> Tensor:
+        decoder = self.attachment.model.get_decoder()
+        found: Tensor = decoder(input_ids=self.windows[:, start:end], past_key_values=self.cache, use_cache=True)[0]
+        return found
+
+
 @torch.inference_mode()
 def force(
     model: PreTrainedModel,
@@ -55,74 +92,50 @@ def force(
     progress: Progress | None = None,
     score_prefill: bool = True,
     watch: Watch | None = None,
+    by_steps: bool | None = None,
     **params: Any,
 ) -> Forced:
     """ids `[tokens]` or `[windows, tokens]`: the first `prefill` in one exact prefill, the others one decode step each.
 
     Windows run as one batch, each a sequence of its own. Cost: holds the logits of the decode steps; those of the
-    prefill are scored a chunk at a time. On a GPU the decode steps are recorded ones, unless somebody looks on.
+    prefill are scored a chunk at a time. by_steps: through the engine's steps; by default on a GPU, where they are
+    recorded, unless somebody looks on.
     """
-    if model.device.type == "cuda" and watch is None:
-        return force_steps(model, ids, prefill, method, gpu_kv, host_kv, progress, score_prefill, **params)
-    batch = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
-    length = batch.shape[1]
-    losses: list[Tensor] = []
-    kept: list[Tensor] = []
+    windows = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
+    if by_steps is None:
+        by_steps = windows.device.type == "cuda" and watch is None
+    if by_steps:
+        with Steps(model, windows, method, gpu_kv, host_kv, params) as steps:
+            return _run(model, steps, ids, windows, prefill, score_prefill, progress)
     with attach(model, method, gpu_kv=gpu_kv, host_kv=host_kv, **params) as attachment:
-        cache = attachment.new_cache(length)
-        if watch is not None:
-            cache.conversation.new_runtime = lambda seqs, tokens: watch(attachment, seqs, tokens)
-        decoder = model.get_decoder()
-
-        def read(start: int, end: int) -> Tensor:
-            found: Tensor = decoder(input_ids=batch[:, start:end], past_key_values=cache, use_cache=True)[0]
-            if progress:
-                progress(end, length)
-            return found
-
-        hidden = read(0, prefill)
-        if score_prefill:
-            losses.append(torch.stack([_score(model, *pair) for pair in zip(hidden, batch, strict=True)]))
-        for i in range(prefill, length):
-            logits = head(model, read(i, i + 1)[:, 0])
-            kept.append(logits.cpu())
-            if i + 1 < length:
-                losses.append(_losses(logits, batch[:, i + 1])[:, None])
-        report = attachment.report()
-    return _forced(ids, prefill, losses, kept, report)
+        return _run(model, Attached(attachment, windows, watch), ids, windows, prefill, score_prefill, progress)
 
 
-@torch.inference_mode()
-def force_steps(
+def _run(
     model: PreTrainedModel,
+    reader: Reader,
     ids: Tensor,
+    windows: Tensor,
     prefill: int,
-    method: str | Method,
-    gpu_kv: int | str | None = None,
-    host_kv: int | str | None = None,
-    progress: Progress | None = None,
-    score_prefill: bool = True,
-    **params: Any,
+    score_prefill: bool,
+    progress: Progress | None,
 ) -> Forced:
-    """`force` on the engine's steps: the same numbers, but for rounding."""
-    windows = ids.view(-1, ids.shape[-1]).cpu()
     length = windows.shape[1]
     losses: list[Tensor] = []
     kept: list[Tensor] = []
-    with Steps(model, windows, method, gpu_kv, host_kv, params) as steps:
-        hidden = steps.prefill(prefill)
-        if score_prefill:
-            targets = windows.to(hidden.device)
-            losses.append(torch.stack([_score(model, *pair) for pair in zip(hidden, targets, strict=True)]))
-        for i in range(prefill, length):
-            logits = steps.decode(i)
-            kept.append(logits.cpu())
-            if i + 1 < length:
-                losses.append(_losses(kept[-1], windows[:, i + 1])[:, None])
-            if progress:
-                progress(i + 1, length)
-        report = steps.report()
-    return _forced(ids, prefill, losses, kept, report)
+    hidden = reader.prefill(prefill)
+    if score_prefill:
+        losses.append(torch.stack([_score(model, *pair) for pair in zip(hidden, windows, strict=True)]))
+    if progress:
+        progress(prefill, length)
+    for i in range(prefill, length):
+        logits = reader.decode(i)
+        kept.append(logits.cpu())
+        if i + 1 < length:
+            losses.append(_losses(logits, windows[:, i + 1])[:, None])
+        if progress:
+            progress(i + 1, length)
+    return _forced(ids, prefill, losses, kept, reader.report())
 
 
 def _forced(ids: Tensor, prefill: int, losses: list[Tensor], kept: list[Tensor], report: dict[str, Any]) -> Forced:
