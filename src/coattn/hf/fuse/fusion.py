@@ -37,8 +37,13 @@ class Fusion:
             if found:
                 self._siblings[module] = found
         self._find_rotary()
+        within: set[nn.Module] = set()
         for module in list(self.model.modules()):
+            if module in within:
+                continue
             self._find(module)
+            if isinstance(self._forms.get(module), LayerForm):
+                within.update(module.modules())  # nobody calls the parts of a layer that is fused as a whole
 
     @contextmanager
     def active(self) -> Iterator[None]:
