@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coattn.errors import ConfigError, MethodError
@@ -102,11 +102,9 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Change the named parts; `coattn methods` shows rows that fit.",
         )
     params = _parameters(method, kinds, overrides)
-    store, select = kinds[0], kinds[1]
-    exact = bool(getattr(store, "keeps_all", False) and getattr(select, "exact", False))
-    composed = Composed(method, params, exact)
-    composed.build()  # parts check their own values
-    return composed
+    composed = Composed(method, params, exact=False)
+    parts = composed.build()  # they check their own values
+    return replace(composed, exact=parts.store.keeps_all and parts.select.is_exact())
 
 
 def _find_parts(method: Method) -> list[type[Part]]:

@@ -74,6 +74,7 @@ class Runtime:
         self.groups.append(parts)
         parts.store.open(opening)
         self._closers.append(parts.store.release)
+        parts.select.open(parts.store)
         for place in parts.places:
             place.open(opening, parts.store)
             self._closers.append(place.release)
@@ -141,6 +142,7 @@ class Runtime:
                 own = extend(own_q, own_k, own_v, scale, shape)
                 state = merge(own, AttnState(history.out[0], history.lse[0]))
             out[start:end] = state.out.to(q.dtype)
+        parts.store.notice(layer, q, step, scale)
         parts.store.append(layer, k, v, step)
         return out
 
@@ -178,10 +180,9 @@ class Runtime:
         """Entries that a decode step attends to near and far, over its sequences and averaged over the layers."""
         near = far = 0.0
         for parts in self.groups:
-            listed = parts.store.listing(step)
+            found = parts.store.attended(step)
             share = len(parts.store.opening.layers) / len(self.layers)
-            near += share * sum(listed[0].tokens if listed[0] else ())
-            far += share * sum(listed[1].tokens if listed[1] else ())
+            near, far = near + share * found[0], far + share * found[1]
         return round(near), round(far)
 
     def abort(self) -> None:

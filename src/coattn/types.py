@@ -105,6 +105,11 @@ class BlockList:
     tokens: Tensor
     longest: int
     """The largest entry of `tokens`, known on the host: the loop bound of a kernel."""
+    memory: Tensor | None = None
+    """`[n, kv_heads, 2, block, head_dim]`: the blocks that are listed, where they are not the store's own; with a
+    stride of zero between KV heads where a block belongs to one head, whichever lists it."""
+    owners: Tensor | None = None
+    """`[seqs]` int32 on the host: the row of `table` and `tokens` of each sequence, where it is not its own number."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ from coattn import native
 from coattn.errors import WorkerError
 
 
+LONG = 100
+"""Tokens of a prompt that does not fit in the window: the CPU takes part in its decode steps."""
+
+
 @pytest.fixture(autouse=True)
 def _no_fault_left() -> Iterator[None]:
     yield
@@ -23,9 +27,9 @@ def test_lost_workers_fail_the_step_and_no_more(fault: str) -> None:
     params = greedy(20, ignore_eos=True)
     with llm("cpu", max_batch=2) as engine:
         runner = engine.engine.runner
-        want = engine.generate(prompt(40), params)[0].token_ids
+        want = engine.generate(prompt(LONG), params)[0].token_ids
         held, free = dict(engine.ledger.held), dict(runner.free())
-        handles = [engine.submit(prompt(40), params) for _ in range(3)]
+        handles = [engine.submit(prompt(LONG), params) for _ in range(3)]
         while len(handles[1].output().token_ids) < 5:
             engine.step()
         native.inject_fault(fault, 3.0)
@@ -42,7 +46,7 @@ def test_lost_workers_fail_the_step_and_no_more(fault: str) -> None:
         assert handles[2].result().token_ids == want, "the one that waited is served by new workers"
         assert dict(runner.free()) == free
         assert engine.ledger.held == held
-        assert engine.generate([prompt(40)] * 3, params)[2].token_ids == want
+        assert engine.generate([prompt(LONG)] * 3, params)[2].token_ids == want
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU reads prompts by itself: no worker takes part")

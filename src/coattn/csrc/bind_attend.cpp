@@ -30,6 +30,7 @@ void bind_attend(nb::module_& m) {
   field(c, "tokens", &AttendJob::tokens);
   field(c, "table_heads", &AttendJob::table_heads);
   field(c, "max_blocks", &AttendJob::max_blocks);
+  field(c, "owners", &AttendJob::owners);
   field(c, "base", &AttendJob::base);
   field(c, "block_stride", &AttendJob::block_stride);
   field(c, "head_stride", &AttendJob::head_stride);

@@ -11,12 +11,12 @@ from torch import Tensor
 from coattn import native
 from coattn.errors import UnsupportedError, WorkerError
 from coattn.native.core import extension
-from coattn.ops.native.attend import refuses
+from coattn.ops.native.attend import refuses, source
 from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
 from coattn.trace.step import Span
-from coattn.types import LayerShape
+from coattn.types import BlockList, LayerShape
 
 LINE = 64
 """Bytes between two flags: each has a cache line of its own."""
@@ -37,12 +37,16 @@ class Letter:
 
 @dataclass(frozen=True)
 class LayerJob:
-    """What the CPU does for one layer: attend over these blocks."""
+    """What the CPU does for one layer: attend over these blocks.
+
+    picked: lists in host memory, read anew at every step; None: those of the frame.
+    """
 
     layer: int
     shape: LayerShape
     blocks: Tensor
     scale: float
+    picked: BlockList | None = None
 
 
 class Mailbox:
@@ -79,18 +83,19 @@ class Mailbox:
             raise UnsupportedError(
                 f"The CPU's kernels cannot take this model: {reason}.", "Use another block size, or another method."
             )
-        count, kv_heads, _, block, d = job.blocks.shape
-        blocks = native.Blocks(
-            job.blocks.view(torch.uint8).view(count, -1), native.element_of(job.blocks.dtype), block, kv_heads, d
-        )
+        picked = job.picked
+        if picked is None:
+            table, tokens = self.frame.host("far"), self.frame.host("far_tokens")
+            picked = BlockList(table.view(self.batch, 1, -1), tokens.view(self.batch, 1), table.shape[-1])
         plan = native.plan_attend(
             letter.q,
-            blocks,
-            self.frame.host("far").view(self.batch, 1, -1),
-            self.frame.host("far_tokens").view(self.batch, 1),
+            source(job.blocks),
+            picked.table,
+            picked.tokens,
             scale=job.scale,
             softcap=shape.softcap or 0.0,
             into=(letter.out, letter.lse),
+            owners=picked.owners,
         )
         self._server.add(plan.job, letter.post.data_ptr(), letter.reply.data_ptr())
         self._jobs.append(plan)

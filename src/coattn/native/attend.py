@@ -80,6 +80,7 @@ def plan_attend(
     sinks: Tensor | None = None,
     weights: bool = False,
     into: tuple[Tensor, Tensor] | None = None,
+    owners: Tensor | None = None,
 ) -> Call[Attended]:
     """Attention of each sequence's queries over its list of blocks.
 
@@ -89,23 +90,28 @@ def plan_attend(
     scale: None means head_size ** -0.5. softcap: cap * tanh(score / cap), 0 for none. sinks: `[q_heads]` float32
     logits that take part in the denominator only. weights: also return the softmax over the list,
     `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end. into: where out and lse are written, float32.
+    owners: `[seqs]` int32, the row of table and tokens of each sequence; without it, its own number.
 
     The result is float32, normalised, with natural-log lse; an empty list gives (0, -inf). Repeated runs on a pool of
     the same size are bit-identical. Cost: each key and value is read once.
     """
     seqs = q.shape[0]
     check(table.dim() == 3, f"table has {table.dim()} dimensions.", "[seqs, table_heads, max_blocks].")
-    check_tensor("table", table, [seqs, None, None], torch.int32)
+    check_tensor("table", table, [seqs if owners is None else None, None, None], torch.int32)
     heads, max_blocks = table.shape[1], table.shape[2]
     check_table_heads(heads, blocks.kv_heads)
-    check_tensor("tokens", tokens, [seqs, heads], torch.int32)
+    check_tensor("tokens", tokens, [table.shape[0], heads], torch.int32)
+    if owners is not None:
+        check_tensor("owners", owners, [seqs], torch.int32)
     check_head_size(q.shape[-1], blocks.head_size)
     longest = max_blocks * blocks.block if weights else None
     job, result = _attend_job(q, blocks.kv_heads, scale, softcap, sinks, longest, into)
     blocks.fill(job)
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
     job.tokens = tokens.data_ptr()
-    return Call("attend", job, result, (q, table, tokens, sinks), blocks)
+    if owners is not None:
+        job.owners = owners.data_ptr()
+    return Call("attend", job, result, (q, table, tokens, sinks, owners), blocks)
 
 
 def attend(

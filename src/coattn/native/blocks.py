@@ -123,9 +123,11 @@ class Blocks:
     block: int
     kv_heads: int
     head_size: int
+    single: bool = False
+    """Whether a block belongs to one KV head, whichever lists it."""
 
     def __post_init__(self) -> None:
-        need = self.kv_heads * self.layout.bytes
+        need = (1 if self.single else self.kv_heads) * self.layout.bytes
         if isinstance(self.memory, Arena):
             have = self.memory.block_bytes
         else:
@@ -133,7 +135,7 @@ class Blocks:
             have = self.memory.shape[1]
         check(
             have >= need,
-            f"A block of {have} bytes is too small for {self.kv_heads} heads of {self.layout.bytes} bytes.",
+            f"A block of {have} bytes is too small for {need // self.layout.bytes} heads of {self.layout.bytes} bytes.",
             f"Make blocks {need} bytes long.",
         )
 
@@ -154,7 +156,7 @@ class Blocks:
         """Writes base, strides and sizes into one of the extension's job structs."""
         job.base = self.memory.base if isinstance(self.memory, Arena) else self.memory.data_ptr()
         job.block_stride = self.block_bytes
-        job.head_stride = self.layout.bytes
+        job.head_stride = 0 if self.single else self.layout.bytes
         job.num_blocks = self.num_blocks
         job.block = self.block
         job.elem = elem(self.element)

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from coattn.ops import flash
 from coattn.ops.attend import attend
 from coattn.ops.native import attend as native
@@ -13,7 +15,7 @@ from coattn.place.base import Call, Place, Result, State
 from coattn.state import AttnState
 from coattn.store.frame import Recording
 from coattn.trace.step import Span
-from coattn.types import Selection
+from coattn.types import BlockList, Selection
 
 if TYPE_CHECKING:
     from coattn.handover.mailbox import Mailbox
@@ -35,7 +37,7 @@ class Cpu(Place):
     def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
-        q, blocks = call.q.cpu(), call.store.far[call.layer]
+        q, blocks = call.q.cpu(), _blocks(call, picked.far)
         many = flash.refuses(q, blocks, picked.far, call.shape.softcap) is None
         if not many and native.refuses(q, blocks) is None:
             state: State = native.attend_in_time(q, blocks, picked.far, call.scale, call.shape.softcap)
@@ -91,7 +93,12 @@ class Cpu(Place):
 
         mailbox = self.mailbox
         assert mailbox is not None, "prepare() comes first"
-        mailbox.add(LayerJob(call.layer, call.shape, call.store.far[call.layer], call.scale))
+        own = picked.far if picked.far.memory is not None else None
+        mailbox.add(LayerJob(call.layer, call.shape, _blocks(call, picked.far), call.scale, own))
         mailbox.post(call.layer, call.q[:, 0])
         recording.stamps[call.layer] = mailbox.stamp(call.layer)
         return lambda: mailbox.fetch(call.layer, recording.rows)
+
+
+def _blocks(call: Call, far: BlockList) -> Tensor:
+    return call.store.far[call.layer] if far.memory is None else far.memory

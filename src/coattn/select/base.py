@@ -27,6 +27,13 @@ class Select(Part):
     scale: float = field(init=False, repr=False, default=1.0)
     """What the layer multiplies its scores with; the runtime sets it before every `pick`."""
 
+    def open(self, store: Store) -> None:
+        """Meets the store whose entries it will pick, after the store's own `open`."""
+
+    def is_exact(self) -> bool:
+        """Whether it leaves nothing out with the parameters it has."""
+        return type(self).exact
+
     @abstractmethod
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         """What q `[seqs, queries, q_heads, head_dim]` attends to of what the store shows in this step."""

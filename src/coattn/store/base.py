@@ -103,6 +103,14 @@ class Store(Part):
         """History that must be attended position by position (windows), or None where it is a set."""
         return None
 
+    def notice(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        """Hears the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
+
+    def attended(self, step: Step) -> tuple[float, float]:
+        """Entries of a decode step that are attended near and far over its sequences, the mean over heads and layers."""
+        near, far = (sum(part.tokens) if part else 0 for part in self.listing(step))
+        return near, far
+
     @abstractmethod
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""

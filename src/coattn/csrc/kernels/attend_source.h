@@ -86,7 +86,10 @@ class AttendSource {
   }
 
  private:
-  int64_t list(int64_t item) const { return job_.table_heads == 1 ? item / job_.kv_heads : item; }
+  int64_t list(int64_t item) const {
+    const int64_t seq = item / job_.kv_heads, row = job_.owners ? job_.owners[seq] : seq;
+    return job_.table_heads == 1 ? row : row * job_.kv_heads + item % job_.kv_heads;
+  }
   const int32_t* run(int64_t item, int r) const {
     const int64_t row = job_.run_heads == 1 ? item / job_.kv_heads : item;
     return job_.runs + 2 * (row * job_.max_runs + r);

@@ -13,7 +13,7 @@ from coattn.state import AttnState
 from coattn.types import BlockList
 
 if TYPE_CHECKING:
-    from coattn.native import Attended, Call
+    from coattn.native import Attended, Blocks, Call
 
 try:
     from coattn import native
@@ -38,7 +38,7 @@ def refuses(q: Tensor, blocks: Tensor) -> str | None:
         return f"head size {head_dim} is not a multiple of 8"
     layout = native.block_layout(native.element_of(blocks.dtype), block, head_dim)
     packed = block * head_dim * blocks.element_size()
-    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not blocks.is_contiguous():
+    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not _own(blocks).is_contiguous():
         return f"blocks of {block} rows of {head_dim} {blocks.dtype} are not packed the way the kernels read them"
     return None
 
@@ -90,10 +90,26 @@ _abandoned: list[object] = []
 
 
 def _plan(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> Call[Attended]:
-    count, kv_heads, _, block, head_dim = blocks.shape
     _share_cores()
-    memory = blocks.view(torch.uint8).view(count, -1)
-    source = native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, head_dim)
     return native.plan_attend(
-        q, source, picked.table.contiguous(), picked.tokens.contiguous(), scale=scale, softcap=softcap or 0.0
+        q,
+        source(blocks),
+        picked.table.contiguous(),
+        picked.tokens.contiguous(),
+        scale=scale,
+        softcap=softcap or 0.0,
+        owners=picked.owners,
     )
+
+
+def source(blocks: Tensor) -> Blocks:
+    """Blocks `[n, kv_heads, 2, block, d]` as the extension knows them."""
+    _, kv_heads, _, block, d = blocks.shape
+    own = _own(blocks)
+    memory = own.view(torch.uint8).view(len(own), -1)
+    return native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, d, single=own is not blocks)
+
+
+def _own(blocks: Tensor) -> Tensor:
+    """Without the repetition over KV heads of blocks that belong to one each."""
+    return blocks[:, :1] if blocks.shape[1] > 1 and blocks.stride(1) == 0 else blocks
