@@ -11,7 +11,6 @@ from tests.engine.small import DEVICE, greedy, llm, prompt
 from coattn import native
 from coattn.errors import WorkerError
 
-
 LONG = 100
 """Tokens of a prompt that does not fit in the window: the CPU takes part in its decode steps."""
 

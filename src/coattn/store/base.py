@@ -107,7 +107,7 @@ class Store(Part):
         """Hears the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
 
     def attended(self, step: Step) -> tuple[float, float]:
-        """Entries of a decode step that are attended near and far over its sequences, the mean over heads and layers."""
+        """Entries that a decode step attends to near and far, over its sequences; the mean over heads and layers."""
         near, far = (sum(part.tokens) if part else 0 for part in self.listing(step))
         return near, far
 
