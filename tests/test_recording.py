@@ -21,6 +21,7 @@ CASES = [
     ("cpu", {"block": 8, "window_blocks": 3}),
     ("cpu", {"block": 8, "window_blocks": 30}),
     ("streaming", {"sinks": 3, "recent": 17, "block": 4}),
+    ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3}),
 ]
 
 
@@ -97,7 +98,8 @@ def test_frames_say_what_the_step_says(method: str, params: dict[str, Any], wind
     world.join(0, 16)
     world.join(4, 100)
     world.steps(40, [4, 0, 1, 3])
-    assert world.ledger.held == held
+    assert world.ledger.held["gpu"] == held["gpu"]
+    assert world.ledger.held["host"] == held["host"] or method == "hgca", "what is chosen of DRAM grows as it is chosen"
 
 
 @pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming"])

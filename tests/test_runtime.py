@@ -96,6 +96,10 @@ CASES = [
     ("cpu", {"block": 8}, 60_000),
     ("cpu", {}, None),
     ("cpu", {"block": 4, "window_blocks": 2}, None),
+    ("hgca", {"beta": 0, "block": 8, "window_blocks": 2}, None),
+    ("hgca", {"beta": 0, "block": 1, "window_blocks": 3}, None),
+    ("hgca", {"beta": 0, "block": 32, "window_blocks": 1}, None),
+    ("hgca", {"beta": 0, "block": 8}, 70_000),
     ("streaming", {"sinks": 4, "recent": 20}, None),
     ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
 ]

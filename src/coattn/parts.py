@@ -9,11 +9,14 @@ from coattn.place.pull import Pull
 from coattn.schedule.inline import Inline
 from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
+from coattn.select.average_weight import AverageWeight
 from coattn.select.everything import Everything
 from coattn.select.oracle import Oracle
 from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
+from coattn.select.top_weight import TopWeight
 from coattn.store.arena import Arena
+from coattn.store.contextual import Contextual
 from coattn.store.pool import Pool
 from coattn.store.window import Window
 
@@ -21,8 +24,11 @@ _ALL: tuple[type[Part], ...] = (
     Pool,
     Window,
     Arena,
+    Contextual,
     Everything,
     SinksRecent,
+    AverageWeight,
+    TopWeight,
     Oracle,
     Random,
     Gpu,

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from coattn.ops.average import Average
 from coattn.part import Part
 from coattn.store.blocks import BlockMemory
 from coattn.store.frame import Frame, Recording
@@ -134,6 +135,10 @@ class Store(Part):
     def fill(self, frame: Frame, step: Step) -> None:
         """Writes a planned decode step into a frame; the rows after the step's sequences become nobody's."""
         raise AttributeError(f"store {self.name!r} cannot be recorded")
+
+    def average(self, layer: int) -> Average | None:
+        """The average weights of the near entries that every decode step adds to, where somebody wants them."""
+        return None
 
     def reaches_far(self, step: Step) -> bool:
         """Whether a decode step may attend to anything far."""
