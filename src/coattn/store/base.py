@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
@@ -111,6 +111,12 @@ class Store(Part):
         """Entries that a decode step attends to near and far, over its sequences; the mean over heads and layers."""
         near, far = (sum(part.tokens) if part else 0 for part in self.listing(step))
         return near, far
+
+    def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
+        """For benchmarks: sequences of so many tokens, of which nobody has asked anything, as if choices had been made.
+
+        shares: how much of what lies far a KV head attends to, one head after another, over and over.
+        """
 
     @abstractmethod
     def truncate(self, slot: int, length: int, keep: int) -> None:

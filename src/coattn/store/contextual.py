@@ -7,7 +7,7 @@ cache: every entry is attended in every step either near or far, never in both a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -44,13 +44,15 @@ class Contextual(Arena):
         "alpha": "how much of an entry's average weight each step replaces",
         "group_mean": "average over the query heads of a KV head instead of taking the largest",
         "queries": "last tokens of a prompt or turn whose weights choose among what lies in DRAM",
+        "peak": "weigh by the largest weight that any of these queries gives, instead of by the mean",
         "context": "room for chosen entries, as a share of the tokens in DRAM",
     }
 
     gpu_ratio: float | None = None
     alpha: float = 0.1
     group_mean: bool = False
-    queries: int = 32
+    queries: int = 64
+    peak: bool = True
     context: float = 1.0
     keep: Keep | None = field(init=False, repr=False, default=None)
     """The selection rule; set by it."""
@@ -156,6 +158,19 @@ class Contextual(Arena):
     def shares(self, slot: int, length: int) -> Tensor:
         """`[layers, kv_heads]`: how much of what lies far each head attends to, of a sequence of so many tokens."""
         return self.chosen.shown[:, slot].double() / max(1, self._first_near(length) * self.block)
+
+    def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
+        first, heads = self._first_near(length + 1), next(iter(self.opening.layers.values())).kv_heads
+        draws = torch.Generator().manual_seed(0)
+        for slot in slots:
+            self.chosen.clear([slot])
+            for layer, number in self.numbers.items():
+                share = torch.tensor([shares[(number * heads + h) % len(shares)] for h in range(heads)])
+                weights = torch.rand(heads, first * self.block, generator=draws)
+                self.chosen.put(choose_all(self, layer, slot, weights, weights < share[:, None]))
+            self._covered[slot] = first
+            self._stale.discard(slot)
+        self.chosen.show(list(slots))
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._finish([slot] if slot in self._leaving else [])

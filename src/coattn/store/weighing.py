@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 PIECE = 256
 """Blocks that are brought to the layer's device at a time."""
+
+
+class Weighing(NamedTuple):
+    """How the weights of many queries and of the query heads of a KV head become one: the largest, or the mean."""
+
+    peak: bool
+    group_mean: bool
 
 
 class Averages:
@@ -50,11 +57,11 @@ class Averages:
 
 
 def weights_over(
-    q: Tensor, keys: Tensor, scale: float, softcap: float | None, mean: bool, hidden: Tensor | None
+    q: Tensor, keys: Tensor, scale: float, softcap: float | None, how: Weighing, hidden: Tensor | None = None
 ) -> Tensor:
-    """Softmax of q `[queries, q_heads, d]` over keys `[kv_heads, n, d]`, the mean over the queries -> `[kv_heads, n]`.
+    """Softmax of q `[queries, q_heads, d]` over keys `[kv_heads, n, d]` -> `[kv_heads, n]`.
 
-    Of the query heads of a KV head the largest counts, or the mean. hidden: `[queries, n]`, what a query may not see.
+    hidden: `[queries, n]`, what a query may not see. Cost: `queries * group * n` scores of one KV head at a time.
     """
     found = []
     grouped = (
@@ -66,8 +73,9 @@ def weights_over(
             scores = softcap * torch.tanh(scores / softcap)
         if hidden is not None:
             scores = scores.masked_fill(hidden, -torch.inf)
-        weights = scores.softmax(-1).mean(1)
-        found.append(weights.mean(0) if mean else weights.amax(0))
+        weights = scores.softmax(-1)
+        weights = weights.amax(1) if how.peak else weights.mean(1)
+        found.append(weights.mean(0) if how.group_mean else weights.amax(0))
     return torch.stack(found)
 
 
@@ -82,7 +90,7 @@ def weigh_far(store: Contextual, layer: int, slot: int, blocks: int, q: Tensor |
         for at in range(ids[start], ids[end - 1] + 1, PIECE):
             piece = memory[at : min(at + PIECE, ids[end - 1] + 1)].to(shape.device, non_blocking=True)
             pieces.append(piece[:, :, 0].transpose(0, 1).flatten(1, 2))  # [kv_heads, n, d]
-    return weights_over(q, torch.cat(pieces, 1), scale, shape.softcap, store.group_mean, None).cpu()
+    return weights_over(q, torch.cat(pieces, 1), scale, shape.softcap, Weighing(store.peak, store.group_mean)).cpu()
 
 
 def weigh_near(store: Contextual, layer: int, slot: int, length: int, q: Tensor, scale: float) -> None:
@@ -95,7 +103,7 @@ def weigh_near(store: Contextual, layer: int, slot: int, length: int, q: Tensor,
     keys, _ = read_rows(store.window[layer], near, rows)
     asking = torch.arange(length - len(q), length)[:, None]
     hidden = (position > asking).to(shape.device)
-    weights = weights_over(q, keys.transpose(0, 1), scale, shape.softcap, store.group_mean, hidden)
+    weights = weights_over(q, keys.transpose(0, 1), scale, shape.softcap, Weighing(False, store.group_mean), hidden)
     store.averages[layer][near, :, rows] = weights.T
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.ops.reference import average as average_reference
 from coattn.ops.reference.append import append as append_reference
 from coattn.ops.reference.attend import attend as attend_reference
 from coattn.state import AttnState, Split, merge
@@ -14,6 +15,7 @@ from coattn.types import BlockList
 pytest.importorskip("triton")
 from coattn.ops.triton import append as append_kernel
 from coattn.ops.triton import attend as attend_kernel
+from coattn.ops.triton import average as average_kernel
 from coattn.ops.triton import linear as linear_kernel
 from coattn.ops.triton import merge as merge_kernel
 from coattn.ops.triton import model as model_kernels
@@ -70,6 +72,22 @@ def test_attend_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     want = attend_reference(q, blocks, picked, 0.125, None)
     torch.testing.assert_close(got.merged().out, want.out, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.merged().lse, want.lse, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize(("group", "tokens"), [(4, [70, 0, 1]), (3, [1500, 64, 33])])
+def test_average(group: int, tokens: list[int], mean: bool) -> None:
+    q = random(3, 1, 2 * group, 32, dtype=torch.float32)
+    blocks = random(64, 2, 2, 32, 32, dtype=torch.float32, seed=1)
+    picked = lists(tokens, 1, 32, 64, 3)
+    values = random(64, 2, 32, dtype=torch.float32, seed=2).abs()
+    wanted = values.clone()
+    average_reference.update(wanted, 0.1, mean, picked, average_reference.weigh(q, blocks, picked, 0.2, 20.0))
+    scores = attend_kernel.room_for_scores(q, picked)
+    state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
+    average_kernel.update(values, 0.1, mean, picked, scores, state.lse)
+    torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
+    assert not torch.equal(values, random(64, 2, 32, dtype=torch.float32, seed=2).abs())
 
 
 @pytest.mark.parametrize("second", [0, 1, 3])
