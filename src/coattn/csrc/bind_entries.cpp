@@ -2,6 +2,7 @@
 #include "bind_job.h"
 #include "kernels/block_rows.h"
 #include "kernels/compact.h"
+#include "kernels/keep_rows.h"
 #include "kernels/move_rows.h"
 #include "kernels/score_digest.h"
 #include "kernels/weighted_sum.h"
@@ -82,6 +83,28 @@ void bind_move_rows(nb::module_& m) {
   runnable<MoveRowsJob>(m, "move_rows", "submit_move_rows", &move_rows);
 }
 
+void bind_keep_rows(nb::module_& m) {
+  nb::class_<KeepRowsJob> c(m, "KeepRowsJob");
+  c.def("__init__", [](KeepRowsJob* self) { new (self) KeepRowsJob{}; });
+  field(c, "count", &KeepRowsJob::count);
+  field(c, "block", &KeepRowsJob::block);
+  field(c, "row_bytes", &KeepRowsJob::row_bytes);
+  field(c, "kept", &KeepRowsJob::kept);
+  field(c, "weight", &KeepRowsJob::weight);
+  field(c, "source", &KeepRowsJob::source);
+  field(c, "first", &KeepRowsJob::first);
+  field(c, "list", &KeepRowsJob::list);
+  field(c, "spare", &KeepRowsJob::spare);
+  field(c, "used", &KeepRowsJob::used);
+  field(c, "table", &KeepRowsJob::table);
+  field(c, "width", &KeepRowsJob::width);
+  field(c, "stored", &KeepRowsJob::stored);
+  field(c, "base", &KeepRowsJob::base);
+  field(c, "position", &KeepRowsJob::position);
+  field(c, "weights", &KeepRowsJob::weights);
+  runnable<KeepRowsJob>(m, "keep_rows", "submit_keep_rows", &keep_rows);
+}
+
 void bind_score_digest(nb::module_& m) {
   nb::class_<ScoreDigestJob> c(m, "ScoreDigestJob");
   c.def("__init__", [](ScoreDigestJob* self) { new (self) ScoreDigestJob{}; });
@@ -143,6 +166,7 @@ void bind_entries(nb::module_& m) {
   bind_compact(m);
   bind_score_digest(m);
   bind_move_rows(m);
+  bind_keep_rows(m);
   bind_block_rows(m);
 }
 

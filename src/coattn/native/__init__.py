@@ -37,7 +37,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import move_rows, read_blocks, write_blocks, write_rows
+from coattn.native.rows import Lists, move_rows, plan_keep_rows, read_blocks, write_blocks, write_rows
 
 __all__ = [
     "ELEMENTS",
@@ -50,6 +50,7 @@ __all__ = [
     "CpuFeatures",
     "Entries",
     "IsaStatus",
+    "Lists",
     "NativeError",
     "Pending",
     "abandon_pool",
@@ -75,6 +76,7 @@ __all__ = [
     "plan_attend",
     "plan_attend_runs",
     "plan_compact",
+    "plan_keep_rows",
     "plan_score_digest",
     "plan_weighted_sum",
     "random_gather_gbps",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.native.blocks import Blocks
+from coattn.native.call import Call
 from coattn.native.core import check, check_tensor, elem, element_of, extension
 
 
@@ -72,3 +74,48 @@ def move_rows(from_rows: Tensor, to_rows: Tensor, row_bytes: int, from_value: in
     job.from_rows, job.to_rows, job.count = from_rows.data_ptr(), to_rows.data_ptr(), len(from_rows)
     job.row_bytes, job.from_value, job.to_value = row_bytes, from_value, to_value
     extension.move_rows(job)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of single entries in blocks of one KV head: rows of `table`, of which `stored` says the lengths.
+
+    table: `[lists, width]` int32. stored: `[lists]` int32. base: address of block 0; a block has `block` key rows, then
+    as many value rows, of `row_bytes` each. position, weight: `[blocks, block]` int32 and float32, of every entry.
+    """
+
+    table: Tensor
+    stored: Tensor
+    base: int
+    block: int
+    row_bytes: int
+    position: Tensor
+    weight: Tensor
+
+
+def plan_keep_rows(
+    lists: Lists, which: Tensor, kept: Tensor, weight: Tensor, source: Tensor, first: Tensor, spare: Tensor
+) -> Call[Tensor]:
+    """Adds chosen rows of blocks to the ends of lists, one block for each list that is named.
+
+    which: `[n]` int64 lists, none twice. kept: `[n, block]` uint8. weight: `[n, block]` float32. source: `[n]` int64
+    addresses of the blocks. first: `[n]` int32, position of each block's first row. spare: `[n]` int32, a free block
+    for each list. The result, `[n]` uint8, says which of those were taken.
+    """
+    count, width = len(which), lists.table.shape[1]
+    check_tensor("table", lists.table, [None, None], torch.int32)
+    check_tensor("stored", lists.stored, [len(lists.table)], torch.int32)
+    check_tensor("which", which, [None], torch.int64)
+    check_tensor("kept", kept, [count, lists.block], torch.uint8)
+    check_tensor("weight", weight, [count, lists.block], torch.float32)
+    check_tensor("source", source, [count], torch.int64)
+    check_tensor("first", first, [count], torch.int32)
+    check_tensor("spare", spare, [count], torch.int32)
+    used = torch.zeros(count, dtype=torch.uint8)
+    job = extension.KeepRowsJob()
+    job.count, job.block, job.row_bytes = count, lists.block, lists.row_bytes
+    job.kept, job.weight, job.source = kept.data_ptr(), weight.data_ptr(), source.data_ptr()
+    job.first, job.list, job.spare, job.used = first.data_ptr(), which.data_ptr(), spare.data_ptr(), used.data_ptr()
+    job.table, job.width, job.stored = lists.table.data_ptr(), width, lists.stored.data_ptr()
+    job.base, job.position, job.weights = lists.base, lists.position.data_ptr(), lists.weight.data_ptr()
+    return Call("keep_rows", job, used, (lists, which, kept, weight, source, first, spare))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from coattn.store.host_memory import Growing
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
+
+if TYPE_CHECKING:
+    from coattn.native import Pending
 
 STEP = 16 << 20
 """Bytes that the memory grows by at a time, at least, where there is room."""
@@ -31,18 +35,38 @@ class Chosen:
     source: Tensor
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """Rows on their way to their lists."""
+
+    pending: Pending[Tensor]
+    spare: Tensor
+    """Blocks that were set aside for them."""
+
+
 class Context:
     """Lists of single entries in blocks of one KV head each, shared by all layers, slots and heads.
 
-    Owner and writer: the store, between steps or on a thread of its own (`put`). Readers: the CPU's workers during a
-    step, of what `shown` says. `put` writes only past what is shown, so both may happen at the same time; `show` is
-    called between steps.
+    Owner: the store. Writers: the store between steps, and the worker pool (`keep`). Readers: the CPU's workers during
+    a step, of what `shown` says. `keep` writes only past what is shown, so both may happen at the same time; what it
+    wrote is shown between steps, once `done` has seen it finished.
     """
 
     def __init__(
-        self, shape: LayerShape, layers: int, slots: int, block: int, width: int, most: int, ledger: Ledger
+        self,
+        shape: LayerShape,
+        layers: int,
+        slots: int,
+        block: int,
+        width: int,
+        most: int,
+        ledger: Ledger,
+        fixed: bool,
     ) -> None:
-        """width: blocks of the longest list; most: bytes that the entries may ever take."""
+        """width: blocks of the longest list, at first; most: bytes that the entries may ever take.
+
+        fixed: lists never become longer than `width`, and nothing that is read by address ever moves.
+        """
         self.shape, self.block, self.ledger = shape, block, ledger
         self.row_bytes = shape.head_dim * shape.dtype.itemsize
         self.block_bytes = 2 * block * self.row_bytes
@@ -56,8 +80,10 @@ class Context:
         self.capacity = self._memory.most // self.block_bytes
         whole = self._memory.memory[: self.capacity * self.block_bytes].view(shape.dtype)
         self._blocks = whole.view(self.capacity, 1, 2, block, shape.head_dim)
-        self._position = torch.zeros(0, block, dtype=torch.int32)
-        self._weight = torch.zeros(0, block)
+        known = self.capacity if fixed else 0
+        self._position = torch.zeros(known, block, dtype=torch.int32)
+        self._weight = torch.zeros(known, block)
+        self.fixed = fixed
         self._free = torch.zeros(0, dtype=torch.int64)
         self._next = 0
         self._taken = 0
@@ -94,6 +120,46 @@ class Context:
         self._weight[block, place] = chosen.weight
         self._move(chosen.source, block * self.block_bytes + place * self.row_bytes)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
+
+    def keep(self, slots: list[int], first: list[int], kept: Tensor, weights: Tensor, source: Tensor) -> Keeping:
+        """Adds the kept rows `[layers, slots, kv_heads, block]` of one block of each slot; the pool does it meanwhile.
+
+        first: position of each block's first row. source: `[layers, slots, kv_heads]` addresses of the blocks.
+        """
+        from coattn import native
+
+        layers, _, heads = self.stored.shape
+        before = torch.arange(layers)[:, None, None] * self.stored.shape[1] + torch.tensor(slots)[:, None]
+        which = (before * heads + torch.arange(heads)).flatten()
+        longest = int(self.stored.view(-1)[which].max()) + self.block
+        self._widen(longest)
+        spare = self._take(len(which))
+        at = torch.tensor(first, dtype=torch.int32)[:, None].expand(layers, -1, heads)
+        lists = native.Lists(
+            self.table.view(-1, self.table.shape[-1]),
+            self.stored.view(-1),
+            self._memory.memory.data_ptr(),
+            self.block,
+            self.row_bytes,
+            self._position,
+            self._weight,
+        )
+        call = native.plan_keep_rows(
+            lists,
+            which,
+            kept.reshape(-1, self.block).to(torch.uint8),
+            weights.reshape(-1, self.block),
+            source.flatten(),
+            at.reshape(-1).contiguous(),
+            spare.to(torch.int32),
+        )
+        return Keeping(call.submit(), spare)
+
+    def done(self, keeping: Keeping) -> None:
+        """Waits for it, and takes back the blocks that it did not need. Once."""
+        used = keeping.pending.wait()
+        assert used is not None
+        self._free = torch.cat([self._free, keeping.spare[used == 0]])
 
     def show(self, slots: list[int]) -> None:
         """From now on all that is stored of these slots is attended."""
@@ -159,23 +225,25 @@ class Context:
         what = "Keeping the entries that matter"
         if blocks > self.capacity:
             self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
-        have = len(self._position)
+        have = self._taken // self.block_bytes
         if blocks <= have:
             return
         room = self.ledger.room("host")
-        wanted = max(blocks, have + max(STEP // self.block_bytes, have // 4))
+        wanted = max(blocks, have + max(STEP // self.block_bytes, have // 16))
         if room is not None:
             wanted = min(wanted, have + room // self.block_bytes)
         wanted = max(blocks, min(wanted, self.capacity))
         self.ledger.take("host", (wanted - have) * self.block_bytes, what)
         self._taken += (wanted - have) * self.block_bytes
         self._memory.grow(wanted * self.block_bytes)
+        if self.fixed:
+            return
         more = wanted - have
         self._position = torch.cat([self._position, torch.zeros(more, self.block, dtype=torch.int32)])
         self._weight = torch.cat([self._weight, torch.zeros(more, self.block)])
 
     def _widen(self, entries: int) -> None:
-        """Only where sequences may become longer than was said at first: a recorded step has the table's address."""
+        """Only where sequences may become longer than was said at first."""
         need = -(-entries // self.block)
         if need > self.table.shape[-1]:
             more = torch.zeros(*self.table.shape[:-1], need, dtype=torch.int32)

@@ -8,7 +8,6 @@ cache: every entry is attended in every step either near or far, never in both a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -19,9 +18,9 @@ from coattn.ops.average import Average
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.context import Context
+from coattn.store.context import Context, Keeping
 from coattn.store.ledger import Tier
-from coattn.store.weighing import Averages, choose_all, choose_block, weigh_far, weigh_near
+from coattn.store.weighing import Averages, addresses, choose_all, weigh_far, weigh_near
 from coattn.types import BlockList, Phase, Selection, Step
 
 Keep = Callable[[Tensor, int], Tensor]
@@ -30,6 +29,20 @@ LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
 ADDRESSES = 1 << 40
 """Bytes of addresses for the contextual cache where nobody says how long sequences get."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Blocks of these slots on their way together; nobody is left of them once it is done."""
+
+    keeping: Keeping
+    slots: list[int]
+
+    def finish(self, chosen: Context) -> None:
+        """Waits for the pool, the first time."""
+        if self.slots:
+            chosen.done(self.keeping)
+            self.slots.clear()
 
 
 @dataclass
@@ -63,9 +76,8 @@ class Contextual(Arena):
     _heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By slot and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
     _scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
-    _leaving: dict[int, Future[None] | None] = field(init=False, repr=False, default_factory=dict)
+    _leaving: dict[int, Leaving] = field(init=False, repr=False, default_factory=dict)
     """Slots with a block on its way to the contextual cache."""
-    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,9 +111,8 @@ class Contextual(Arena):
             width,
             most if room is None else min(most, room),
             opening.ledger,
+            opening.fixed,
         )
-        if shape.device.type == "cuda":
-            self._thread = ThreadPoolExecutor(1, "coattn-context")
 
     def plan(self, step: Step) -> None:
         super().plan(step)
@@ -198,9 +209,6 @@ class Contextual(Arena):
 
     def release(self) -> None:
         self._finish(list(self._leaving))
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
         if hasattr(self, "chosen"):
             self.chosen.release()
             self.opening.ledger.give("gpu", self.averages.blocks * self._weight_bytes(self.opening))
@@ -247,30 +255,22 @@ class Contextual(Arena):
         sizes = dict(zip(step.slots, (n - self._first_near(n) * self.block for n in step.lengths), strict=True))
         weights = self.averages.of(near)  # [layers, leaving, kv_heads, block]
         far = [self.table.owned[slot][b] for slot, b in zip(leaving, blocks, strict=True)]
-
-        def put() -> None:
-            assert self.keep is not None, "a selection rule comes first"
-            kept = torch.stack([self.keep(weights[:, i], sizes[slot]) for i, slot in enumerate(leaving)], 1)
-            self.chosen.put(choose_block(self, leaving, blocks, far, weights, kept))
-
-        started = None
-        if self._thread is not None:
-            started = self._thread.submit(put)
-        else:
-            put()
+        assert self.keep is not None, "a selection rule comes first"
+        kept = torch.stack([self.keep(weights[:, i], sizes[slot]) for i, slot in enumerate(leaving)], 1)
+        first = [b * self.block for b in blocks]
+        leaves = Leaving(self.chosen.keep(leaving, first, kept, weights, addresses(self, far)), leaving)
         for slot, b in zip(leaving, blocks, strict=True):
-            self._leaving[slot] = started
+            self._leaving[slot] = leaves
             self._covered[slot] = b + 1
+        if not self.opening.fixed:  # what is read meanwhile may move in the next step
+            leaves.finish(self.chosen)
 
     def _finish(self, slots: list[int]) -> None:
         """Blocks of these slots have left: what was chosen of them is attended from now on."""
-        if not slots:
-            return
         for slot in slots:
-            pending = self._leaving.pop(slot)
-            if pending is not None:
-                pending.result()
-        self.chosen.show(slots)
+            self._leaving.pop(slot).finish(self.chosen)
+        if slots:
+            self.chosen.show(slots)
 
     def _choose_again(self, slot: int, length: int) -> None:
         """All that lies far is weighed with the last queries of the prompt or turn, and chosen from afresh."""

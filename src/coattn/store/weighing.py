@@ -122,19 +122,12 @@ def choose_all(store: Contextual, layer: int, slot: int, weights: Tensor, kept: 
     )
 
 
-def choose_block(
-    store: Contextual, slots: list[int], blocks: list[int], far: list[int], weights: Tensor, kept: Tensor
-) -> Chosen:
-    """The kept entries `[layers, slots, kv_heads, block]` of one block of each slot, which far calls `far`."""
-    number, which, head, row = kept.nonzero(as_tuple=True)
-    return Chosen(
-        number,
-        torch.tensor(slots)[which],
-        head,
-        torch.tensor(blocks)[which] * store.block + row,
-        weights[number, which, head, row],
-        _address(store, number, torch.tensor(far)[which], head, row),
-    )
+def addresses(store: Contextual, far: list[int]) -> Tensor:
+    """`[layers, len(far), kv_heads]`: where the keys of far blocks begin."""
+    layers, heads = len(store.numbers), next(iter(store.opening.layers.values())).kv_heads
+    number = torch.arange(layers)[:, None, None]
+    ids, head = torch.tensor(far)[:, None], torch.arange(heads)
+    return _address(store, number, ids, head, torch.zeros(1, dtype=torch.int64))
 
 
 def _address(store: Contextual, number: Tensor, ids: Tensor, head: Tensor, row: Tensor) -> Tensor:
