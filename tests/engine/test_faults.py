@@ -24,7 +24,7 @@ def _no_fault_left() -> Iterator[None]:
 @pytest.mark.parametrize("fault", ["stall", "die", "throw"])
 def test_lost_workers_fail_the_step_and_no_more(fault: str) -> None:
     params = greedy(20, ignore_eos=True)
-    with llm("cpu", max_batch=2) as engine:
+    with llm("cpu", max_batch=2, window_blocks=1) as engine:
         runner = engine.engine.runner
         want = engine.generate(prompt(LONG), params)[0].token_ids
         held, free = dict(engine.ledger.held), dict(runner.free())

@@ -58,6 +58,7 @@ class Contextual(Arena):
         "group_mean": "average over the query heads of a KV head instead of taking the largest",
         "queries": "last tokens of a prompt or turn whose weights choose among what lies in DRAM",
         "peak": "weigh by the largest weight that any of these queries gives, instead of by the mean",
+        "reevaluate": "after every turn, choose again among all that lies in DRAM",
         "context": "room for chosen entries, as a share of the tokens in DRAM",
     }
 
@@ -66,6 +67,7 @@ class Contextual(Arena):
     group_mean: bool = False
     queries: int = 64
     peak: bool = True
+    reevaluate: bool = True
     context: float = 1.0
     keep: Keep | None = field(init=False, repr=False, default=None)
     """The selection rule; set by it."""
@@ -255,8 +257,7 @@ class Contextual(Arena):
         sizes = dict(zip(step.slots, (n - self._first_near(n) * self.block for n in step.lengths), strict=True))
         weights = self.averages.of(near)  # [layers, leaving, kv_heads, block]
         far = [self.table.owned[slot][b] for slot, b in zip(leaving, blocks, strict=True)]
-        assert self.keep is not None, "a selection rule comes first"
-        kept = torch.stack([self.keep(weights[:, i], sizes[slot]) for i, slot in enumerate(leaving)], 1)
+        kept = torch.stack([self._keep(weights[:, i], sizes[slot]) for i, slot in enumerate(leaving)], 1)
         first = [b * self.block for b in blocks]
         leaves = Leaving(self.chosen.keep(leaving, first, kept, weights, addresses(self, far)), leaving)
         for slot, b in zip(leaving, blocks, strict=True):
@@ -275,14 +276,14 @@ class Contextual(Arena):
     def _choose_again(self, slot: int, length: int) -> None:
         """All that lies far is weighed with the last queries of the prompt or turn, and chosen from afresh."""
         self._finish([slot] if slot in self._leaving else [])
-        first = self._first_near(length)
-        heard = self._heard.get(slot, {})
-        self.chosen.clear([slot])
-        if first:
-            assert self.keep is not None, "a selection rule comes first"
+        first, heard = self._first_near(length), self._heard.get(slot, {})
+        start = 0 if self.reevaluate else self._covered.get(slot, 0)
+        self.chosen.cut([slot], start * self.block)
+        if first > start:
             for layer in self.opening.layers:
                 weights = weigh_far(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
-                kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
+                kept = self._keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
+                kept[:, : start * self.block] = False
                 self.chosen.put(choose_all(self, layer, slot, weights, kept))
         for layer in heard:
             weigh_near(self, layer, slot, length - 1, heard[layer], self._scale[layer])
@@ -290,6 +291,10 @@ class Contextual(Arena):
         self._covered[slot] = first
         self._stale.discard(slot)
         self._heard.pop(slot, None)
+
+    def _keep(self, weights: Tensor, entries: int) -> Tensor:
+        assert self.keep is not None, "a selection rule comes first"
+        return self.keep(weights, entries)
 
     def _recorded_view(self, layer: int) -> Selection:
         assert self.recording is not None

@@ -80,6 +80,10 @@ def test_average(group: int, tokens: list[int], mean: bool) -> None:
     q = random(3, 1, 2 * group, 32, dtype=torch.float32)
     blocks = random(64, 2, 2, 32, 32, dtype=torch.float32, seed=1)
     picked = lists(tokens, 1, 32, 64, 3)
+    # no two sequences share a block: each entry's average has one writer
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(4)).int().split([48, 8, 8])
+    for row, ids in zip(picked.table[:, 0], order, strict=True):
+        row[: len(ids)] = ids[: len(row)].to(DEVICE)
     values = random(64, 2, 32, dtype=torch.float32, seed=2).abs()
     wanted = values.clone()
     average_reference.update(wanted, 0.1, mean, picked, average_reference.weigh(q, blocks, picked, 0.2, 20.0))

@@ -1,0 +1,137 @@
+"""HGCA: exact with beta = 0, entries that come back with a changed topic, thresholds against fixed numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.small import by_transformers, greedy, llm, prompt, small
+
+import coattn
+from coattn.errors import ConfigError
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.runtime import Runtime
+from coattn.select.average_weight import AverageWeight
+from coattn.select.top_weight import TopWeight
+from coattn.store.contextual import Contextual
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Step
+
+EXACT = {"beta": 0, "window_blocks": 2, "block": 8}
+
+
+def test_without_a_threshold_the_engine_gives_what_transformers_gives() -> None:
+    prompts = [prompt(100), prompt(9), prompt(61), prompt(140)]
+    model = small()
+    want = [by_transformers(model, ids, 40) for ids in prompts]
+    with llm("hgca", max_batch=3, **EXACT) as engine:
+        handles = []
+        for ids in prompts:
+            handles.append(engine.submit(ids, greedy(40)))
+            engine.step()
+        assert [handle.result().token_ids for handle in handles] == want
+        held = engine.ledger.held["gpu"]
+    assert held > 0
+
+
+def test_without_a_threshold_three_turns_equal_full_attention() -> None:
+    """A batch of two, attached: prompt and answer, three times over."""
+    model = small()
+    turns = [torch.randint(0, 256, (2, n), generator=torch.Generator().manual_seed(n)) for n in (70, 33, 5)]
+
+    def talk(method: str, **params: Any) -> list[torch.Tensor]:
+        found = []
+        with coattn.attach(model, method, **params) as attachment, torch.no_grad():
+            cache = attachment.new_cache(300)
+            for turn in turns:
+                logits = model(turn.to(model.device), past_key_values=cache).logits
+                for _ in range(25):
+                    logits = model(logits[:, -1:].argmax(-1), past_key_values=cache).logits
+                    found.append(logits[:, -1].float().cpu())
+        return found
+
+    for own, full in zip(talk("hgca", **EXACT), talk("full"), strict=True):
+        torch.testing.assert_close(own, full, atol=2e-4, rtol=1e-3)
+
+
+class Topics:
+    """One layer, one head: entries about one of two topics, in the middle of others about neither."""
+
+    def __init__(self, **params: Any) -> None:
+        shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
+        row = compose(METHODS["hgca"], block=8, window_blocks=2, queries=4, **params)
+        self.runtime = Runtime([shape], row, Ledger(), 1, 400)
+        self.store: Contextual = self.runtime.groups[0].store  # type: ignore[assignment]
+        self.length = 0
+        self.keys = torch.empty(0, 16)
+        draws = torch.Generator().manual_seed(0)
+        self.noise = lambda n: 0.1 * torch.randn(n, 16, generator=draws)
+        self.topic = torch.eye(16)[:2] * 12
+
+    def read(self, about: list[int | None], asking: int) -> None:
+        """Tokens about topics, whose queries ask for one."""
+        n = len(about)
+        k = self.noise(n) + torch.stack([torch.zeros(16) if t is None else self.topic[t] for t in about])
+        q = (self.noise(n) + self.topic[asking])[:, None].expand(-1, 2, -1)
+        step = Step.of((0,), (self.length,), (n,))
+        self.runtime.begin(step)
+        self.runtime.attend(0, q.contiguous(), k[:, None], k[:, None], 0.05)
+        self.runtime.commit()
+        self.length += n
+        self.keys = torch.cat([self.keys, k])
+
+    def recalled(self, asking: int) -> float:
+        """Share of the mass of a query about a topic that lies on what is attended."""
+        weights = (self.keys @ self.topic[asking] * 0.05).softmax(0)
+        far = self.store._first_near(self.length) * self.store.block
+        chosen = self.store.chosen.positions(0, 0, 0).long()
+        assert chosen.max() < far
+        return float(weights[chosen].sum() + weights[far:].sum())
+
+
+@pytest.mark.parametrize("reevaluate", [True, False])
+def test_a_changed_topic_brings_its_entries_back(reevaluate: bool) -> None:
+    world = Topics(reevaluate=reevaluate)
+    about = [0 if i in range(20, 30) else 1 if i in range(50, 60) else None for i in range(120)]
+    world.read(about, asking=0)
+    for _ in range(20):
+        world.read([None], asking=0)
+    assert world.recalled(0) > 0.95
+    assert world.recalled(1) < 0.5
+    world.read([None] * 12, asking=1)
+    world.read([None], asking=1)
+    if reevaluate:
+        assert world.recalled(1) > 0.95
+        assert world.recalled(0) < 0.5, "what no longer matters has left"
+    else:
+        assert world.recalled(1) < 0.5
+    assert world.store.chosen.weights(0, 0, 0).sum() == pytest.approx(1)
+
+
+def test_a_threshold_recalls_more_mass_than_as_many_entries_for_every_head() -> None:
+    """Heads that look at 3, at 30 and at 300 of 1,000 entries: the paper's observation that heads differ."""
+    weights = torch.full((3, 1000), 1e-6)
+    for head, wide in enumerate((3, 30, 300)):
+        weights[head, torch.randperm(1000, generator=torch.Generator().manual_seed(head))[:wide]] = 1.0
+    weights /= weights.sum(-1, keepdim=True)
+    own = AverageWeight(beta=1.0).keep(weights, 1000)
+    same = TopWeight(share=float(own.double().mean())).keep(weights, 1000)
+    assert own.sum() == same.sum() == 333
+    assert own.sum(-1).tolist() == [3, 30, 300]
+    assert float((weights * own).sum(-1).mean()) > 0.99 > 0.8 > float((weights * same).sum(-1).mean())
+
+
+def test_the_window_can_be_a_share_of_the_context() -> None:
+    shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
+    runtime = Runtime([shape], compose(METHODS["hgca"], block=8, gpu_ratio=0.25), Ledger(), 1, 320)
+    store = runtime.groups[0].store
+    assert isinstance(store, Contextual)
+    assert store.ring == 11, "ten blocks, and the one that leaves"
+
+
+@pytest.mark.parametrize("params", [{"beta": -1}, {"beta": "x"}, {"alpha": 0}, {"alpha": 1.5}, {"gpu_ratio": 2}])
+def test_what_makes_no_sense_is_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(params))):
+        compose(METHODS["hgca"], **params)

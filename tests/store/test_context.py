@@ -1,0 +1,110 @@
+"""Lists of chosen entries: they hold what was put, in order, and give their blocks back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from coattn.errors import BudgetError
+from coattn.store.context import Chosen, Context
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape
+
+LAYERS, SLOTS, HEADS, BLOCK, D = 2, 3, 2, 4, 8
+SHAPE = LayerShape(4, HEADS, D, torch.float32, torch.device("cpu"))
+
+
+class World:
+    """Entries in plain memory, and lists of them beside what they should hold."""
+
+    def __init__(self, most: int = 1 << 20, host: int | None = None, fixed: bool = True) -> None:
+        self.ledger = Ledger(host=host)
+        self.context = Context(SHAPE, LAYERS, SLOTS, BLOCK, 64, most, self.ledger, fixed)
+        self.memory = torch.randn(LAYERS, SLOTS, 40, HEADS, 2, BLOCK, D)
+        self.want: dict[tuple[int, int, int], list[int]] = {}
+
+    def address(self, layer: int, slot: int, block: int, head: int) -> int:
+        return self.memory[layer, slot, block, head].data_ptr()
+
+    def put(self, mask: torch.Tensor) -> None:
+        """mask `[layers, slots, heads, positions]`"""
+        layer, slot, head, position = mask.nonzero(as_tuple=True)
+        source = torch.tensor(
+            [
+                self.address(a, b, p // BLOCK, c) + p % BLOCK * D * 4
+                for a, b, c, p in zip(*(x.tolist() for x in (layer, slot, head, position)), strict=True)
+            ],
+            dtype=torch.int64,
+        )
+        self.context.put(Chosen(layer, slot, head, position, torch.rand(len(layer)), source))
+        for a, b, c, p in mask.nonzero().tolist():
+            self.want.setdefault((a, b, c), []).append(p)
+
+    def keep(self, slots: list[int], block: int, kept: torch.Tensor) -> None:
+        """kept `[layers, slots, heads, BLOCK]` of one block of each slot."""
+        source = torch.tensor(
+            [[[self.address(a, s, block, h) for h in range(HEADS)] for s in slots] for a in range(LAYERS)]
+        )
+        done = self.context.keep(slots, [block * BLOCK] * len(slots), kept, torch.rand(kept.shape), source)
+        self.context.done(done)
+        for a, i, c, r in kept.nonzero().tolist():
+            self.want.setdefault((a, slots[i], c), []).append(block * BLOCK + r)
+
+    def check(self) -> None:
+        context = self.context
+        for layer in range(LAYERS):
+            for slot in range(SLOTS):
+                for head in range(HEADS):
+                    want = self.want.get((layer, slot, head), [])
+                    assert context.positions(layer, slot, head).tolist() == want
+                    ids = context.table[layer, slot, head].long()
+                    for i, position in enumerate(want):
+                        own = context.blocks[ids[i // BLOCK], head, :, i % BLOCK]
+                        torch.testing.assert_close(
+                            own, self.memory[layer, slot, position // BLOCK, head, :, position % BLOCK]
+                        )
+        owned = [i for key in self.want for i in self._ids(*key)]
+        assert len(owned) == len(set(owned)) == context.used_bytes() // context.block_bytes
+
+    def _ids(self, layer: int, slot: int, head: int) -> list[int]:
+        count = len(self.want[layer, slot, head])
+        return self.context.table[layer, slot, head, : -(-count // BLOCK)].tolist()
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_lists_hold_what_was_put(fixed: bool) -> None:
+    torch.manual_seed(0)
+    world = World(fixed=fixed)
+    world.put(torch.rand(LAYERS, SLOTS, HEADS, 100) < 0.3)
+    world.check()
+    for block in range(25, 40):
+        world.keep([2, 0], block, torch.rand(LAYERS, 2, HEADS, BLOCK) < 0.5)
+    world.check()
+    assert world.context.shown.sum() == 0
+    world.context.show([0])
+    assert torch.equal(world.context.shown[:, 0], world.context.stored[:, 0])
+    assert world.context.shown[:, 1:].sum() == 0
+
+
+def test_a_cut_keeps_what_came_before() -> None:
+    torch.manual_seed(1)
+    world = World()
+    world.put(torch.rand(LAYERS, SLOTS, HEADS, 100) < 0.4)
+    world.context.cut([1], 37)
+    world.want = {key: [p for p in own if key[1] != 1 or p < 37] for key, own in world.want.items()}
+    world.check()
+    world.keep([1], 30, torch.ones(LAYERS, 1, HEADS, BLOCK).bool())
+    world.check()
+    world.context.clear([0, 1, 2])
+    assert world.context.used_bytes() == 0
+    world.context.release()
+    assert world.ledger.held["host"] == 0
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
+    world = World(host=20 * 2 * BLOCK * D * 4)
+    world.put(torch.ones(LAYERS, SLOTS, HEADS, 4) < 2)
+    with pytest.raises(BudgetError, match="host_kv"):
+        world.put(torch.ones(LAYERS, SLOTS, HEADS, 8) < 2)
+    world.want = {key: own[:4] for key, own in world.want.items()}
+    world.check()
