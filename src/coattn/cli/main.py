@@ -19,6 +19,7 @@ from coattn.cli import (
     eval_needle,
     eval_perplexity,
     eval_report,
+    eval_sweep,
     evaluate,
     generate,
     methods,
@@ -48,6 +49,7 @@ __all__ = [
     "eval_needle",
     "eval_perplexity",
     "eval_report",
+    "eval_sweep",
     "main",
 ]
 

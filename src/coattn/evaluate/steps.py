@@ -61,8 +61,14 @@ class Steps:
         return self.runner.decode(range(count), self.windows[:, at].tolist(), [at] * count)
 
     def report(self) -> dict[str, Any]:
-        """The method, whether it is exact, and its KV bytes."""
-        return {**self.composed.describe(), **self.ledger.describe()}
+        """The method, whether it is exact, its KV bytes, and what the last step attended to, per sequence."""
+        count, length = self.windows.shape
+        last = Step.of(tuple(range(count)), (length - 1,) * count, (1,) * count)
+        near, far = (entries / count for entries in self.runtime.attended(last))
+        found = {**self.composed.describe(), **self.ledger.describe(), "attended_near": near, "attended_far": far}
+        for parts in self.runtime.groups:
+            found |= parts.store.notes(last)
+        return found
 
     def close(self) -> None:
         """Gives every byte back and leaves the model as it was."""

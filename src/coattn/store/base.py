@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -111,6 +111,10 @@ class Store(Part):
         """Entries that a decode step attends to near and far, over its sequences; the mean over heads and layers."""
         near, far = (sum(part.tokens) if part else 0 for part in self.listing(step))
         return near, far
+
+    def notes(self, step: Step) -> dict[str, Any]:
+        """What a report on a decode step should say of this store, beside its bytes."""
+        return {}
 
     def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
         """For benchmarks: sequences of so many tokens, of which nobody has asked anything, as if choices had been made.

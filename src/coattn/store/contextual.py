@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -167,6 +168,15 @@ class Contextual(Arena):
     def attended(self, step: Step) -> tuple[float, float]:
         near, _ = super().attended(step)
         return near, float(self.chosen.shown[:, list(step.slots)].double().mean((0, 2)).sum())
+
+    def notes(self, step: Step) -> dict[str, Any]:
+        """Bytes of window, contextual cache and arena in use, and how much of the arena the heads keep."""
+        found = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
+        spread = found.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=found.dtype)).tolist()
+        names = ("kept_lowest", "kept_median", "kept_highest")
+        stored = sum(len(self.table.owned[slot]) for slot in step.slots) * self.far.block_bytes
+        held = {"window_bytes": self.window.bytes, "context_bytes": self.chosen.used_bytes(), "stored_bytes": stored}
+        return {**held, **dict(zip(names, spread, strict=True)), "kept_mean": found.mean().item()}
 
     def shares(self, slot: int, length: int) -> Tensor:
         """`[layers, kv_heads]`: how much of what lies far each head attends to, of a sequence of so many tokens."""
