@@ -15,8 +15,10 @@ from coattn.types import LayerShape
 if TYPE_CHECKING:
     from coattn.native import Pending
 
-STEP = 16 << 20
-"""Bytes that the memory grows by at a time, at least, where there is room."""
+STEP = 8 << 20
+"""Bytes that the memory grows by at a time, at least, where there is room: touching new pages takes 4 ms."""
+AHEAD = 8
+"""Once a prompt has been read, the memory becomes larger than its entries by one part in so many."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,14 @@ class Context:
         """From now on all that is stored of these slots is attended."""
         self.shown[:, slots] = self.stored[:, slots]
 
+    def make_room(self) -> None:
+        """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
+        wanted, room = self._next + self._next // AHEAD, self.ledger.room("host")
+        have = self._taken // self.block_bytes
+        if room is not None:
+            wanted = min(wanted, have + room // self.block_bytes)
+        self._grow(min(wanted, self.capacity))
+
     def clear(self, slots: list[int]) -> None:
         """Forgets every entry of these slots."""
         self.cut(slots, 0)
@@ -229,7 +239,7 @@ class Context:
         if blocks <= have:
             return
         room = self.ledger.room("host")
-        wanted = max(blocks, have + max(STEP // self.block_bytes, have // 16))
+        wanted = max(blocks, have + STEP // self.block_bytes)
         if room is not None:
             wanted = min(wanted, have + room // self.block_bytes)
         wanted = max(blocks, min(wanted, self.capacity))

@@ -194,6 +194,7 @@ class Contextual(Arena):
             self._covered[slot] = first
             self._stale.discard(slot)
         self.chosen.show(list(slots))
+        self.chosen.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._finish([slot] if slot in self._leaving else [])
@@ -298,6 +299,7 @@ class Contextual(Arena):
         for layer in heard:
             weigh_near(self, layer, slot, length - 1, heard[layer], self._scale[layer])
         self.chosen.show([slot])
+        self.chosen.make_room()
         self._covered[slot] = first
         self._stale.discard(slot)
         self._heard.pop(slot, None)
