@@ -21,6 +21,7 @@ from coattn.method import compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
+from coattn.trace.step import StepTrace
 from coattn.types import Step
 
 GB = 1e9
@@ -66,6 +67,8 @@ class Row:
     dram_gbps: float | None
     """Rate at which all threads only read the far blocks of a layer, the very ones the step attends to."""
     record_s: float | None
+    layer_us: dict[str, float] | None = None
+    """Of the last step, the mean over layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""
 
 
 @dataclass
@@ -115,7 +118,8 @@ class Bench:
             rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
             row = self._finish(case, taken, near * token, far * token, ready.ledger, rate)
             trace = ready.runner.trace()
-            return Row(**row, gpu_idle=None if trace is None else trace.gpu_idle, record_s=record_s)
+            idle, parts = (None, None) if trace is None else (trace.gpu_idle, _layer_us(trace))
+            return Row(**row, gpu_idle=idle, record_s=record_s, layer_us=parts)
 
     @contextmanager
     def prepared(self, case: Case) -> Iterator[Ready]:
@@ -200,6 +204,17 @@ class Bench:
         hbm = (self.weights + near) / self.limits["hbm_gbps"]
         link = far / (dram if on_cpu else self.limits["pcie_gbps"])
         return float(max(hbm, link) / GB * 1e3)
+
+
+def _layer_us(trace: StepTrace) -> dict[str, float] | None:
+    if not trace.spans:
+        return None
+    parts = {
+        "gpu": [span.ready - span.posted for span in trace.spans],
+        "cpu": [span.done - span.seen for span in trace.spans],
+        "wait": [span.idle for span in trace.spans],
+    }
+    return {name: statistics.fmean(values) / 1e3 for name, values in parts.items()}
 
 
 def _layers(model: Any) -> Any:

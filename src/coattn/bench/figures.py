@@ -60,3 +60,40 @@ def decode(result: dict[str, Any], path: Path) -> None:
 def _decode_name(row: dict[str, Any]) -> str:
     extra = ", ".join(name if value is True else f"{name} {value}" for name, value in row["params"].items())
     return f"{row['method']}, batch {row['batch']}, {row['context'] // 1024}k" + (f"\n{extra}" if extra else "")
+
+
+def hgca(result: dict[str, Any], path: Path) -> None:
+    """Figures 6, 10, 12, 13 and 15 as lines over the context, one per method and batch; 11 as stacked bars."""
+    rows = result["rows"]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    if result["figure"] == "11":
+        names, below = [f"batch {row['batch']}\n{row['context']:,}" for row in rows], [0.0] * len(rows)
+        for part, colour in (("gpu", "#4477aa"), ("wait", "#dddddd"), ("cpu", "#aa3377")):
+            values = [(row["layer_us"] or {}).get(part, 0.0) for row in rows]
+            offset = 0.4 if part == "cpu" else 0.0
+            places = [i + offset for i in range(len(rows))]
+            axes.bar(places, values, 0.38, bottom=None if part == "cpu" else below, color=colour, label=part)
+            below = [b + v for b, v in zip(below, values, strict=True)]
+        axes.set_xticks([i + 0.2 for i in range(len(rows))], names, fontsize=8)
+        axes.set_ylabel("us of a layer's attention")
+    else:
+        groups = sorted({(row["method"], row["batch"], row["params"].get("window_blocks")) for row in rows}, key=str)
+        for method, batch, window in groups:
+            own = [
+                row
+                for row in rows
+                if (row["method"], row["batch"], row["params"].get("window_blocks")) == (method, batch, window)
+            ]
+            label = f"{method}, batch {batch}" + (f", window {32 * window:,}" if window else "")
+            axes.plot([r["context"] for r in own], [r["ms_per_step"] for r in own], "o-", label=label, markersize=4)
+            high = [r["p99_ms"] for r in own]
+            axes.plot([r["context"] for r in own], high, ":", color=axes.lines[-1].get_color(), lw=1)
+        axes.set_yscale("log")
+        axes.set_xlabel("context, tokens")
+        axes.set_ylabel("ms between tokens (dotted: 99th percentile)")
+    hardware = result["hardware"]
+    title = f"HGCA figure {result['figure']}: {rows[0]['shapes']}, {hardware.get('gpu') or hardware['cpu']}"
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

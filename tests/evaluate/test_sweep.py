@@ -1,0 +1,61 @@
+"""`coattn eval sweep`: rows and their alternatives, full attention as the measure, runs that go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run import coattn
+from tests.evaluate.tiny import save_model
+
+from coattn.cli.options import parse_settings
+from coattn.errors import ConfigError, MethodError
+from coattn.evaluate.sweep import expand
+
+SIZE = ["--prefill", "120", "--decode", "8", "--length", "128"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model(path)
+    (path / "text.txt").write_text("".join(f"{i * i % 97} and so on. " for i in range(60)))
+    return path
+
+
+def run(folder: Path, *arguments: str) -> dict[str, Any]:
+    where = ["--model", str(folder), "--text", str(folder / "text.txt"), *SIZE]
+    done = coattn("eval", "sweep", *arguments, *where, "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_alternatives_are_all_run() -> None:
+    rows = expand("hgca,beta=0.5|1,window_blocks=2|3", parse_settings)
+    assert [row.name for row in rows] == [f"hgca,beta={b},window_blocks={w}" for b in ("0.5", "1") for w in (2, 3)]
+    assert [row.composed.params["beta"] for row in rows] == [0.5, 0.5, 1, 1]
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        expand("hgca,beta", parse_settings)
+    with pytest.raises(MethodError, match="no method"):
+        expand("nothing", parse_settings)
+
+
+def test_exact_rows_have_a_ratio_of_one_and_others_say_what_they_keep(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "sweep.json"
+    rows = ["full", "hgca,beta=0|1,window_blocks=1,block=8,queries=2,peak=false", "streaming,recent=16,sinks=0"]
+    found = {row["row"]: row for row in run(folder, *rows, "--out", str(target))["rows"]}
+    full, exact, lossy, recent = found.values()
+    assert full["ratio"] == 1.0
+    assert full["kl"] == 0.0
+    assert exact["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert exact["attended_near"] + exact["attended_far"] == 128
+    assert exact["kept_lowest"] == exact["kept_highest"] == 1.0
+    assert 0 < lossy["kept_mean"] < 1
+    assert lossy["attended_far"] < exact["attended_far"]
+    assert recent["attended_near"] == 16
+    assert lossy["context_bytes"] < exact["context_bytes"]
+    assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    again = run(folder, *rows, "--out", str(target))
+    assert again["rows"] == list(found.values())
