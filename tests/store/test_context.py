@@ -40,15 +40,12 @@ class World:
         for a, b, c, p in mask.nonzero().tolist():
             self.want.setdefault((a, b, c), []).append(p)
 
-    def keep(self, slots: list[int], block: int, kept: torch.Tensor) -> None:
-        """kept `[layers, slots, heads, BLOCK]` of one block of each slot."""
-        source = torch.tensor(
-            [[[self.address(a, s, block, h) for h in range(HEADS)] for s in slots] for a in range(LAYERS)]
-        )
-        done = self.context.keep(slots, [block * BLOCK] * len(slots), kept, torch.rand(kept.shape), source)
-        self.context.done(done)
-        for a, i, c, r in kept.nonzero().tolist():
-            self.want.setdefault((a, slots[i], c), []).append(block * BLOCK + r)
+    def keep(self, slot: int, block: int, kept: torch.Tensor) -> None:
+        """kept `[layers, heads, BLOCK]` of one block."""
+        source = torch.tensor([[self.address(a, slot, block, h) for h in range(HEADS)] for a in range(LAYERS)])
+        self.context.keep(slot, block * BLOCK, kept, torch.rand(kept.shape), source).finish()
+        for a, c, r in kept.nonzero().tolist():
+            self.want.setdefault((a, slot, c), []).append(block * BLOCK + r)
 
     def check(self) -> None:
         context = self.context
@@ -78,7 +75,8 @@ def test_lists_hold_what_was_put(fixed: bool) -> None:
     world.put(torch.rand(LAYERS, SLOTS, HEADS, 100) < 0.3)
     world.check()
     for block in range(25, 40):
-        world.keep([2, 0], block, torch.rand(LAYERS, 2, HEADS, BLOCK) < 0.5)
+        for slot in (2, 0):
+            world.keep(slot, block, torch.rand(LAYERS, HEADS, BLOCK) < 0.5)
     world.check()
     assert world.context.shown.sum() == 0
     world.context.show([0])
@@ -93,7 +91,7 @@ def test_a_cut_keeps_what_came_before() -> None:
     world.context.cut([1], 37)
     world.want = {key: [p for p in own if key[1] != 1 or p < 37] for key, own in world.want.items()}
     world.check()
-    world.keep([1], 30, torch.ones(LAYERS, 1, HEADS, BLOCK).bool())
+    world.keep(1, 30, torch.ones(LAYERS, HEADS, BLOCK).bool())
     world.check()
     world.context.clear([0, 1, 2])
     assert world.context.used_bytes() == 0

@@ -37,13 +37,22 @@ class Chosen:
     source: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass
 class Keeping:
     """Rows on their way to their lists."""
 
-    pending: Pending[Tensor]
+    context: Context
+    pending: Pending[Tensor] | None
     spare: Tensor
     """Blocks that were set aside for them."""
+
+    def finish(self) -> None:
+        """Waits for the pool, the first time, and gives back the blocks that it did not need."""
+        if self.pending is not None:
+            used = self.pending.wait()
+            assert used is not None
+            self.pending = None
+            self.context.give_back(self.spare[used == 0])
 
 
 class Context:
@@ -51,7 +60,7 @@ class Context:
 
     Owner: the store. Writers: the store between steps, and the worker pool (`keep`). Readers: the CPU's workers during
     a step, of what `shown` says. `keep` writes only past what is shown, so both may happen at the same time; what it
-    wrote is shown between steps, once `done` has seen it finished.
+    wrote is shown between steps, once `finish` has seen it done.
     """
 
     def __init__(
@@ -123,20 +132,17 @@ class Context:
         self._move(chosen.source, block * self.block_bytes + place * self.row_bytes)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
-    def keep(self, slots: list[int], first: list[int], kept: Tensor, weights: Tensor, source: Tensor) -> Keeping:
-        """Adds the kept rows `[layers, slots, kv_heads, block]` of one block of each slot; the pool does it meanwhile.
+    def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> Keeping:
+        """Adds the kept rows `[layers, kv_heads, block]` of one block to a slot's lists; the pool does it meanwhile.
 
-        first: position of each block's first row. source: `[layers, slots, kv_heads]` addresses of the blocks.
+        first: position of the block's first row. source: addresses of the block, one for each layer and KV head.
         """
         from coattn import native
 
-        layers, _, heads = self.stored.shape
-        before = torch.arange(layers)[:, None, None] * self.stored.shape[1] + torch.tensor(slots)[:, None]
-        which = (before * heads + torch.arange(heads)).flatten()
-        longest = int(self.stored.view(-1)[which].max()) + self.block
-        self._widen(longest)
+        layers, slots, heads = self.stored.shape
+        which = ((torch.arange(layers)[:, None] * slots + slot) * heads + torch.arange(heads)).flatten()
+        self._widen(int(self.stored[:, slot].max()) + self.block)
         spare = self._take(len(which))
-        at = torch.tensor(first, dtype=torch.int32)[:, None].expand(layers, -1, heads)
         lists = native.Lists(
             self.table.view(-1, self.table.shape[-1]),
             self.stored.view(-1),
@@ -150,18 +156,16 @@ class Context:
             lists,
             which,
             kept.reshape(-1, self.block).to(torch.uint8),
-            weights.reshape(-1, self.block),
+            weights.reshape(-1, self.block).contiguous(),
             source.flatten(),
-            at.reshape(-1).contiguous(),
+            torch.full((len(which),), first, dtype=torch.int32),
             spare.to(torch.int32),
         )
-        return Keeping(call.submit(), spare)
+        return Keeping(self, call.submit(), spare)
 
-    def done(self, keeping: Keeping) -> None:
-        """Waits for it, and takes back the blocks that it did not need. Once."""
-        used = keeping.pending.wait()
-        assert used is not None
-        self._free = torch.cat([self._free, keeping.spare[used == 0]])
+    def give_back(self, blocks: Tensor) -> None:
+        """Blocks that no list owns may be taken again."""
+        self._free = torch.cat([self._free, blocks])
 
     def show(self, slots: list[int]) -> None:
         """From now on all that is stored of these slots is attended."""
@@ -188,7 +192,7 @@ class Context:
             held = self._blocks_of(self.stored[:, slot])
             width = torch.arange(self.table.shape[-1])
             gone = (width >= self._blocks_of(keep)[..., None]) & (width < held[..., None])
-            self._free = torch.cat([self._free, self.table[:, slot][gone].long()])
+            self.give_back(self.table[:, slot][gone].long())
             self.stored[:, slot] = keep
             self.shown[:, slot] = keep
 

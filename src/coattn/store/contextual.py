@@ -32,20 +32,6 @@ ADDRESSES = 1 << 40
 """Bytes of addresses for the contextual cache where nobody says how long sequences get."""
 
 
-@dataclass(frozen=True)
-class Leaving:
-    """Blocks of these slots on their way together; nobody is left of them once it is done."""
-
-    keeping: Keeping
-    slots: list[int]
-
-    def finish(self, chosen: Context) -> None:
-        """Waits for the pool, the first time."""
-        if self.slots:
-            chosen.done(self.keeping)
-            self.slots.clear()
-
-
 @dataclass
 class Contextual(Arena):
     """A window of the newest blocks with the average weight of each entry, the arena, and its chosen entries."""
@@ -79,7 +65,7 @@ class Contextual(Arena):
     _heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By slot and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
     _scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
-    _leaving: dict[int, Leaving] = field(init=False, repr=False, default_factory=dict)
+    _leaving: dict[int, Keeping] = field(init=False, repr=False, default_factory=dict)
     """Slots with a block on its way to the contextual cache."""
 
     def __post_init__(self) -> None:
@@ -255,32 +241,34 @@ class Contextual(Arena):
         return max(0, blocks - self.ring + (1 if filled > min(LAG, self.block) else 0))
 
     def _choose_leaving(self, step: Step) -> None:
-        """Starts the way of blocks that are to leave the window to the contextual cache."""
-        leaving = [
-            slot
+        """Starts the way of blocks that are to leave the window to the contextual cache.
+
+        One slot after another: tensors of many would be large enough for PyTorch to share them among threads, which
+        would have to wait for the workers that spin on the same cores.
+        """
+        leaving = {
+            slot: length
             for slot, length in zip(step.slots, step.lengths, strict=True)
             if -(-length // self.block) - self.ring + 1 > self._covered.get(slot, 0) and slot not in self._leaving
-        ]
+        }
         if not leaving:
             return
         blocks = [self._covered.get(slot, 0) for slot in leaving]
         near = [self._near_id(slot, b) for slot, b in zip(leaving, blocks, strict=True)]
-        sizes = dict(zip(step.slots, (n - self._first_near(n) * self.block for n in step.lengths), strict=True))
         weights = self.averages.of(near)  # [layers, leaving, kv_heads, block]
-        far = [self.table.owned[slot][b] for slot, b in zip(leaving, blocks, strict=True)]
-        kept = torch.stack([self._keep(weights[:, i], sizes[slot]) for i, slot in enumerate(leaving)], 1)
-        first = [b * self.block for b in blocks]
-        leaves = Leaving(self.chosen.keep(leaving, first, kept, weights, addresses(self, far)), leaving)
-        for slot, b in zip(leaving, blocks, strict=True):
-            self._leaving[slot] = leaves
+        for i, ((slot, length), b) in enumerate(zip(leaving.items(), blocks, strict=True)):
+            own = weights[:, i]
+            kept = self._keep(own, length - self._first_near(length) * self.block)
+            where = addresses(self, [self.table.owned[slot][b]])
+            self._leaving[slot] = self.chosen.keep(slot, b * self.block, kept, own, where)
             self._covered[slot] = b + 1
-        if not self.opening.fixed:  # what is read meanwhile may move in the next step
-            leaves.finish(self.chosen)
+            if not self.opening.fixed:  # what is read meanwhile may move in the next step
+                self._leaving[slot].finish()
 
     def _finish(self, slots: list[int]) -> None:
         """Blocks of these slots have left: what was chosen of them is attended from now on."""
         for slot in slots:
-            self._leaving.pop(slot).finish(self.chosen)
+            self._leaving.pop(slot).finish()
         if slots:
             self.chosen.show(slots)
 
