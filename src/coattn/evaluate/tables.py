@@ -96,6 +96,19 @@ def _perplexity(result: Result) -> Iterable[Row]:
     )  # fmt: skip
 
 
+def _sweep(result: Result) -> Iterable[Row]:
+    for row in result["rows"]:
+        interval = row.get("ratio_95")
+        spread = f" ({interval[0]:.4f} to {interval[1]:.4f})" if interval else ""
+        kept = [row.get(f"kept_{name}") for name in ("lowest", "median", "highest")]
+        yield (
+            model(result), f"`{row['row']}`", str((result.get("text") or {}).get("name", "")),
+            number(result.get("length"), ","), number(row["ratio"], ".4f") + spread, number(row["kl"], ".2g"),
+            number(row["top1"], ".1%"), number(row["attended_near"] + row["attended_far"], ",.0f"),
+            number(row["attended_far"], ",.0f"), " / ".join(number(share, ".1%") for share in kept if share is not None),
+        )  # fmt: skip
+
+
 def _scores(result: Result) -> Iterable[Row]:
     for task in result["tasks"]:
         yield model(result), method(result), task["task"], str(task["items"]), number(task["score"], ".2f")
@@ -171,6 +184,24 @@ KINDS = {
         ("model", "method", "tokens", "perplexity", "full", "ratio", "ratio of decode steps", "scored"),
         _perplexity,
         _perplexity,
+    ),
+    "sweep": Kind(
+        "Perplexity of decode steps, many rows",
+        (
+            "model",
+            "row",
+            "text",
+            "tokens",
+            "ratio to full",
+            "KL",
+            "top-1",
+            "attended",
+            "of it in DRAM",
+            "kept of DRAM: lowest, median, highest head",
+        ),
+        _sweep,
+        _sweep,
+        note="Entries attended are those per KV head in the last step.",
     ),
     "attention": Kind(
         "Attention",
