@@ -22,7 +22,7 @@ def sweep(rows: tuple[str, ...], **options: Any) -> None:
     A row is a method and its parameters; alternatives stand beside each other and are all run:
 
     \b
-    coattn eval sweep "hgca,gpu_ratio=0.25|0.5|0.75,beta=0.25|0.5|1" oracle,budget=2048 --prefill 7168 --decode 1024
+    coattn eval sweep "hgca,gpu_ratio=0.25|0.5,beta=0.5|1" oracle,budget=2048 --prefill 7168
     """
     from coattn.evaluate.sweep import expand
 
