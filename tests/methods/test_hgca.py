@@ -123,6 +123,14 @@ def test_a_threshold_recalls_more_mass_than_as_many_entries_for_every_head() -> 
     assert float((weights * own).sum(-1).mean()) > 0.99 > 0.8 > float((weights * same).sum(-1).mean())
 
 
+def test_entries_that_follow_a_strong_one_stay() -> None:
+    weights = torch.full((2, 1, 10), 0.01)
+    weights[0, 0, 3], weights[1, 0, 8], weights[1, 0, 1] = 9.0, 9.0, 0.5
+    kept = AverageWeight(beta=1.0, follow=2, strong=50.0).keep(weights, 10)
+    assert [row.nonzero()[:, 0].tolist() for row in kept[:, 0]] == [[3, 4, 5], [1, 8, 9]]
+    assert AverageWeight(beta=1.0).keep(weights, 10).sum() == 3
+
+
 def test_the_window_can_be_a_share_of_the_context() -> None:
     shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
     runtime = Runtime([shape], compose(METHODS["hgca"], block=8, gpu_ratio=0.25), Ledger(), 1, 320)

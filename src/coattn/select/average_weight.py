@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.nn import functional
 
 from coattn.errors import ConfigError
+from coattn.part import check_count
 from coattn.select.base import Stored
 from coattn.store.base import Store
 
@@ -23,13 +25,22 @@ class AverageWeight(Stored):
     needs = frozenset({"weights"})
     provides = frozenset({"query_free"})
     exact = False
-    help_text = {"beta": "an entry stays if its weight exceeds beta / n; 0 keeps everything"}
+    help_text = {
+        "beta": "an entry stays if its weight exceeds beta / n; 0 keeps everything",
+        "follow": "entries that stay after one of strong weight, which copying would need next; not in the paper",
+        "strong": "weight of such an entry, times n",
+    }
 
     beta: float = 1.0
+    follow: int = 0
+    strong: float = 64.0
 
     def __post_init__(self) -> None:
         if isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)) or self.beta < 0:
             raise ConfigError(f"beta is {self.beta!r}, but must be a number of at least 0.", "Set beta=1.")
+        check_count("follow", self.follow, 0)
+        if isinstance(self.strong, bool) or not isinstance(self.strong, (int, float)) or self.strong <= 0:
+            raise ConfigError(f"strong is {self.strong!r}, but must be a number above 0.", "Set strong=64.")
 
     def open(self, store: Store) -> None:
         contextual: Contextual = store  # type: ignore[assignment]  # `needs` says so
@@ -40,4 +51,9 @@ class AverageWeight(Stored):
 
     def keep(self, weights: Tensor, entries: int) -> Tensor:
         """weights `[..., kv_heads, n]` of a softmax over so many entries -> which of them stay."""
-        return weights > self.beta / entries if self.beta else weights >= 0
+        kept = weights > self.beta / entries if self.beta else weights >= 0
+        if self.follow:
+            strong = (weights > self.strong / entries).to(weights.dtype)
+            padded = functional.pad(strong.view(-1, 1, strong.shape[-1]), (self.follow, 0))
+            kept = kept | (functional.max_pool1d(padded, self.follow + 1, 1).view(weights.shape) > 0)
+        return kept
