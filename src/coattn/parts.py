@@ -9,22 +9,26 @@ from coattn.place.pull import Pull
 from coattn.schedule.inline import Inline
 from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
+from coattn.select.digest_top import DigestTop
 from coattn.select.everything import Everything
 from coattn.select.oracle import Oracle
 from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
 from coattn.store.arena import Arena
+from coattn.store.digest_pool import DigestPool
 from coattn.store.pool import Pool
 from coattn.store.window import Window
 
 _ALL: tuple[type[Part], ...] = (
     Pool,
+    DigestPool,
     Window,
     Arena,
     Everything,
     SinksRecent,
     Oracle,
     Random,
+    DigestTop,
     Gpu,
     Cpu,
     Pull,
