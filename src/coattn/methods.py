@@ -59,6 +59,16 @@ METHODS: dict[str, Method] = {
             params={"block": 16, "dense_layers": 2},
         ),
         Method(
+            "scout",
+            store="residents",
+            select="digest_top",
+            place=("gpu", "cpu"),
+            schedule="same_layer",
+            summary="Lossy. KV in DRAM; of the blocks whose digests promise most, the GPU attends to those it holds, "
+            "the CPU to the others.",
+            paper="ScoutAttention, 2026",
+        ),
+        Method(
             "oracle",
             store="pool",
             select="oracle",

@@ -17,6 +17,7 @@ from coattn.select.sinks_recent import SinksRecent
 from coattn.store.arena import Arena
 from coattn.store.digest_pool import DigestPool
 from coattn.store.pool import Pool
+from coattn.store.residents import Residents
 from coattn.store.window import Window
 
 _ALL: tuple[type[Part], ...] = (
@@ -24,6 +25,7 @@ _ALL: tuple[type[Part], ...] = (
     DigestPool,
     Window,
     Arena,
+    Residents,
     Everything,
     SinksRecent,
     Oracle,

@@ -71,8 +71,8 @@ def wanted(q: Tensor, keys: Tensor, count: int, mean: bool = False) -> list[list
                 part = keys[b * BLOCK : (b + 1) * BLOCK, head].double()
                 x = q[3 * head + i].double()
                 best = x * part.mean(0) if mean else torch.maximum(x * part.amin(0), x * part.amax(0))
-                bounds.append(best.sum() * SCALE)
-            total += torch.stack(bounds).softmax(0)
+                bounds.append(best.sum())
+            total += torch.stack(bounds)
         newest = [*range(blocks - 2, blocks)]
         others = total[: blocks - 2].topk(count - 2).indices.tolist()
         found.append(sorted(others) + newest)

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
-from coattn.ops.score_digest import score_digest
+from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.select.base import Select
+from coattn.state import AttnState, Split
 from coattn.store.base import Store
 from coattn.store.digest import HELP, Digested
-from coattn.types import BlockList, Selection, Step
+from coattn.types import Selection, Step
 
 
 @dataclass
 class DigestTop(Select):
     """Attends to the best blocks of each KV head, the newest always among them.
 
-    A query head's score of a block is the bound that the digest gives, as a softmax over the blocks: what share of the
-    attention could lie there. A KV head's score is the sum over its query heads, so that a head with large queries does
-    not speak for the others. An append step, whose queries would each want their own list, attends to everything.
+    A block's score is the sum over the KV head's query heads of the bound that the digest gives. An append step, whose
+    queries would each want their own list, attends to everything.
     """
 
     name = "digest_top"
@@ -42,6 +42,8 @@ class DigestTop(Select):
     window_blocks: int = 2
     block: int = 32
     _store: Digested = field(init=False, repr=False)
+    _last: dict[int, tuple[Tensor, Tensor, Tensor, Step]] = field(init=False, repr=False, default_factory=dict)
+    """By layer: scores, places and counts of what was picked last."""
 
     def __post_init__(self) -> None:
         check_count("budget", self.budget, 1)
@@ -62,41 +64,33 @@ class DigestTop(Select):
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         if q.shape[1] != 1 or layer < self.dense_layers:
             return store.view(layer, step)
-        listed = self._store.candidates(layer, step)
         inside, beside = self._store.always()
         count = self.budget // self.block - beside
-        if listed.longest <= count * self.block:
+        listed = self._store.candidates(layer, step, count)
+        self._last.pop(layer, None)
+        if listed is None:
             return store.view(layer, step)
-        scores = self.scores(layer, q[:, 0], store, listed)
-        chosen, counts = best_blocks(scores, listed.tokens, self.block, count, inside)
+        scores = score_blocks(q[:, 0], self._store.digests(layer), listed, self.block)
+        chosen, counts = best_blocks(scores, listed.tokens, self.block, min(count, scores.shape[-1]), inside)
+        self._last[layer] = (scores, chosen, counts, step)
         return self._store.divide(layer, chosen, counts, step)
 
-    def scores(self, layer: int, q: Tensor, store: Store, listed: BlockList) -> Tensor:
-        """How much each KV head wants each listed block: q `[seqs, q_heads, d]` -> `[seqs, kv_heads, n]`."""
-        full = listed.tokens // self.block
-        table = listed.table[:, 0].where(torch.arange(listed.table.shape[-1], device=q.device) < full, 0)
-        bounds = score_digest(q, self._store.digests(layer), table) * self.scale
-        softcap = store.opening.layers[layer].softcap
-        if softcap is not None:
-            bounds = softcap * torch.tanh(bounds / softcap)
-        absent = torch.arange(bounds.shape[-1], device=q.device) >= full[:, :, None, None]
-        # log of the summed shares: the shares of blocks that matter little would all round to zero
-        logs = bounds.masked_fill(absent, -torch.inf).log_softmax(-1)
-        return logs.logsumexp(2)
+    def observe(self, layer: int, states: list[AttnState | Split], picked: Selection) -> None:
+        if layer in self._last:
+            self._store.learn(layer, *self._last.pop(layer))
 
 
 def best_blocks(scores: Tensor, tokens: Tensor, block: int, count: int, recent: int) -> tuple[Tensor, Tensor]:
     """The `count` blocks of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
 
+    -inf is the score of what a sequence does not have, and of a block without a digest.
     tokens: `[seqs, 1]` listed for each sequence, the last block perhaps partial. The newest `recent` blocks are always
     taken; a sequence of fewer blocks gets all of them. Returns the places, `[seqs, kv_heads, count]`, and how many of
     them count, `[seqs, kv_heads]`.
     """
     position = torch.arange(scores.shape[-1], device=scores.device)
     blocks = (-(-tokens // block))[:, :, None]
-    # a sequence without full blocks has scores that are no numbers
-    wanted = scores.nan_to_num(-torch.inf).masked_fill(position >= blocks - recent, torch.inf)
-    wanted = wanted.masked_fill(position >= blocks, -torch.inf)
+    wanted = scores.masked_fill((position >= blocks - recent) & (position < blocks), torch.inf)
     # in order of position, what a sequence does not have comes last, after what its count says
     chosen = wanted.topk(count, dim=-1).indices.sort(dim=-1).values
     return chosen, blocks[:, :, 0].clamp(max=count).expand(-1, scores.shape[1])

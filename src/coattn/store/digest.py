@@ -27,8 +27,9 @@ class Digested(Protocol):
     def digests(self, layer: int) -> Tensor:
         """`[n, kv_heads, 2, head_dim]`: a lower and an upper bound of every channel of the keys of block n."""
 
-    def candidates(self, layer: int, step: Step) -> BlockList:
-        """The blocks that a decode step may pick from, on the layer's device: `[seqs, 1, n]`, all but the last full."""
+    def candidates(self, layer: int, step: Step, count: int) -> BlockList | None:
+        """The blocks from which a decode step picks `count`, `[seqs, 1, n]` on the layer's device, all but the last
+        full; None: nothing has to be picked, everything is attended."""
 
     def always(self) -> tuple[int, int]:
         """Blocks of a sequence that are attended whatever the query: newest candidates, and blocks beside them."""
@@ -38,6 +39,12 @@ class Digested(Protocol):
 
         chosen: `[seqs, kv_heads, k]`, places in the list of candidates, rising; counts: `[seqs, kv_heads]`, how many
         of them count.
+        """
+
+    def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
+        """The layer's attention has been started: scores `[seqs, kv_heads, n]` of the candidates, and what was picked.
+
+        -inf is the score of what is no candidate.
         """
 
 
@@ -55,14 +62,22 @@ class DigestedBlocks(BlockMemory):
     """
 
     def __init__(
-        self, tier: Tier, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, what: str, kind: str
+        self,
+        tier: Tier,
+        layers: Mapping[int, LayerShape],
+        block: int,
+        ledger: Ledger,
+        what: str,
+        kind: str,
+        spare: int = 0,
     ) -> None:
-        self.kind = kind
+        """spare: digests after the last block's that are nobody's, for the rows of a recorded step without a block."""
+        self.kind, self.spare = kind, spare
         self.side = BlockMemory("gpu", layers, 1, ledger, f"{what}, with digests,")
         super().__init__(tier, layers, block, ledger, what)
 
     def digests(self, layer: int) -> Tensor:
-        """`[capacity, kv_heads, 2, head_dim]`"""
+        """`[capacity + spare, kv_heads, 2, head_dim]`"""
         return self.side[layer][:, :, :, 0]
 
     def write_digests(self, layer: int, ids: Tensor, blocks: Tensor) -> None:
@@ -76,16 +91,22 @@ class DigestedBlocks(BlockMemory):
         left = self.ledger.room("gpu")
         if left is None:
             return own
-        beside = left // (self.side.block_bytes + (self.block_bytes if self.tier == "gpu" else 0))
+        beside = max(0, left - self._own_spare()) // self._beside()
         return beside if own is None else min(own, beside)
 
     def require(self, blocks: int) -> None:
         super().require(blocks)
-        more = max(0, blocks - self.capacity)
-        self.ledger.require(
-            "gpu", more * (self.side.block_bytes + (self.block_bytes if self.tier == "gpu" else 0)), self.side.what
-        )
+        if blocks > self.capacity:
+            more = (blocks - self.capacity) * self._beside() + self._own_spare()
+            self.ledger.require("gpu", more, self.side.what)
+
+    def _beside(self) -> int:
+        """Bytes of the GPU tier that a block takes."""
+        return self.side.block_bytes + (self.block_bytes if self.tier == "gpu" else 0)
+
+    def _own_spare(self) -> int:
+        return self.spare * self.side.block_bytes if not self.capacity else 0
 
     def _resize(self, capacity: int) -> None:
         super()._resize(capacity)
-        self.side._resize(capacity)
+        self.side._resize(capacity + self.spare if capacity else 0)

@@ -46,21 +46,24 @@ class DigestPool(Pool):
     def digests(self, layer: int) -> Tensor:
         return self._digested.digests(layer)
 
-    def candidates(self, layer: int, step: Step) -> BlockList:
+    def candidates(self, layer: int, step: Step, count: int) -> BlockList | None:
         near = self.view(layer, step).near
-        assert near is not None, "a decode step sees its own token"
-        return near
+        return None if near is None or near.longest <= count * self.block else near
 
     def always(self) -> tuple[int, int]:
         return self.window_blocks, 0
 
     def divide(self, layer: int, chosen: Tensor, counts: Tensor, step: Step) -> Selection:
-        listed = self.candidates(layer, step)
+        listed = self.view(layer, step).near
+        assert listed is not None, "a decode step sees its own token"
         heads, k = chosen.shape[1:]
         table = listed.table.expand(-1, heads, -1).gather(2, chosen).contiguous()
         # all but the newest block are full, and the newest is always picked
         tokens = counts * self.block - (-listed.tokens % self.block)
         return Selection(BlockList(table, tokens.clamp(min=0).to(torch.int32), k * self.block))
+
+    def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
+        pass
 
     def _memory(self, opening: Opening) -> DigestedBlocks:
         self._digested = DigestedBlocks(
