@@ -63,7 +63,7 @@ METHODS: dict[str, Method] = {
             store="residents",
             select="digest_top",
             place=("gpu", "cpu"),
-            schedule="same_layer",
+            schedule="layer_ahead",
             summary="Lossy. KV in DRAM; of the blocks whose digests promise most, the GPU attends to those it holds, "
             "the CPU to the others.",
             paper="ScoutAttention, 2026",

@@ -7,6 +7,7 @@ from coattn.place.cpu import Cpu
 from coattn.place.gpu import Gpu
 from coattn.place.pull import Pull
 from coattn.schedule.inline import Inline
+from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
 from coattn.select.digest_top import DigestTop
@@ -37,6 +38,7 @@ _ALL: tuple[type[Part], ...] = (
     Inline,
     SameLayer,
     NextLayer,
+    LayerAhead,
 )
 
 PARTS: dict[str, dict[str, type[Part]]] = {
