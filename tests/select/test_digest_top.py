@@ -59,9 +59,15 @@ class World:
         return [[owned.index(b) for b in ids[: -(-n // BLOCK)]] for ids, n in zip(tables, counts, strict=True)]
 
 
-def wanted(q: Tensor, keys: Tensor, count: int, mean: bool = False) -> list[list[int]]:
-    """The rule in other words: q `[6, 16]`, keys `[n, 2, 16]` -> numbers of the blocks, per KV head."""
-    full, blocks = len(keys) // BLOCK, -(-len(keys) // BLOCK)
+def wanted(
+    q: Tensor, keys: Tensor, count: int, mean: bool = False, slack: float = 1.0, older: bool = False
+) -> list[list[int]]:
+    """The rule in other words: q `[6, 16]`, keys `[n, 2, 16]` -> numbers of the blocks, per KV head.
+
+    older: only blocks before the newest two are scored.
+    """
+    blocks = -(-len(keys) // BLOCK)
+    full = blocks - 2 if older else len(keys) // BLOCK
     found = []
     for head in range(2):
         total = torch.zeros(full, dtype=torch.float64)
@@ -70,22 +76,23 @@ def wanted(q: Tensor, keys: Tensor, count: int, mean: bool = False) -> list[list
             for b in range(full):
                 part = keys[b * BLOCK : (b + 1) * BLOCK, head].double()
                 x = q[3 * head + i].double()
-                best = x * part.mean(0) if mean else torch.maximum(x * part.amin(0), x * part.amax(0))
-                bounds.append(best.sum())
-            total += torch.stack(bounds)
+                middle = x * (part.mean(0) if mean else (part.amin(0) + part.amax(0)) / 2)
+                best = middle if mean else torch.maximum(x * part.amin(0), x * part.amax(0))
+                bounds.append((slack * best + (1 - slack) * middle).sum() * SCALE)
+            total += torch.stack(bounds).softmax(0)
         newest = [*range(blocks - 2, blocks)]
         others = total[: blocks - 2].topk(count - 2).indices.tolist()
         found.append(sorted(others) + newest)
     return found
 
 
-@pytest.mark.parametrize("digest", ["minmax", "mean"])
-def test_picks_the_blocks_that_promise_most_and_the_newest(digest: str) -> None:
-    world = World("quest", budget=24, digest=digest, **QUEST)
+@pytest.mark.parametrize(("digest", "slack"), [("minmax", 1.0), ("minmax", 0.5), ("minmax", 0), ("mean", 1.0)])
+def test_picks_the_blocks_that_promise_most_and_the_newest(digest: str, slack: float) -> None:
+    world = World("quest", budget=24, digest=digest, slack=slack, **QUEST)
     for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
         world.step(new)
         if new == (1, 1):
-            assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, digest == "mean")
+            assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, digest == "mean", slack)
             assert len(world.blocks(1)[0]) == min(6, -(-world.lengths[1] // BLOCK))
 
 
@@ -154,7 +161,8 @@ def test_the_best_blocks_come_oldest_first_with_the_newest_and_no_absent_one() -
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("budget", 47), ("budget", "1k"), ("dense_layers", -1), ("window_blocks", 0), ("digest", "max")]
+    ("name", "value"),
+    [("budget", 47), ("budget", "1k"), ("dense_layers", -1), ("window_blocks", 0), ("digest", "max"), ("slack", 2)],
 )
 def test_bad_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value!r}"):

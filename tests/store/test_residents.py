@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.dense import dense
-from tests.select.test_digest_top import BLOCK, SCALE, World, wanted
+from tests.select.test_digest_top import BLOCK, SCALE, World
+from tests.select.test_digest_top import wanted as picked_of
 
 from coattn.errors import BudgetError, ConfigError
 from coattn.method import compose
@@ -65,6 +66,10 @@ class Scout(World):
                     if b >= 0:
                         near = store.near[0][store.residency.first + slot * store.places + place, head]
                         assert torch.equal(near, store.far[0][store.table.owned[slot][b], head])
+
+
+def wanted(q: torch.Tensor, keys: torch.Tensor, count: int) -> list[list[int]]:
+    return picked_of(q, keys, count, slack=0.5, older=True)
 
 
 def older(blocks: list[list[int]]) -> list[list[int]]:

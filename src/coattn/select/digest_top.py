@@ -14,7 +14,7 @@ from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.state import AttnState, Split
 from coattn.store.base import Store
-from coattn.store.digest import HELP, Digested
+from coattn.store.digest import HELP, SLACK, Digested, check_slack
 from coattn.types import Selection, Step
 
 
@@ -22,8 +22,8 @@ from coattn.types import Selection, Step
 class DigestTop(Select):
     """Attends to the best blocks of each KV head, the newest always among them.
 
-    A block's score is the sum over the KV head's query heads of the bound that the digest gives. An append step, whose
-    queries would each want their own list, attends to everything.
+    See `score_blocks` for the score of a block. An append step, whose queries would each want their own list, attends
+    to everything.
     """
 
     name = "digest_top"
@@ -33,11 +33,13 @@ class DigestTop(Select):
     help_text = {
         "budget": "tokens attended per KV head, counted in whole blocks, the newest ones included",
         "window_blocks": HELP["window_blocks"],
+        "slack": SLACK,
         "dense_layers": "first layers that attend to everything",
         "block": "tokens per block",
     }
 
     budget: int = 2048
+    slack: float = 1.0
     dense_layers: int = 0
     window_blocks: int = 2
     block: int = 32
@@ -48,6 +50,7 @@ class DigestTop(Select):
     def __post_init__(self) -> None:
         check_count("budget", self.budget, 1)
         check_count("window_blocks", self.window_blocks, 1)
+        check_slack(self.slack)
         check_count("dense_layers", self.dense_layers, 0)
         check_count("block", self.block, 1)
         least = (self.window_blocks + 1) * self.block
@@ -70,7 +73,8 @@ class DigestTop(Select):
         self._last.pop(layer, None)
         if listed is None:
             return store.view(layer, step)
-        scores = score_blocks(q[:, 0], self._store.digests(layer), listed, self.block)
+        softcap = store.opening.layers[layer].softcap
+        scores = score_blocks(q[:, 0], self._store.digests(layer), listed, self.block, self.scale, softcap, self.slack)
         chosen, counts = best_blocks(scores, listed.tokens, self.block, min(count, scores.shape[-1]), inside)
         self._last[layer] = (scores, chosen, counts, step)
         return self._store.divide(layer, chosen, counts, step)

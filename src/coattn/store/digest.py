@@ -18,6 +18,8 @@ HELP = {
     "digest": "what stands for a block's keys: minmax (of every channel) or mean",
 }
 
+SLACK = "how far from the middle of a digest's range to its best end a score goes: 1 is a bound, 0 the middle"
+
 
 class Digested(Protocol):
     """A store with digests, as a rule that picks whole blocks by them sees it."""
@@ -52,6 +54,12 @@ def check_digest(kind: object) -> None:
     """Raises ConfigError unless there is such a digest."""
     if kind not in KINDS:
         raise ConfigError(f"digest is {kind!r}, which is not known.", f"Set digest to one of: {', '.join(KINDS)}.")
+
+
+def check_slack(slack: object) -> None:
+    """Raises ConfigError unless it is a share."""
+    if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack <= 1:
+        raise ConfigError(f"slack is {slack!r}, but must be a share.", "Set slack to a number from 0 to 1.")
 
 
 class DigestedBlocks(BlockMemory):

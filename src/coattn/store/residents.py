@@ -15,7 +15,7 @@ from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.digest import HELP, DigestedBlocks, check_digest
+from coattn.store.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
 from coattn.store.residency import Residency, compact
 from coattn.types import BlockList, Phase, Selection, Step
 
@@ -38,6 +38,7 @@ class Residents(Arena):
         "budget": "tokens attended per KV head; the pool holds as many, unless `resident` says otherwise",
         "resident": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves to the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
+        "slack": SLACK,
     }
 
     window_blocks: int = 2
@@ -45,12 +46,14 @@ class Residents(Arena):
     budget: int = 2048
     resident: int | None = None
     recall_interval: int = 8
+    slack: float = 1.0
     _new: set[int] = field(init=False, repr=False, default_factory=set)
     """Slots whose residents are to be chosen before their next decode step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_digest(self.digest)
+        check_slack(self.slack)
         check_count("budget", self.budget, 1)
         check_count("recall_interval", self.recall_interval, 0)
         if self.resident is not None:
@@ -74,6 +77,8 @@ class Residents(Arena):
             for i, s in opening.layers.items()
         }
 
+        self._scales = dict.fromkeys(opening.layers, 1.0)
+
     def plan(self, step: Step) -> None:
         super().plan(step)
         if step.phase is Phase.DECODE:
@@ -84,6 +89,7 @@ class Residents(Arena):
 
     def notice(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         """Keeps each sequence's last query: what it attends to is where the next one will look first."""
+        self._scales[layer] = scale
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if end > start:
                 self._queries[layer][slot] = q[end - 1]
@@ -152,7 +158,8 @@ class Residents(Arena):
             tokens = torch.tensor([[first * self.block]], dtype=torch.int32, device=shape.device)
             listed = BlockList(ids[None, None], tokens, first * self.block)
             q = self._queries[layer][slot : slot + 1]
-            scores = score_blocks(q, self.digests(layer), listed, self.block)
+            scale = self._scales[layer]
+            scores = score_blocks(q, self.digests(layer), listed, self.block, scale, shape.softcap, self.slack)
             chosen = scores.topk(min(self.places, first), -1).indices
             counts = torch.full(chosen.shape[:2], chosen.shape[2], device=shape.device)
             slots = torch.tensor([slot], device=shape.device)

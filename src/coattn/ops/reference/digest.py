@@ -19,15 +19,16 @@ def digest(keys: Tensor, kind: str) -> Tensor:
     return torch.stack([keys.amin(2), keys.amax(2)], 2)
 
 
-def score_digest(q: Tensor, digests: Tensor, table: Tensor) -> Tensor:
+def score_digest(q: Tensor, digests: Tensor, table: Tensor, slack: float) -> Tensor:
     """q `[seqs, q_heads, d]` and the digests `[n, kv_heads, 2, d]` listed in table `[seqs, m]` -> float32
-    `[seqs, kv_heads, m]`: the most that the product with a key of the block can be, summed over the query heads.
+    `[seqs, kv_heads, group, m]`: about the most that the product with a key of the block can be.
 
-    The sum over channels of max(q * low, q * high) takes `high` where q is positive and `low` where it is negative. So
-    the sum over a group's queries is two products, whatever their number. Ids in the table must be valid. Cost: copies
-    the listed digests.
+    Of every channel it takes the middle between lowest and highest, and `slack` of the way from there to whichever is
+    better for the query: slack 1 is the sum over channels of max(q * low, q * high), Quest's bound. Either way it is
+    one product with each of the two. Ids in the table must be valid. Cost: copies the listed digests.
     """
     listed = digests[table.long()].to(torch.float32)  # [seqs, m, kv_heads, 2, d]
     grouped = q.to(torch.float32).view(len(q), digests.shape[1], -1, q.shape[-1])
-    low = torch.einsum("shd,smhd->shm", grouped.clamp(max=0).sum(2), listed[:, :, :, 0])
-    return low + torch.einsum("shd,smhd->shm", grouped.clamp(min=0).sum(2), listed[:, :, :, 1])
+    swing = slack * grouped.abs()
+    low = torch.einsum("shgd,smhd->shgm", (grouped - swing) / 2, listed[:, :, :, 0])
+    return low + torch.einsum("shgd,smhd->shgm", (grouped + swing) / 2, listed[:, :, :, 1])
