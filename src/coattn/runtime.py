@@ -46,8 +46,6 @@ class Runtime:
         self._pulls: dict[int, Pull] = {}
         """By id of a group's parts: what brings its far blocks to the GPU when many queries want them."""
         self.step: Step | None = None
-        self._scales: dict[int, float] = {}
-        """What each layer multiplies its scores with, once it has attended."""
         self._parts: dict[int, Parts] = {}
         self.groups: list[Parts] = []
         """The parts of each group of layers: sliding windows first, then the method's."""
@@ -109,7 +107,6 @@ class Runtime:
     def decode(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One new token per sequence, which sees itself in the store."""
         parts = self._parts[layer]
-        self._scales[layer] = scale
         parts.store.append(layer, k, v, step)
         queries = q[:, None]
         parts.select.scale = scale
@@ -123,12 +120,12 @@ class Runtime:
     def foresees(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
         decoding = self.step is not None and self.step.phase is Phase.DECODE
-        return decoding and layer in self._scales and self._parts[layer].schedule.ahead
+        return decoding and self._parts[layer].schedule.ahead
 
-    def foresee(self, layer: int, q: Tensor) -> None:
+    def foresee(self, layer: int, q: Tensor, scale: float) -> None:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
         assert self.step is not None, "begin() comes first"
-        parts, scale = self._parts[layer], self._scales[layer]
+        parts = self._parts[layer]
         parts.select.scale = scale
         picked = parts.select.pick(layer, q[:, None], parts.store, self.step)
         call = Call(layer, self.layers[layer], q[:, None], scale, self.step, parts.store)
@@ -141,7 +138,6 @@ class Runtime:
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
         parts, shape = self._parts[layer], self.layers[layer]
-        self._scales[layer] = scale
         out = torch.empty_like(q)
         for i, (start, end) in enumerate(step.spans):
             if start == end:

@@ -25,9 +25,10 @@ def test_every_family_says_how_its_query_is_made(family: str, monkeypatch: pytes
     real: dict[int, Tensor] = {}
     attend = Runtime.attend
 
-    def spy(self: Runtime, layer: int, q: Tensor, *rest: Any) -> Tensor:
+    def spy(self: Runtime, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         real[layer] = q
-        return attend(self, layer, q, *rest)
+        assert scale == pytest.approx(ahead.scales[layer])
+        return attend(self, layer, q, k, v, scale)
 
     def keep(i: int) -> Any:
         def hook(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ class World:
         outs = []
         for layer, (q, k, v) in enumerate(made):
             if predict is not None and layer + 1 < LAYERS and self.runtime.foresees(layer + 1):
-                self.runtime.foresee(layer + 1, predict(made[layer + 1][0]))
+                self.runtime.foresee(layer + 1, predict(made[layer + 1][0]), 0.4)
             outs.append(self.runtime.attend(layer, q, k, v, 0.4))
         self.runtime.commit()
         self.lengths = step.lengths
@@ -113,7 +113,7 @@ def test_what_an_aborted_step_started_is_not_used() -> None:
     plain, ahead = World(SAME), World(SCOUT)
     step = Step.of((0, 1), ahead.lengths, (1, 1))
     ahead.runtime.begin(step)
-    ahead.runtime.foresee(1, torch.ones(2, 6, 16))
+    ahead.runtime.foresee(1, torch.ones(2, 6, 16), 0.4)
     ahead.runtime.abort()
     for want, got in zip(plain.step((1, 1), None), ahead.step((1, 1), None), strict=True):
         assert torch.equal(want, got)
@@ -205,7 +205,7 @@ def test_the_engine_looks_ahead_like_an_attachment(monkeypatch: pytest.MonkeyPat
     params = {"block": 8, "budget": 32, "window_blocks": 1}
     heard: list[int] = []
     foresee = Runtime.foresee
-    monkeypatch.setattr(Runtime, "foresee", lambda self, layer, q: heard.append(layer) or foresee(self, layer, q))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Runtime, "foresee", lambda self, *a: heard.append(a[0]) or foresee(self, *a))  # type: ignore[func-returns-value]
     attached = force(model, ids, 60, "scout", by_steps=False, **params)
     assert heard == [1, 2] * 12
     stepped = force(model, ids, 60, "scout", by_steps=True, **params)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from coattn.hf.architectures import attention_modules, describe_layers
 from coattn.hf.attention import User, pack
-from coattn.hf.query import layer_of, norm_of, query_of, rope_of
+from coattn.hf.query import layer_of, norm_of, query_of, rope_of, scale_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +28,7 @@ class Ahead:
         self.modules = attention_modules(model)
         self.layers = [layer_of(model, module) for module in self.modules]
         self.norms = [norm_of(layer) for layer in self.layers]
+        self.scales = [scale_of(*pair) for pair in zip(self.modules, self.shapes, strict=True)]
 
     def predict(self, layer: int, hidden: Tensor, options: dict[str, Any]) -> Tensor:
         """hidden `[batch, t, hidden_size]`, the input of the layer before, and the options of its call ->
@@ -53,6 +54,7 @@ class Ahead:
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]
             with torch.no_grad():
-                runtime.foresee(following, pack(self.predict(following, hidden, options), user.tokens))
+                q = pack(self.predict(following, hidden, options), user.tokens)
+                runtime.foresee(following, q, self.scales[following])
 
         return call

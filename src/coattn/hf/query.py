@@ -35,6 +35,14 @@ def query_of(module: Any, shape: LayerShape, hidden: Tensor, rope: Rope | None) 
     return cast("Tensor", rotate(q, q[:, :0], *rope)[0])
 
 
+def scale_of(module: Any, shape: LayerShape) -> float:
+    """What an attention module multiplies its scores with."""
+    if module.config.model_type == "opt":
+        return 1.0  # it has scaled its queries
+    scaling = getattr(module, "scaling", None)
+    return shape.head_dim**-0.5 if scaling is None else float(scaling)
+
+
 def _project(module: Any, shape: LayerShape, hidden: Tensor) -> Tensor:
     """`[batch, t, q_heads, d]`, before any norm or rotation."""
     size = (*hidden.shape[:-1], shape.q_heads, shape.head_dim)
