@@ -24,6 +24,7 @@ CASES = [
     ("scout", {"block": 8, "budget": 48, "recall_interval": 3}),
     ("scout", {"block": 8, "budget": 48, "recall_interval": 0, "resident": 2, "dense_layers": 1}),
     ("streaming", {"sinks": 3, "recent": 17, "block": 4}),
+    ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3}),
 ]
 
 
@@ -100,7 +101,8 @@ def test_frames_say_what_the_step_says(method: str, params: dict[str, Any], wind
     world.join(0, 16)
     world.join(4, 100)
     world.steps(40, [4, 0, 1, 3])
-    assert world.ledger.held == held
+    assert world.ledger.held["gpu"] == held["gpu"]
+    assert world.ledger.held["host"] == held["host"] or method == "hgca", "what is chosen of DRAM grows as it is chosen"
 
 
 @pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming", "quest", "scout"])

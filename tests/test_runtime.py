@@ -100,6 +100,10 @@ CASES = [
     ("scout", {"block": 8, "budget": 256}, None),
     ("scout", {"block": 8, "budget": 256, "resident": 3, "recall_interval": 2, "window_blocks": 1}, None),
     ("scout", {"block": 4, "budget": 256, "resident": 20, "window_blocks": 3, "digest": "mean"}, 300_000),
+    ("hgca", {"beta": 0, "block": 8, "window_blocks": 2}, None),
+    ("hgca", {"beta": 0, "block": 1, "window_blocks": 3}, None),
+    ("hgca", {"beta": 0, "block": 32, "window_blocks": 1}, None),
+    ("hgca", {"beta": 0, "block": 8}, 70_000),
     ("streaming", {"sinks": 4, "recent": 20}, None),
     ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
 ]

@@ -18,6 +18,7 @@ ORIGIN = {
     "near": "a store with a GPU tier",
     "far": "a store with an arena in DRAM",
     "window": "a store that is a window of sinks and recent tokens",
+    "weights": "a store that weighs its entries",
     "all_tokens": "a store that keeps every token",
     "digests": "a store with a digest of every block",
     "query_free": "a selection rule that can pick before the query is known",

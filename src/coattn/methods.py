@@ -40,6 +40,15 @@ METHODS: dict[str, Method] = {
             paper="He and Zhai, FastDecode, 2024; Jiang et al., NEO, 2024",
         ),
         Method(
+            "hgca",
+            store="contextual",
+            select="average_weight",
+            place=("gpu", "cpu"),
+            schedule="same_layer",
+            summary="Lossy. Window on the GPU; of the rest, in DRAM, the CPU attends to what each head attended to.",
+            paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
+        ),
+        Method(
             "streaming",
             store="window",
             select="sinks_recent",

@@ -10,12 +10,15 @@ from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
+from coattn.select.average_weight import AverageWeight
 from coattn.select.digest_top import DigestTop
 from coattn.select.everything import Everything
 from coattn.select.oracle import Oracle
 from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
+from coattn.select.top_weight import TopWeight
 from coattn.store.arena import Arena
+from coattn.store.contextual import Contextual
 from coattn.store.digest_pool import DigestPool
 from coattn.store.pool import Pool
 from coattn.store.residents import Residents
@@ -27,8 +30,11 @@ _ALL: tuple[type[Part], ...] = (
     Window,
     Arena,
     Residents,
+    Contextual,
     Everything,
     SinksRecent,
+    AverageWeight,
+    TopWeight,
     Oracle,
     Random,
     DigestTop,

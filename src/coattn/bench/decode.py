@@ -34,6 +34,8 @@ class Case:
     batch: int
     context: int
     params: dict[str, Any] = field(default_factory=dict)
+    kept: tuple[float, ...] = ()
+    """Shares of the far entries that heads attend to, under methods that choose; without, what they choose."""
     handover: bool = False
     """Hand over to the CPU although nothing lies far: what the hand-over itself costs."""
 
@@ -130,6 +132,9 @@ class Bench:
             runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
             runtime.commit()
             kv.fill_randomly(runtime)
+            if case.kept:
+                for parts in runtime.groups:
+                    parts.store.assume(slots, first, case.kept)
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
@@ -171,7 +176,11 @@ class Bench:
             "shapes": self.shapes,
             "batch": case.batch,
             "context": case.context,
-            "params": {**case.params, **({"handover": True} if case.handover else {})},
+            "params": {
+                **case.params,
+                **({"handover": True} if case.handover else {}),
+                **({"kept": list(case.kept)} if case.kept else {}),
+            },
             "ms_per_step": median * 1e3,
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,

@@ -22,6 +22,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--context", default="8192", show_default=True, callback=numbers, help="Context lengths.")
 @click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
+@click.option("--kept", help="Shares of DRAM's entries that heads attend to, with commas, under methods that choose.")
 @click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
 @click.option("--seconds", default=10.0, show_default=True, help="Most time per row, but three steps at least.")
 @click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies far.")
@@ -69,6 +70,7 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
     from coattn.methods import find_method
 
     given, used = parse_settings(options["settings"]), set()
+    kept = shares(options["kept"])
     cases = []
     for batch in options["batch"]:
         for context in options["context"]:
@@ -76,7 +78,8 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 known = compose(find_method(name)).params
                 params = {k: v for k, v in given.items() if k in known}
                 used |= set(params)
-                cases.append(bench_decode.Case(name, batch, context, params))
+                chooses = "beta" in known or "share" in known
+                cases.append(bench_decode.Case(name, batch, context, params, kept if chooses else ()))
                 if "window_blocks" not in known:
                     continue
                 everything = {**params, "window_blocks": context // 32 + 2}
@@ -112,3 +115,14 @@ def show(result: dict[str, Any]) -> None:
     out.print(table)
     limits = ", ".join(f"{k.removesuffix('_gbps')} {v:.0f}" for k, v in result["limits"].items() if "gbps" in k and v)
     out.print(f"limits in GB/s: {limits}", highlight=False)
+
+
+def shares(text: str | None) -> tuple[float, ...]:
+    """Numbers between 0 and 1 with commas."""
+    try:
+        found = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= share <= 1 for share in found):
+        raise ConfigError(f"--kept {text} is not a list of shares.", "Write numbers from 0 to 1: --kept 0.02,0.1,0.3.")
+    return found

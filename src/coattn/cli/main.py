@@ -23,6 +23,7 @@ from coattn.cli import (
     generate,
     methods,
     models,
+    profile,
     trace,
 )
 from coattn.cli.output import print_error
@@ -58,6 +59,7 @@ for command in (
     generate.generate,
     evaluate.evaluate,
     bench.bench,
+    profile.profile,
     trace.trace,
     demo.demo,
 ):

@@ -2,6 +2,7 @@
 #include "bind_job.h"
 #include "kernels/block_rows.h"
 #include "kernels/compact.h"
+#include "kernels/move_rows.h"
 #include "kernels/score_digest.h"
 #include "kernels/weighted_sum.h"
 
@@ -69,6 +70,18 @@ void bind_compact(nb::module_& m) {
   runnable<CompactJob>(m, "compact", "submit_compact", &compact);
 }
 
+void bind_move_rows(nb::module_& m) {
+  nb::class_<MoveRowsJob> c(m, "MoveRowsJob");
+  c.def("__init__", [](MoveRowsJob* self) { new (self) MoveRowsJob{}; });
+  field(c, "from_rows", &MoveRowsJob::from);
+  field(c, "to_rows", &MoveRowsJob::to);
+  field(c, "count", &MoveRowsJob::count);
+  field(c, "row_bytes", &MoveRowsJob::row_bytes);
+  field(c, "from_value", &MoveRowsJob::from_value);
+  field(c, "to_value", &MoveRowsJob::to_value);
+  runnable<MoveRowsJob>(m, "move_rows", "submit_move_rows", &move_rows);
+}
+
 void bind_score_digest(nb::module_& m) {
   nb::class_<ScoreDigestJob> c(m, "ScoreDigestJob");
   c.def("__init__", [](ScoreDigestJob* self) { new (self) ScoreDigestJob{}; });
@@ -129,6 +142,7 @@ void bind_entries(nb::module_& m) {
   bind_weighted_sum(m);
   bind_compact(m);
   bind_score_digest(m);
+  bind_move_rows(m);
   bind_block_rows(m);
 }
 

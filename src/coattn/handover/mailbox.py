@@ -95,7 +95,7 @@ class Mailbox:
             scale=job.scale,
             softcap=shape.softcap or 0.0,
             into=(letter.out, letter.lse),
-            owners=picked.owners,
+            owners=None if picked.owners is None else self.frame.host("slots"),
         )
         self._server.add(plan.job, letter.post.data_ptr(), letter.reply.data_ptr())
         self._jobs.append(plan)

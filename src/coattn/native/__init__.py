@@ -37,7 +37,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import read_blocks, write_blocks, write_rows
+from coattn.native.rows import move_rows, read_blocks, write_blocks, write_rows
 
 __all__ = [
     "ELEMENTS",
@@ -71,6 +71,7 @@ __all__ = [
     "inject_fault",
     "isa",
     "isas",
+    "move_rows",
     "plan_attend",
     "plan_attend_runs",
     "plan_compact",

@@ -58,3 +58,17 @@ def read_blocks(ids: Tensor, tokens: int, blocks: Blocks, dtype: torch.dtype = t
     job.blocks, job.block_count = ids.data_ptr(), ids.shape[0]
     extension.read_blocks(job)
     return k, v
+
+
+def move_rows(from_rows: Tensor, to_rows: Tensor, row_bytes: int, from_value: int, to_value: int) -> None:
+    """Copies single entries between blocks of float elements, all threads together.
+
+    from_rows, to_rows: `[n]` int64 addresses of key rows of `row_bytes` each; the value row lies `from_value` and
+    `to_value` bytes after its key row. Nothing is checked but shapes: the caller keeps both memories alive.
+    """
+    check_tensor("from_rows", from_rows, [None], torch.int64)
+    check_tensor("to_rows", to_rows, list(from_rows.shape), torch.int64)
+    job = extension.MoveRowsJob()
+    job.from_rows, job.to_rows, job.count = from_rows.data_ptr(), to_rows.data_ptr(), len(from_rows)
+    job.row_bytes, job.from_value, job.to_value = row_bytes, from_value, to_value
+    extension.move_rows(job)

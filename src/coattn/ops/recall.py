@@ -9,4 +9,9 @@ from coattn.ops.reference.recall import recall as reference
 
 def recall(near: Tensor, far: Tensor, to: Tensor, source: Tensor) -> None:
     """See the reference. near `[n, kv_heads, 2, block, d]`, to, source `[seqs, kv_heads, m]`; negative: nothing."""
-    reference(near, far, to, source)
+    if near.device.type == "cuda":
+        from coattn.ops.triton.recall import recall as kernel
+
+        kernel(near, far, to, source)
+    else:
+        reference(near, far, to, source)

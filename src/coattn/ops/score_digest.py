@@ -11,6 +11,10 @@ from coattn.types import BlockList
 
 def score_digest(q: Tensor, digests: Tensor, table: Tensor, slack: float) -> Tensor:
     """q `[seqs, q_heads, d]`, digests `[n, kv_heads, 2, d]`, table `[seqs, m]` -> `[seqs, kv_heads, group, m]`."""
+    if q.device.type == "cuda":
+        from coattn.ops.triton.score_digest import score_digest as kernel
+
+        return kernel(q, digests, table, slack)
     return reference(q, digests, table, slack)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coattn.ops.attend import attend
+from coattn.ops.average import attend_averaging
 from coattn.place.base import Call, Place, State
 from coattn.state import AttnState
-from coattn.types import Selection
+from coattn.types import Phase, Selection
 
 
 @dataclass
@@ -23,4 +24,8 @@ class Gpu(Place):
             return AttnState.empty(call.q)
         recording = call.store.recording
         stamp = None if recording is None else recording.stamps.get(call.layer)
+        average = call.store.average(call.layer) if call.step.phase is Phase.DECODE else None
+        if average is not None:
+            memory, cap = call.store.near[call.layer], call.shape.softcap
+            return attend_averaging(call.q, memory, picked.near, call.scale, cap, average, stamp)
         return attend(call.q, call.store.near[call.layer], picked.near, call.scale, call.shape.softcap, stamp)

@@ -44,8 +44,8 @@ class DigestTop(Select):
     window_blocks: int = 2
     block: int = 32
     _store: Digested = field(init=False, repr=False)
-    _last: dict[int, tuple[Tensor, Tensor, Tensor, Step]] = field(init=False, repr=False, default_factory=dict)
-    """By layer: scores, places and counts of what was picked last."""
+    last: dict[int, tuple[Tensor, Tensor, Tensor, Step]] = field(init=False, repr=False, default_factory=dict)
+    """By layer, between `pick` and `observe`: scores, places and counts of what was picked."""
 
     def __post_init__(self) -> None:
         check_count("budget", self.budget, 1)
@@ -70,18 +70,18 @@ class DigestTop(Select):
         inside, beside = self._store.always()
         count = self.budget // self.block - beside
         listed = self._store.candidates(layer, step, count)
-        self._last.pop(layer, None)
+        self.last.pop(layer, None)
         if listed is None:
             return store.view(layer, step)
         softcap = store.opening.layers[layer].softcap
         scores = score_blocks(q[:, 0], self._store.digests(layer), listed, self.block, self.scale, softcap, self.slack)
         chosen, counts = best_blocks(scores, listed.tokens, self.block, min(count, scores.shape[-1]), inside)
-        self._last[layer] = (scores, chosen, counts, step)
+        self.last[layer] = (scores, chosen, counts, step)
         return self._store.divide(layer, chosen, counts, step)
 
     def observe(self, layer: int, states: list[AttnState | Split], picked: Selection) -> None:
-        if layer in self._last:
-            self._store.learn(layer, *self._last.pop(layer))
+        if layer in self.last:
+            self._store.learn(layer, *self.last.pop(layer))
 
 
 def best_blocks(scores: Tensor, tokens: Tensor, block: int, count: int, recent: int) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class Arena(Store):
         if opening.fixed:
             far = (opening.tokens or 0) // self.block
             self.window.fix(self._near_blocks(opening))
-            self.far.fix(opening.seqs * far)
+            self.far.fix(self._far_blocks(opening))
             self.table.tabulate(opening.seqs + 1, max(1, far))
             return
         self.window.reserve(self._near_blocks(opening))
@@ -114,34 +114,35 @@ class Arena(Store):
 
     def columns(self) -> dict[str, int]:
         assert self.table.rows is not None, "open() was not fixed"
-        numbers = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens", "slots"), 0)
+        numbers = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens"), 0)
         return {**numbers, "near": self.ring, "far": self.table.rows.shape[1]}
 
     def fill(self, frame: Frame, step: Step) -> None:
-        rows, block, ring = self.table.rows, self.block, self.ring
+        rows = self.table.rows
         assert rows is not None, "open() was not fixed"
-        first = [self._first_near(length) for length in step.lengths]
-        for row, slot in enumerate(step.slots):
-            start = first[row]
+        for row, (slot, length) in enumerate(zip(step.slots, step.lengths, strict=True)):
+            start = self._first_near(length)
             frame.put_list("near", row, (slot, start), lambda slot=slot, start=start: self._near_ids(slot, start))  # type: ignore[misc]
             if start:
                 frame.put_list("far", row, (slot, self.table.version[slot]), lambda slot=slot: rows[slot])  # type: ignore[misc]
+        frame.put(*self.numbers_of(step))
+
+    def numbers_of(self, step: Step) -> tuple[dict[str, list[int]], dict[str, int]]:
+        """The numbers of a decode step's frame, and what stands in rows that are nobody's."""
+        block, ring = self.block, self.ring
+        first = [self._first_near(length) for length in step.lengths]
         spill = [
             self.table.owned[slot][length // block - 1] if length % block == 0 else NOWHERE
             for slot, length in zip(step.slots, step.lengths, strict=True)
         ]
         ids = [slot * ring + h // block % ring for slot, h in zip(step.slots, step.history, strict=True)]
-        frame.put(
-            {
-                "ids": ids,
-                "places": [h % block for h in step.history],
-                "spill": spill,
-                "near_tokens": [length - f * block for length, f in zip(step.lengths, first, strict=True)],
-                "far_tokens": [f * block for f in first],
-                "slots": step.slots,
-            },
-            {"ids": self.opening.seqs * ring, "spill": NOWHERE, "slots": self.opening.seqs},
-        )
+        return {
+            "ids": ids,
+            "places": [h % block for h in step.history],
+            "spill": spill,
+            "near_tokens": [length - f * block for length, f in zip(step.lengths, first, strict=True)],
+            "far_tokens": [f * block for f in first],
+        }, {"ids": self.opening.seqs * ring, "spill": NOWHERE}
 
     def far_table(self, slots: int, width: int) -> Tensor:
         assert self.table.rows is not None, "open() was not fixed"
@@ -189,6 +190,10 @@ class Arena(Store):
     def abort(self) -> None:
         super().abort()
         self.far.settle()
+
+    def _far_blocks(self, opening: Opening) -> int:
+        """Blocks to take in DRAM at once, for sequences of known length."""
+        return opening.seqs * ((opening.tokens or 0) // self.block)
 
     def _choose_ring(self, opening: Opening) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""

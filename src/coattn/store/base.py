@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from coattn.ops.average import Average
 from coattn.part import Part
 from coattn.store.blocks import BlockMemory
 from coattn.store.frame import Frame, Recording
@@ -113,6 +114,12 @@ class Store(Part):
         near, far = (sum(part.tokens) if part else 0 for part in self.listing(step))
         return near, far
 
+    def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
+        """For benchmarks: sequences of so many tokens, of which nobody has asked anything, as if choices had been made.
+
+        shares: how much of what lies far a KV head attends to, one head after another, over and over.
+        """
+
     @abstractmethod
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
@@ -136,6 +143,10 @@ class Store(Part):
     def fill(self, frame: Frame, step: Step) -> None:
         """Writes a planned decode step into a frame; the rows after the step's sequences become nobody's."""
         raise AttributeError(f"store {self.name!r} cannot be recorded")
+
+    def average(self, layer: int) -> Average | None:
+        """The average weights of the near entries that every decode step adds to, where somebody wants them."""
+        return None
 
     def reaches_far(self, step: Step) -> bool:
         """Whether a decode step may attend to anything far."""

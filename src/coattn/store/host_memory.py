@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,3 +26,24 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
     arena = native.Arena(UNIT, size, index)
     arena.grow(size)
     return arena.memory().view(-1)[:nbytes]
+
+
+class Growing:
+    """Memory in DRAM that grows up to `most` bytes and never moves; only the CPU uses it."""
+
+    def __init__(self, most: int) -> None:
+        from coattn import native
+
+        self.most = -(-max(1, most) // UNIT) * UNIT
+        self._arena = native.Arena(UNIT, self.most)
+        self.committed = 0
+        buffer: Any = (ctypes.c_uint8 * self.most).from_address(self._arena.base)
+        buffer.arena = self._arena  # torch.frombuffer keeps the buffer, the buffer keeps the arena
+        self.memory = torch.frombuffer(buffer, dtype=torch.uint8)
+        """`[most]` uint8; what lies past `committed` may not be touched."""
+
+    def grow(self, nbytes: int) -> None:
+        """At least `nbytes` may be used afterwards, zeroed."""
+        if nbytes > self.committed:
+            self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT))
+            self.committed = self._arena.committed_blocks() * UNIT

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from coattn.errors import ConfigError
 from coattn.store.base import Opening
 from coattn.types import BlockList
 
@@ -100,6 +103,19 @@ class Residency:
         """Blocks of near memory of places `[seqs, kv_heads, n]` of pools."""
         ids = self.first + slots[:, None, None] * self.places + places
         return ids.where(slots[:, None, None] != self.nobody, 0).to(torch.int32)
+
+
+def read_intervals(path: str) -> list[int]:
+    """The recall interval of each layer, from a file that `coattn profile scout` wrote."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))["recall_intervals"]
+        if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+            raise ValueError("recall_intervals is not a list of whole numbers")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"recall_file {path!r} cannot be read: {error}.", "Write one: coattn profile scout --out FILE."
+        ) from None
+    return found
 
 
 def compact(values: Tensor, wanted: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.errors import ConfigError
 from coattn.ops.recall import recall
 from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
 from coattn.store.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
-from coattn.store.residency import Residency, compact
+from coattn.store.residency import Residency, compact, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
 
@@ -38,6 +39,7 @@ class Residents(Arena):
         "budget": "tokens attended per KV head; the pool holds as many, unless `resident` says otherwise",
         "resident": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves to the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
+        "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
         "slack": SLACK,
     }
 
@@ -46,6 +48,7 @@ class Residents(Arena):
     budget: int = 2048
     resident: int | None = None
     recall_interval: int = 8
+    recall_file: str | None = None
     slack: float = 1.0
     _new: set[int] = field(init=False, repr=False, default_factory=set)
     """Slots whose residents are to be chosen before their next decode step."""
@@ -58,6 +61,7 @@ class Residents(Arena):
         check_count("recall_interval", self.recall_interval, 0)
         if self.resident is not None:
             check_count("resident", self.resident, 1)
+        self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
 
     def least(self, opening: Opening) -> int:
         blocks = opening.seqs * ((opening.tokens or 0) // self.block)
@@ -69,6 +73,11 @@ class Residents(Arena):
         return super().least(opening) + pools + digests * opening.block_bytes(1)
 
     def open(self, opening: Opening) -> None:
+        if self._intervals is not None and max(opening.layers) >= len(self._intervals):
+            raise ConfigError(
+                f"{self.recall_file} has intervals for {len(self._intervals)} layers, but the model has more.",
+                "Profile this model: coattn profile scout.",
+            )
         super().open(opening)
         self.places = self._places(opening)
         self.residency = Residency(opening, self.places, super()._near_blocks(opening))
@@ -111,6 +120,13 @@ class Residents(Arena):
         found = self.residency.counts()
         return super().attended(step) if found is None else found
 
+    def columns(self) -> dict[str, int]:
+        return {**super().columns(), "slots": 0}
+
+    def numbers_of(self, step: Step) -> tuple[dict[str, list[int]], dict[str, int]]:
+        numbers, otherwise = super().numbers_of(step)
+        return {**numbers, "slots": list(step.slots)}, {**otherwise, "slots": self.opening.seqs}
+
     def digests(self, layer: int) -> Tensor:
         return self._digested.digests(layer)
 
@@ -141,10 +157,11 @@ class Residents(Arena):
     def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
         """Recall: every few steps of a sequence, and at another one in every layer, its misses take the places of the
         residents with the lowest scores. They are used from the next step on."""
-        if not self.recall_interval:
+        interval = self.recall_interval if self._intervals is None else self._intervals[layer]
+        if not interval:
             return
         slots = self._slots(layer, step)
-        due = (self._lengths(layer, step) + layer) % self.recall_interval == 0
+        due = (self._lengths(layer, step) + layer) % interval == 0
         moved = self.residency.replace(layer, scores, chosen, counts, slots, due)
         self._bring(layer, moved, self.candidates(layer, step, 0))
 

@@ -8,18 +8,24 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.ops.triton import append, attend, handover, limits, linear, merge, model
+from coattn.ops.triton import append, attend, average, handover, limits, linear, merge, model, recall, score_digest
 
 POINTERS = {"table": "*i32", "tokens": "*i32", "ids": "*i32", "places": "*i32", "spill": "*i32", "order": "*i32"} | {
     "out": "*fp32", "lse": "*fp32", "stamp": "*i64", "post": "*i32", "step": "*i32", "reply": "*i32"
-} | {"failed": "*i32", "verdict": "*i32"}  # fmt: skip
-FLOATS = {"scale", "softcap", "eps"}
+} | {
+    "failed": "*i32", "verdict": "*i32", "scores": "*fp32", "values": "*fp32", "to": "*i32", "source": "*i32"
+}  # fmt: skip
+FLOATS = {"scale", "softcap", "eps", "alpha", "slack"}
 
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
         attend._attend,
         {"GROUP": 4, "GROUP_PAD": 16, "BLOCK": 32, "ROWS": 64, "D": 128, "D_PAD": 128, "CAP": True, "STAMP": True}
-        | {"PRECISION": "tf32", "FOLLOW": True},
+        | {"PRECISION": "tf32", "SCORES": True, "FOLLOW": True},
+    ),
+    (
+        average._average,
+        {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "MEAN": False},
     ),
     (append._append, {"SPILL": True, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}),
     (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "FOLLOW": True}),
@@ -32,6 +38,11 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "D": 128, "FOLLOW": True}),
+    (recall._recall, {"NUMBERS": 8192, "SIZE": 2048}),
+    (
+        score_digest._score_digest,
+        {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "PRECISION": "tf32"},
+    ),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
 ]
 

@@ -28,7 +28,7 @@ struct AttendJob {
   int table_heads;        // 1 (all KV heads share a list) or kv_heads
   int64_t max_blocks;
   const int32_t* owners;  // [seqs]: the row of table and tokens of each sequence, or null: its own number
-  const uint8_t* base;  // block b of head h lies at base + b * block_stride + h * head_stride
+  const uint8_t* base;    // block b of head h lies at base + b * block_stride + h * head_stride
   int64_t block_stride, head_stride, num_blocks;
   int block;
 

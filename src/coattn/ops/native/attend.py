@@ -67,6 +67,15 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
     return AttnState(done.out, done.lse)
 
 
+def attend_weighing(
+    q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None
+) -> tuple[AttnState, Tensor]:
+    """The same for one query token a sequence, and its weights `[seqs, q_heads, entries of the widest list]`."""
+    done = _plan(q, blocks, picked, scale, softcap, weights=True).run()
+    assert done.weights is not None
+    return AttnState(done.out, done.lse), done.weights[:, 0]
+
+
 def attend_in_time(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
     """The same on a thread of its own. Raises WorkerError when the workers fail or do not answer."""
     if not len(blocks):
@@ -89,7 +98,9 @@ _abandoned: list[object] = []
 """Calls whose workers may still touch their tensors: never freed."""
 
 
-def _plan(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> Call[Attended]:
+def _plan(
+    q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None, weights: bool = False
+) -> Call[Attended]:
     _share_cores()
     return native.plan_attend(
         q,
@@ -99,6 +110,7 @@ def _plan(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: f
         scale=scale,
         softcap=softcap or 0.0,
         owners=picked.owners,
+        weights=weights,
     )
 
 

@@ -20,13 +20,13 @@ PROGRAMS = 528
 
 @triton.jit
 def _attend(
-    q_ptr, blocks_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr, stamp_ptr,
+    q_ptr, blocks_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr, stamp_ptr, scores_ptr,
     scale, softcap,
     q_seq, q_head, block_stride, head_stride, table_seq, table_head, tokens_seq, tokens_head,
-    splits, q_heads,
+    splits, q_heads, scores_seq, scores_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
-    FOLLOW: tl.constexpr,
+    SCORES: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -70,6 +70,9 @@ def _attend(
             tanh = (1.0 - e) / (1.0 + e)
             scores = softcap * tl.where(x < 0, -tanh, tanh)
         scores = tl.where(seen[None, :], scores, float("-inf"))
+        if SCORES:
+            row = seq * scores_seq + (head * GROUP + g[:, None]) * scores_head
+            tl.store(scores_ptr + row + token[None, :], scores, mask=in_group[:, None] & seen[None, :])
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         shrink = tl.exp(top - higher)
@@ -105,12 +108,24 @@ def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
     return max(1, min(wanted, -(-longest // (2 * ROWS)), 64))
 
 
+def room_for_scores(q: Tensor, picked: BlockList) -> Tensor:
+    """`[seqs, q_heads, longest]` float32, not filled."""
+    return torch.empty(q.shape[0], q.shape[2], picked.longest, dtype=torch.float32, device=q.device)
+
+
 def attend(
-    q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None, stamp: Tensor | None = None
+    q: Tensor,
+    blocks: Tensor,
+    picked: BlockList,
+    scale: float,
+    softcap: float | None,
+    stamp: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> Split:
     """q `[seqs, 1, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`, in GPU memory or in mapped host memory.
 
-    stamp: one int64 for the time on the GPU's clock when all was done.
+    stamp: one int64 for the time on the GPU's clock when all was done. scores: where the scores before the softmax are
+    left, see `room_for_scores`.
     """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
@@ -121,14 +136,16 @@ def attend(
     lists = picked.table.shape[1]
     _attend[(seqs, kv_heads, splits)](
         q, blocks, picked.table, picked.tokens, out, lse, lse if stamp is None else stamp,
+        lse if scores is None else scores,
         scale, softcap or 0.0,
         q.stride(0), q.stride(2), blocks.stride(0), blocks.stride(1),
         picked.table.stride(0), picked.table.stride(1) if lists > 1 else 0,
         picked.tokens.stride(0), picked.tokens.stride(1) if lists > 1 else 0,
-        splits, q_heads,
+        splits, q_heads, 0 if scores is None else scores.stride(0), 0 if scores is None else scores.stride(1),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
+        SCORES=scores is not None,
         **({"num_warps": 2, "num_stages": 4} if seqs * kv_heads <= 16 else {"num_warps": 4, "num_stages": 2}),
         **options(seqs),
     )  # fmt: skip

@@ -1,0 +1,198 @@
+"""Chosen entries of each layer, sequence and KV head, contiguous in DRAM: what the CPU attends to instead of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.store.host_memory import Growing
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape
+
+STEP = 16 << 20
+"""Bytes that the memory grows by at a time, at least, where there is room."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Entries to keep, one row each, in the order of (layer, slot, KV head, position).
+
+    layer: its number within the group of layers; source: address of the entry's key row; all int64 `[n]` but weight,
+    float32 `[n]`.
+    """
+
+    layer: Tensor
+    slot: Tensor
+    head: Tensor
+    position: Tensor
+    weight: Tensor
+    source: Tensor
+
+
+class Context:
+    """Lists of single entries in blocks of one KV head each, shared by all layers, slots and heads.
+
+    Owner and writer: the store, between steps or on a thread of its own (`put`). Readers: the CPU's workers during a
+    step, of what `shown` says. `put` writes only past what is shown, so both may happen at the same time; `show` is
+    called between steps.
+    """
+
+    def __init__(
+        self, shape: LayerShape, layers: int, slots: int, block: int, width: int, most: int, ledger: Ledger
+    ) -> None:
+        """width: blocks of the longest list; most: bytes that the entries may ever take."""
+        self.shape, self.block, self.ledger = shape, block, ledger
+        self.row_bytes = shape.head_dim * shape.dtype.itemsize
+        self.block_bytes = 2 * block * self.row_bytes
+        lists = (layers, slots, shape.kv_heads)
+        self.table = torch.zeros(*lists, width, dtype=torch.int32)
+        self.stored = torch.zeros(*lists, dtype=torch.int32)
+        """Entries of each list."""
+        self.shown = torch.zeros(*lists, dtype=torch.int32)
+        """Entries of each list that are attended: a prefix of what is stored."""
+        self._memory = Growing(most + self.block_bytes)
+        self.capacity = self._memory.most // self.block_bytes
+        whole = self._memory.memory[: self.capacity * self.block_bytes].view(shape.dtype)
+        self._blocks = whole.view(self.capacity, 1, 2, block, shape.head_dim)
+        self._position = torch.zeros(0, block, dtype=torch.int32)
+        self._weight = torch.zeros(0, block)
+        self._free = torch.zeros(0, dtype=torch.int64)
+        self._next = 0
+        self._taken = 0
+
+    @property
+    def blocks(self) -> Tensor:
+        """`[capacity, kv_heads, 2, block, head_dim]`, the same block for every head."""
+        return self._blocks.expand(-1, self.shape.kv_heads, -1, -1, -1)
+
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that some list owns."""
+        return (self._next - len(self._free)) * self.block_bytes
+
+    def put(self, chosen: Chosen) -> None:
+        """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added."""
+        if not len(chosen.layer):
+            return
+        heads, slots = self.stored.shape[2], self.stored.shape[1]
+        key = (chosen.layer * slots + chosen.slot) * heads + chosen.head
+        lists, counts = torch.unique_consecutive(key, return_counts=True)
+        before = self.stored.view(-1)[lists].long()
+        self._widen(int((before + counts).max()))
+        fresh = self._blocks_of(before + counts) - self._blocks_of(before)
+        ids = self._take(int(fresh.sum()))
+        # the new blocks of list i stand in its row from the first that it does not have yet
+        row = torch.repeat_interleave(lists, fresh)
+        column = torch.repeat_interleave(self._blocks_of(before), fresh) + _ranks(fresh)
+        table = self.table.view(-1, self.table.shape[-1])
+        table[row, column] = ids.to(torch.int32)
+        index = torch.repeat_interleave(before, counts) + _ranks(counts)
+        block = table[key, index // self.block].long()
+        place = index % self.block
+        self._position[block, place] = chosen.position.to(torch.int32)
+        self._weight[block, place] = chosen.weight
+        self._move(chosen.source, block * self.block_bytes + place * self.row_bytes)
+        self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
+
+    def show(self, slots: list[int]) -> None:
+        """From now on all that is stored of these slots is attended."""
+        self.shown[:, slots] = self.stored[:, slots]
+
+    def clear(self, slots: list[int]) -> None:
+        """Forgets every entry of these slots."""
+        self.cut(slots, 0)
+
+    def cut(self, slots: list[int], end: int) -> None:
+        """Forgets the entries of these slots from position `end` on; lists are in the order of position."""
+        for slot in slots:
+            keep = torch.zeros_like(self.stored[:, slot])
+            if end:
+                keep = self._before(slot, end)
+            held = self._blocks_of(self.stored[:, slot])
+            width = torch.arange(self.table.shape[-1])
+            gone = (width >= self._blocks_of(keep)[..., None]) & (width < held[..., None])
+            self._free = torch.cat([self._free, self.table[:, slot][gone].long()])
+            self.stored[:, slot] = keep
+            self.shown[:, slot] = keep
+
+    def positions(self, layer: int, slot: int, head: int) -> Tensor:
+        """Positions of the entries of a list, in order."""
+        return self._entries(self._position, layer, slot, head)
+
+    def weights(self, layer: int, slot: int, head: int) -> Tensor:
+        """What the entries of a list weighed when they were chosen, so that they sum to 1."""
+        found = self._entries(self._weight, layer, slot, head)
+        return found / found.sum() if len(found) else found
+
+    def release(self) -> None:
+        """Gives every byte back to the ledger."""
+        self.ledger.give("host", self._taken)
+        self._taken = 0
+
+    def _entries(self, what: Tensor, layer: int, slot: int, head: int) -> Tensor:
+        count = int(self.stored[layer, slot, head])
+        ids = self.table[layer, slot, head, : -(-count // self.block)].long()
+        return what[ids].flatten()[:count]
+
+    def _before(self, slot: int, end: int) -> Tensor:
+        """`[layers, kv_heads]` int32: entries of each list with a position before `end`."""
+        count = self.stored[:, slot].long()
+        width = int(self._blocks_of(count).max())
+        inside = torch.arange(width * self.block) < count[..., None]
+        ids = torch.where(inside[..., :: self.block], self.table[:, slot, :, :width].long(), 0)
+        position = self._position[ids].flatten(2) if len(self._position) else torch.zeros_like(inside)
+        return ((position < end) & inside).sum(-1).to(torch.int32)
+
+    def _take(self, count: int) -> Tensor:
+        """Ids of `count` blocks, from now on somebody's."""
+        reused = min(count, len(self._free))
+        fresh = count - reused
+        self._grow(self._next + fresh)
+        cut = len(self._free) - reused
+        ids = torch.cat([self._free[cut:], torch.arange(self._next, self._next + fresh)])
+        self._free = self._free[:cut].clone()
+        self._next += fresh
+        return ids
+
+    def _grow(self, blocks: int) -> None:
+        what = "Keeping the entries that matter"
+        if blocks > self.capacity:
+            self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
+        have = len(self._position)
+        if blocks <= have:
+            return
+        room = self.ledger.room("host")
+        wanted = max(blocks, have + max(STEP // self.block_bytes, have // 4))
+        if room is not None:
+            wanted = min(wanted, have + room // self.block_bytes)
+        wanted = max(blocks, min(wanted, self.capacity))
+        self.ledger.take("host", (wanted - have) * self.block_bytes, what)
+        self._taken += (wanted - have) * self.block_bytes
+        self._memory.grow(wanted * self.block_bytes)
+        more = wanted - have
+        self._position = torch.cat([self._position, torch.zeros(more, self.block, dtype=torch.int32)])
+        self._weight = torch.cat([self._weight, torch.zeros(more, self.block)])
+
+    def _widen(self, entries: int) -> None:
+        """Only where sequences may become longer than was said at first: a recorded step has the table's address."""
+        need = -(-entries // self.block)
+        if need > self.table.shape[-1]:
+            more = torch.zeros(*self.table.shape[:-1], need, dtype=torch.int32)
+            more[..., : self.table.shape[-1]] = self.table
+            self.table = torch.cat([more, torch.zeros_like(more)], -1)
+
+    def _move(self, source: Tensor, offset: Tensor) -> None:
+        from coattn import native
+
+        half = self.block * self.row_bytes
+        native.move_rows(source.contiguous(), offset + self._memory.memory.data_ptr(), self.row_bytes, half, half)
+
+    def _blocks_of(self, entries: Tensor) -> Tensor:
+        return -(-entries.long() // self.block)
+
+
+def _ranks(counts: Tensor) -> Tensor:
+    """0 .. counts[0] - 1, 0 .. counts[1] - 1, and so on."""
+    ends = counts.cumsum(0)
+    return torch.arange(int(ends[-1]) if len(ends) else 0) - torch.repeat_interleave(ends - counts, counts)

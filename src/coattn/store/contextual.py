@@ -1,0 +1,305 @@
+"""HGCA's store: a window on the GPU whose entries are weighed, every token in DRAM, and there the entries that matter.
+
+Sections 3.2 and 3.3 of the paper, Algorithm 1. Entries leave the window block by block; a block stays attended near
+for a few steps more, in which those of its entries that the selection rule keeps are copied into the contextual
+cache: every entry is attended in every step either near or far, never in both and never in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.ops.average import Average
+from coattn.part import check_count
+from coattn.store.arena import Arena
+from coattn.store.base import Opening
+from coattn.store.context import Context
+from coattn.store.ledger import Tier
+from coattn.store.weighing import Averages, choose_all, choose_block, weigh_far, weigh_near
+from coattn.types import BlockList, Phase, Selection, Step
+
+Keep = Callable[[Tensor, int], Tensor]
+"""`(weights [..., kv_heads, entries], entries the weights were taken over) -> what is kept`, bool of the same shape."""
+LAG = 8
+"""Decode steps for which a block that leaves the window stays attended there."""
+ADDRESSES = 1 << 40
+"""Bytes of addresses for the contextual cache where nobody says how long sequences get."""
+
+
+@dataclass
+class Contextual(Arena):
+    """A window of the newest blocks with the average weight of each entry, the arena, and its chosen entries."""
+
+    name = "contextual"
+    provides = frozenset({"near", "far", "all_tokens", "weights"})
+    help_text = {
+        **Arena.help_text,
+        "gpu_ratio": "window as a share of the longest context, where window_blocks is unset",
+        "alpha": "how much of an entry's average weight each step replaces",
+        "group_mean": "average over the query heads of a KV head instead of taking the largest",
+        "queries": "last tokens of a prompt or turn whose weights choose among what lies in DRAM",
+        "peak": "weigh by the largest weight that any of these queries gives, instead of by the mean",
+        "context": "room for chosen entries, as a share of the tokens in DRAM",
+    }
+
+    gpu_ratio: float | None = None
+    alpha: float = 0.1
+    group_mean: bool = False
+    queries: int = 64
+    peak: bool = True
+    context: float = 1.0
+    keep: Keep | None = field(init=False, repr=False, default=None)
+    """The selection rule; set by it."""
+    _covered: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """By slot: blocks whose entries have been chosen from, the one that is leaving included."""
+    _stale: set[int] = field(init=False, repr=False, default_factory=set)
+    """Slots that have read a prompt or a turn since entries were chosen."""
+    _heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By slot and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
+    _scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    _leaving: dict[int, Future[None] | None] = field(init=False, repr=False, default_factory=dict)
+    """Slots with a block on its way to the contextual cache."""
+    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("queries", self.queries, 1)
+        for name, least in (("alpha", 0.0), ("context", 0.0), ("gpu_ratio", 0.0)):
+            value = getattr(self, name)
+            if value is None and name == "gpu_ratio":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value <= 1:
+                raise ConfigError(f"{name} is {value!r}, but must lie above 0 and at most at 1.", f"Set {name}=0.5.")
+
+    def least(self, opening: Opening) -> int:
+        blocks = opening.seqs * ((self._wanted(opening) or 1) + 1) + opening.spare
+        return blocks * (opening.block_bytes(self.block) + self._weight_bytes(opening))
+
+    def open(self, opening: Opening) -> None:
+        super().open(opening)
+        shape = next(iter(opening.layers.values()))
+        self.numbers = {layer: i for i, layer in enumerate(opening.layers)}
+        count = opening.seqs * self.ring + opening.spare
+        opening.ledger.take("gpu", count * self._weight_bytes(opening), "Weighing the window's entries")
+        self.averages = Averages(opening.layers, count, self.block)
+        width = 16 if opening.tokens is None else max(1, opening.tokens // self.block)
+        most = ADDRESSES if opening.tokens is None else opening.seqs * (width + 1) * self.far.block_bytes
+        room = opening.ledger.room("host")
+        self.chosen = Context(
+            shape,
+            len(opening.layers),
+            opening.seqs + 1,
+            self.block,
+            width,
+            most if room is None else min(most, room),
+            opening.ledger,
+        )
+        if shape.device.type == "cuda":
+            self._thread = ThreadPoolExecutor(1, "coattn-context")
+
+    def plan(self, step: Step) -> None:
+        super().plan(step)
+        if step.phase is not Phase.DECODE:
+            reading = [slot for slot, new in zip(step.slots, step.new, strict=True) if new]
+            self._finish([slot for slot in reading if slot in self._leaving])
+            self._stale.update(reading)
+            return
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            if slot in self._stale:
+                self._choose_again(slot, length)
+        gone = [
+            slot
+            for slot, length in zip(step.slots, step.lengths, strict=True)
+            if slot in self._leaving and self._first_near(length) == self._covered[slot]
+        ]
+        self._finish(gone)
+
+    def notice(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        self._scale[layer] = scale
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True):
+            if start == end:
+                continue
+            heard = self._heard.setdefault(slot, {})
+            own = q[max(start, end - self.queries) : end]
+            before = heard.get(layer)
+            if before is not None and len(own) < self.queries:
+                own = torch.cat([before, own])[-self.queries :]
+            heard[layer] = own.clone()
+
+    def commit(self, step: Step) -> None:
+        super().commit(step)
+        if step.phase is Phase.DECODE:
+            self._choose_leaving(step)
+
+    def view(self, layer: int, step: Step) -> Selection:
+        if self.recording is not None:
+            return self._recorded_view(layer)
+        whole = super().view(layer, step)
+        if step.phase is not Phase.DECODE or whole.far is None:
+            return whole
+        number, slots = self.numbers[layer], list(step.slots)
+        tokens = self.chosen.shown[number, slots]
+        far = BlockList(self.chosen.table[number, slots], tokens, int(tokens.max()), self.chosen.blocks)
+        return Selection(whole.near, far if far.longest else None)
+
+    def average(self, layer: int) -> Average:
+        return Average(self.averages[layer], self.alpha, self.group_mean)
+
+    def attended(self, step: Step) -> tuple[float, float]:
+        near, _ = super().attended(step)
+        return near, float(self.chosen.shown[:, list(step.slots)].double().mean((0, 2)).sum())
+
+    def shares(self, slot: int, length: int) -> Tensor:
+        """`[layers, kv_heads]`: how much of what lies far each head attends to, of a sequence of so many tokens."""
+        return self.chosen.shown[:, slot].double() / max(1, self._first_near(length) * self.block)
+
+    def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
+        first, heads = self._first_near(length + 1), next(iter(self.opening.layers.values())).kv_heads
+        draws = torch.Generator().manual_seed(0)
+        for slot in slots:
+            self.chosen.clear([slot])
+            for layer, number in self.numbers.items():
+                share = torch.tensor([shares[(number * heads + h) % len(shares)] for h in range(heads)])
+                weights = torch.rand(heads, first * self.block, generator=draws)
+                self.chosen.put(choose_all(self, layer, slot, weights, weights < share[:, None]))
+            self._covered[slot] = first
+            self._stale.discard(slot)
+        self.chosen.show(list(slots))
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        self._finish([slot] if slot in self._leaving else [])
+        super().truncate(slot, length, keep)
+        first = self._first_near(keep)
+        self.chosen.cut([slot], first * self.block)
+        self._covered[slot] = min(self._covered.get(slot, 0), first)
+        if not keep:
+            self._stale.discard(slot)
+            self._heard.pop(slot, None)
+
+    def cost(self, tokens: int) -> dict[Tier, int]:
+        return {"host": int(tokens // self.block * self.far.block_bytes * (1 + self.context))}
+
+    def vacant(self) -> dict[Tier, int | None]:
+        free = self.table.free()
+        return {"host": None if free is None else int(free * self.far.block_bytes * (1 + self.context))}
+
+    def columns(self) -> dict[str, int]:
+        return {**super().columns(), "slots": 0}
+
+    def numbers_of(self, step: Step) -> tuple[dict[str, list[int]], dict[str, int]]:
+        numbers, otherwise = super().numbers_of(step)
+        return {**numbers, "slots": list(step.slots)}, {**otherwise, "slots": self.opening.seqs}
+
+    def release(self) -> None:
+        self._finish(list(self._leaving))
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        if hasattr(self, "chosen"):
+            self.chosen.release()
+            self.opening.ledger.give("gpu", self.averages.blocks * self._weight_bytes(self.opening))
+            del self.chosen, self.averages
+        super().release()
+
+    def _weight_bytes(self, opening: Opening) -> int:
+        """Bytes of the averages of one near block of every layer."""
+        return 4 * self.block * sum(shape.kv_heads for shape in opening.layers.values())
+
+    def _wanted(self, opening: Opening) -> int | None:
+        """Blocks of the window that the parameters ask for."""
+        if self.window_blocks is None and self.gpu_ratio is not None and opening.tokens is not None:
+            return max(1, int(opening.tokens * self.gpu_ratio) // self.block)
+        return self.window_blocks
+
+    def _choose_ring(self, opening: Opening) -> int:
+        """One block more than the window: the one that leaves."""
+        wanted = self._wanted(opening)
+        return wanted + 1 if wanted is not None else max(2, super()._choose_ring(opening))
+
+    def _far_blocks(self, opening: Opening) -> int:
+        """Leaves room for the chosen entries."""
+        room, wanted = opening.ledger.room("host"), super()._far_blocks(opening)
+        return wanted if room is None else min(wanted, int(room / (1 + self.context)) // self.far.block_bytes)
+
+    def _first_near(self, tokens: int) -> int:
+        """A block leaves the window once the filling block has more than LAG entries, or when it is overwritten."""
+        blocks = -(-tokens // self.block)
+        filled = tokens - (blocks - 1) * self.block
+        return max(0, blocks - self.ring + (1 if filled > min(LAG, self.block) else 0))
+
+    def _choose_leaving(self, step: Step) -> None:
+        """Starts the way of blocks that are to leave the window to the contextual cache."""
+        leaving = [
+            slot
+            for slot, length in zip(step.slots, step.lengths, strict=True)
+            if -(-length // self.block) - self.ring + 1 > self._covered.get(slot, 0) and slot not in self._leaving
+        ]
+        if not leaving:
+            return
+        blocks = [self._covered.get(slot, 0) for slot in leaving]
+        near = [self._near_id(slot, b) for slot, b in zip(leaving, blocks, strict=True)]
+        sizes = dict(zip(step.slots, (n - self._first_near(n) * self.block for n in step.lengths), strict=True))
+        weights = self.averages.of(near)  # [layers, leaving, kv_heads, block]
+        far = [self.table.owned[slot][b] for slot, b in zip(leaving, blocks, strict=True)]
+
+        def put() -> None:
+            assert self.keep is not None, "a selection rule comes first"
+            kept = torch.stack([self.keep(weights[:, i], sizes[slot]) for i, slot in enumerate(leaving)], 1)
+            self.chosen.put(choose_block(self, leaving, blocks, far, weights, kept))
+
+        started = None
+        if self._thread is not None:
+            started = self._thread.submit(put)
+        else:
+            put()
+        for slot, b in zip(leaving, blocks, strict=True):
+            self._leaving[slot] = started
+            self._covered[slot] = b + 1
+
+    def _finish(self, slots: list[int]) -> None:
+        """Blocks of these slots have left: what was chosen of them is attended from now on."""
+        if not slots:
+            return
+        for slot in slots:
+            pending = self._leaving.pop(slot)
+            if pending is not None:
+                pending.result()
+        self.chosen.show(slots)
+
+    def _choose_again(self, slot: int, length: int) -> None:
+        """All that lies far is weighed with the last queries of the prompt or turn, and chosen from afresh."""
+        self._finish([slot] if slot in self._leaving else [])
+        first = self._first_near(length)
+        heard = self._heard.get(slot, {})
+        self.chosen.clear([slot])
+        if first:
+            assert self.keep is not None, "a selection rule comes first"
+            for layer in self.opening.layers:
+                weights = weigh_far(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
+                kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
+                self.chosen.put(choose_all(self, layer, slot, weights, kept))
+        for layer in heard:
+            weigh_near(self, layer, slot, length - 1, heard[layer], self._scale[layer])
+        self.chosen.show([slot])
+        self._covered[slot] = first
+        self._stale.discard(slot)
+        self._heard.pop(slot, None)
+
+    def _recorded_view(self, layer: int) -> Selection:
+        assert self.recording is not None
+        view = self.recording.view()
+        if view.far is None:
+            return view
+        number = self.numbers[layer]
+        owners = self.recording.frame.host("slots")[: self.recording.rows]
+        table = self.chosen.table[number]
+        far = BlockList(
+            table, self.chosen.shown[number], table.shape[-1] * self.block, self.chosen.blocks, owners=owners
+        )
+        return Selection(view.near, far)
