@@ -132,8 +132,10 @@ def test_a_bound_of_one_computes_everything_again_and_a_low_one_nothing() -> Non
     assert (loose.schedule.checked, loose.schedule.recomputed) == (strict.schedule.checked, 0)
 
 
-def test_only_what_is_below_the_bound_is_computed_again() -> None:
-    plain, world = World(SAME), World(SCOUT, bound=0.9)
+@pytest.mark.parametrize("dense_layers", [0, 2])
+def test_only_what_is_below_the_bound_is_computed_again(dense_layers: int) -> None:
+    plain = World(SAME, dense_layers=dense_layers)
+    world = World(SCOUT, bound=0.9, dense_layers=dense_layers)
 
     def half(q: Tensor) -> Tensor:
         """Right in the first KV head's group, wrong in one query head of the second's."""

@@ -111,7 +111,8 @@ def _some(far: BlockList | None, wanted: Tensor) -> BlockList | None:
         return None
     tokens = far.tokens.expand(wanted.shape).where(wanted.to(far.tokens.device), 0).contiguous()
     longest = int(tokens.max())
-    return BlockList(far.table, tokens, longest, far.memory, far.owners) if longest else None
+    table = far.table.expand(*wanted.shape, -1).contiguous()
+    return BlockList(table, tokens, longest, far.memory, far.owners) if longest else None
 
 
 def _either(first: BlockList | None, second: BlockList | None, other: Tensor) -> BlockList | None:
@@ -120,9 +121,6 @@ def _either(first: BlockList | None, second: BlockList | None, other: Tensor) ->
     if kept is None or instead is None:
         return instead if kept is None else kept
     width = max(kept.table.shape[-1], instead.table.shape[-1])
-    tables = [
-        torch.nn.functional.pad(part.table.expand(*other.shape, -1), (0, width - part.table.shape[-1]))
-        for part in (kept, instead)
-    ]
+    tables = [torch.nn.functional.pad(part.table, (0, width - part.table.shape[-1])) for part in (kept, instead)]
     table = torch.where(other.to(tables[0].device)[..., None], tables[1], tables[0])
     return BlockList(table.contiguous(), kept.tokens + instead.tokens, max(kept.longest, instead.longest))
