@@ -201,6 +201,27 @@ def test_with_real_queries_in_place_of_predicted_ones_a_model_says_the_same(
         assert not used
 
 
+@pytest.mark.parametrize("window_blocks", [1, 2])
+def test_a_budget_of_everything_is_full_attention_whatever_is_predicted(
+    window_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama")
+    ids = torch.randint(3, 160, (2, 100), generator=torch.Generator().manual_seed(5))
+    predict, heard = Ahead.predict, []
+
+    def wrong(self: Ahead, layer: int, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+        heard.append(layer)
+        return -predict(self, layer, hidden, options)
+
+    monkeypatch.setattr(Ahead, "predict", wrong)
+    want = logits(model, METHODS["full"], {"block": 8}, ids)
+    got = logits(model, SCOUT, {"block": 8, "budget": 104, "window_blocks": window_blocks}, ids)
+    torch.testing.assert_close(want, got, atol=2e-5, rtol=2e-5)
+    less = logits(model, SCOUT, {"block": 8, "budget": 104, "window_blocks": window_blocks, "resident": 5}, ids)
+    assert not torch.allclose(want, less, atol=1e-3)
+    assert heard
+
+
 def test_the_engine_looks_ahead_like_an_attachment(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3")
     ids = torch.randint(3, 160, (2, 72), generator=torch.Generator().manual_seed(5))

@@ -74,6 +74,20 @@ class Residency:
         self.held[layer][slots] = now
         return self._ids(slots, order).where(take, NONE), numbers
 
+    def admit(self, layer: int, numbers: Tensor, slots: Tensor, full: Tensor) -> Tensor:
+        """Gives block `numbers[i]` of each sequence that is `full` an empty place, where there is one.
+
+        numbers, slots, full: `[seqs]`. Returns where in near memory it has to go, `[seqs, kv_heads, 1]`; negative:
+        nowhere.
+        """
+        held = self.held[layer][slots]
+        empty = held == NONE
+        place = empty.int().argmax(-1, keepdim=True)
+        take = empty.any(-1, keepdim=True) & full[:, None, None]
+        now = numbers[:, None, None].int().where(take, held.gather(-1, place))
+        self.held[layer][slots] = held.scatter(-1, place, now)
+        return self._ids(slots, place).where(take & (slots != self.nobody)[:, None, None], NONE)
+
     def forget(self, slot: int, keep: int) -> None:
         """Drops what a sequence has resident of its blocks from number `keep` on."""
         for layer in self.held:

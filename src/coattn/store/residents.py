@@ -1,7 +1,4 @@
-"""Every token in DRAM; the newest blocks, a fixed number of chosen ones and a digest of each in GPU memory.
-
-ScoutAttention, sections 3.2 and 3.4.
-"""
+"""Every token in DRAM; the newest blocks, some chosen ones and all digests in GPU memory (ScoutAttention, section 3)."""
 
 from __future__ import annotations
 
@@ -91,9 +88,9 @@ class Residents(Arena):
     def plan(self, step: Step) -> None:
         super().plan(step)
         if step.phase is Phase.DECODE:
-            for slot, length in zip(step.slots, step.lengths, strict=True):
+            for slot, history in zip(step.slots, step.history, strict=True):
                 if slot in self._new:
-                    self._choose(slot, self._first_near(length))
+                    self._choose(slot, self._first_near(history + 1), history // self.block)
                     self._new.discard(slot)
 
     def notice(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
@@ -107,10 +104,21 @@ class Residents(Arena):
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         super().append(layer, k, v, step)
         if self.recording is not None:
-            spill = self.recording.spill
+            spill, ids = self.recording.spill, self.recording.ids
             assert spill is not None, "an arena's frames have it"
-            full = self.window[layer][self.recording.ids.long()]
-            self._digested.write_digests(layer, spill.long().where(spill >= 0, self.far.capacity), full)
+            whole = self.window[layer][ids.long()]
+            self._digested.write_digests(layer, spill.long().where(spill >= 0, self.far.capacity), whole)
+            self._admit(layer, step, ids, spill >= 0)
+        elif step.phase is Phase.DECODE and any(length % self.block == 0 for length in step.lengths):
+            near = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
+            full = self._lengths(layer, step) % self.block == 0
+            self._admit(layer, step, torch.tensor(near, dtype=torch.int32, device=k.device), full)
+
+    def _admit(self, layer: int, step: Step, ids: Tensor, full: Tensor) -> None:
+        """Blocks of the window that are full now become residents while there are empty places."""
+        numbers = self._lengths(layer, step) // self.block - 1
+        to = self.residency.admit(layer, numbers, self._slots(layer, step), full)
+        recall(self.near[layer], self.near[layer], to, ids[:, None, None].expand_as(to))
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         super().truncate(slot, length, keep)
@@ -165,19 +173,22 @@ class Residents(Arena):
         moved = self.residency.replace(layer, scores, chosen, counts, slots, due)
         self._bring(layer, moved, self.candidates(layer, step, 0))
 
-    def _choose(self, slot: int, first: int) -> None:
-        """The first residents: of the blocks before `first`, those that the last query of the prompt wants most."""
+    def _choose(self, slot: int, first: int, full: int) -> None:
+        """The first residents: of the blocks before `first`, those that the last query of the prompt wants most.
+
+        Places that are left are for the other full blocks, which the window holds now and will drop.
+        """
         for layer, shape in self.opening.layers.items():
             self.residency.forget_layer(layer, slot, 0)
-            if not first:
+            if not full:
                 continue
-            ids = torch.tensor(self.table.owned[slot][:first], dtype=torch.int32, device=shape.device)
-            tokens = torch.tensor([[first * self.block]], dtype=torch.int32, device=shape.device)
-            listed = BlockList(ids[None, None], tokens, first * self.block)
-            q = self._queries[layer][slot : slot + 1]
-            scale = self._scales[layer]
+            ids = torch.tensor(self.table.owned[slot][:full], dtype=torch.int32, device=shape.device)
+            tokens = torch.tensor([[full * self.block]], dtype=torch.int32, device=shape.device)
+            listed = BlockList(ids[None, None], tokens, full * self.block)
+            q, scale = self._queries[layer][slot : slot + 1], self._scales[layer]
             scores = score_blocks(q, self.digests(layer), listed, self.block, scale, shape.softcap, self.slack)
-            chosen = scores.topk(min(self.places, first), -1).indices
+            scores[..., first:] = torch.finfo(scores.dtype).min
+            chosen = scores.topk(min(self.places, full), -1).indices
             counts = torch.full(chosen.shape[:2], chosen.shape[2], device=shape.device)
             slots = torch.tensor([slot], device=shape.device)
             moved = self.residency.replace(layer, scores, chosen, counts, slots, counts[:, 0] > 0)
@@ -208,7 +219,6 @@ class Residents(Arena):
         self._digested.write_digests(layer, torch.tensor(ids, device=k.device), blocks)
 
     def _slots(self, layer: int, step: Step) -> Tensor:
-        """`[seqs]` on the layer's device."""
         if self.recording is not None:
             return self.recording.frame.there("slots", self.recording.rows).long()
         device = self.opening.layers[layer].device
