@@ -1,4 +1,4 @@
-"""Every token in DRAM; the newest blocks, some chosen ones and all digests in GPU memory (ScoutAttention, section 3)."""
+"""Every token in DRAM; the newest blocks, chosen ones and all digests in GPU memory (ScoutAttention, section 3)."""
 
 from __future__ import annotations
 
