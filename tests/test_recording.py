@@ -20,6 +20,9 @@ CASES = [
     ("offload", {"block": 8}),
     ("cpu", {"block": 8, "window_blocks": 3}),
     ("cpu", {"block": 8, "window_blocks": 30}),
+    ("quest", {"block": 8, "budget": 48, "dense_layers": 0}),
+    ("scout", {"block": 8, "budget": 48, "recall_interval": 3}),
+    ("scout", {"block": 8, "budget": 48, "recall_interval": 0, "resident": 2, "dense_layers": 1}),
     ("streaming", {"sinks": 3, "recent": 17, "block": 4}),
     ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3}),
 ]
@@ -102,10 +105,11 @@ def test_frames_say_what_the_step_says(method: str, params: dict[str, Any], wind
     assert world.ledger.held["host"] == held["host"] or method == "hgca", "what is chosen of DRAM grows as it is chosen"
 
 
-@pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming"])
+@pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming", "quest", "scout"])
 def test_a_fixed_runtime_takes_its_memory_once_and_gives_it_back(method: str) -> None:
     ledger = Ledger(gpu=400_000, host=300_000)
-    runtime = Runtime(shapes(2, None), compose(find_method(method)), ledger, SLOTS, LENGTH, fixed=True)
+    params = {"resident": 2} if method == "scout" else {}
+    runtime = Runtime(shapes(2, None), compose(find_method(method), **params), ledger, SLOTS, LENGTH, fixed=True)
     held, free = dict(ledger.held), runtime.free()
     for tier, count in runtime.needs(100).items():
         left = free[tier]

@@ -96,6 +96,10 @@ CASES = [
     ("cpu", {"block": 8}, 60_000),
     ("cpu", {}, None),
     ("cpu", {"block": 4, "window_blocks": 2}, None),
+    ("quest", {"block": 8, "budget": 256, "dense_layers": 0}, None),
+    ("scout", {"block": 8, "budget": 256}, None),
+    ("scout", {"block": 8, "budget": 256, "resident": 3, "recall_interval": 2, "window_blocks": 1}, None),
+    ("scout", {"block": 4, "budget": 256, "resident": 20, "window_blocks": 3, "digest": "mean"}, 300_000),
     ("hgca", {"beta": 0, "block": 8, "window_blocks": 2}, None),
     ("hgca", {"beta": 0, "block": 1, "window_blocks": 3}, None),
     ("hgca", {"beta": 0, "block": 32, "window_blocks": 1}, None),
@@ -160,7 +164,10 @@ def test_a_refused_step_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("window_blocks", [1, 3])
-@pytest.mark.parametrize(("method", "params"), [("full", {}), ("cpu", {}), ("offload", {})])
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("full", {}), ("cpu", {}), ("offload", {}), ("quest", {"budget": 256}), ("scout", {"budget": 256, "resident": 4})],
+)
 def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_blocks: int) -> None:
     if method != "full":
         params = {**params, "window_blocks": window_blocks, "block": 8}

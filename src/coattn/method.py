@@ -20,6 +20,7 @@ ORIGIN = {
     "window": "a store that is a window of sinks and recent tokens",
     "weights": "a store that weighs its entries",
     "all_tokens": "a store that keeps every token",
+    "digests": "a store with a digest of every block",
     "query_free": "a selection rule that can pick before the query is known",
     "whole_blocks": "a selection rule that picks the same whole blocks for every head",
     "prefetch": "a place that can be told what comes next",

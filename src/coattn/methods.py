@@ -58,6 +58,27 @@ METHODS: dict[str, Method] = {
             paper="Xiao et al., Efficient Streaming Language Models with Attention Sinks (StreamingLLM), 2023",
         ),
         Method(
+            "quest",
+            store="digest_pool",
+            select="digest_top",
+            place=("gpu",),
+            schedule="inline",
+            summary="Lossy. Every token in GPU memory; attends to the blocks whose digests promise the most.",
+            paper="Tang et al., Quest, 2024",
+            params={"block": 16, "dense_layers": 2},
+        ),
+        Method(
+            "scout",
+            store="residents",
+            select="digest_top",
+            place=("gpu", "cpu"),
+            schedule="layer_ahead",
+            summary="Lossy. KV in DRAM; of the blocks whose digests promise most, the GPU attends to those it holds, "
+            "the CPU to the others.",
+            paper="ScoutAttention, 2026",
+            params={"slack": 0.5},
+        ),
+        Method(
             "oracle",
             store="pool",
             select="oracle",

@@ -7,9 +7,11 @@ from coattn.place.cpu import Cpu
 from coattn.place.gpu import Gpu
 from coattn.place.pull import Pull
 from coattn.schedule.inline import Inline
+from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
 from coattn.select.average_weight import AverageWeight
+from coattn.select.digest_top import DigestTop
 from coattn.select.everything import Everything
 from coattn.select.oracle import Oracle
 from coattn.select.random import Random
@@ -17,13 +19,17 @@ from coattn.select.sinks_recent import SinksRecent
 from coattn.select.top_weight import TopWeight
 from coattn.store.arena import Arena
 from coattn.store.contextual import Contextual
+from coattn.store.digest_pool import DigestPool
 from coattn.store.pool import Pool
+from coattn.store.residents import Residents
 from coattn.store.window import Window
 
 _ALL: tuple[type[Part], ...] = (
     Pool,
+    DigestPool,
     Window,
     Arena,
+    Residents,
     Contextual,
     Everything,
     SinksRecent,
@@ -31,12 +37,14 @@ _ALL: tuple[type[Part], ...] = (
     TopWeight,
     Oracle,
     Random,
+    DigestTop,
     Gpu,
     Cpu,
     Pull,
     Inline,
     SameLayer,
     NextLayer,
+    LayerAhead,
 )
 
 PARTS: dict[str, dict[str, type[Part]]] = {

@@ -112,9 +112,24 @@ class Runtime:
         parts.select.scale = scale
         picked = parts.select.pick(layer, queries, parts.store, step)
         call = Call(layer, self.layers[layer], queries, scale, step, parts.store)
+        picked = parts.schedule.amend(call, picked)
         states = parts.schedule.launch(call, picked)
         self.observe(parts, layer, states, picked)
         return merge_output(states, q)
+
+    def foresees(self, layer: int) -> bool:
+        """Whether the running step would make use of a layer's query before the layer's turn."""
+        decoding = self.step is not None and self.step.phase is Phase.DECODE
+        return decoding and self._parts[layer].schedule.ahead
+
+    def foresee(self, layer: int, q: Tensor, scale: float) -> None:
+        """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
+        assert self.step is not None, "begin() comes first"
+        parts = self._parts[layer]
+        parts.select.scale = scale
+        picked = parts.select.pick(layer, q[:, None], parts.store, self.step)
+        call = Call(layer, self.layers[layer], q[:, None], scale, self.step, parts.store)
+        parts.schedule.foresee(call, picked)
 
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
         """What a layer attended to in a decode step, before its parts are merged."""

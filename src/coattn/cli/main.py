@@ -25,6 +25,7 @@ from coattn.cli import (
     generate,
     methods,
     models,
+    profile,
     trace,
 )
 from coattn.cli.output import print_error
@@ -62,6 +63,7 @@ for command in (
     generate.generate,
     evaluate.evaluate,
     bench.bench,
+    profile.profile,
     trace.trace,
     demo.demo,
 ):

@@ -225,7 +225,8 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
 def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
     """Recorded steps on a GPU, where the method's rule allows it; layer by layer elsewhere."""
     several = len({shape.device for shape in session.layers}) > 1
-    if session.device.type != "cuda" or several or not all(parts.select.recordable for parts in runtime.groups):
+    recordable = all(parts.select.recordable and parts.store.recordable for parts in runtime.groups)
+    if session.device.type != "cuda" or several or not recordable:
         return EagerRunner(session, runtime, slots)
     from coattn.record.runner import GraphRunner
 

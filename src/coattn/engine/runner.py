@@ -65,6 +65,8 @@ class EagerRunner:
         self.session, self.runtime, self.slots = session, runtime, slots
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, list[Span]] | None = None
+        if any(parts.schedule.ahead for parts in runtime.groups):
+            session.look_ahead()
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         return self.runtime.needs(tokens)
@@ -121,6 +123,7 @@ class Clock:
 
     def __init__(self, runtime: Runtime) -> None:
         self._attend = runtime.attend
+        self.foresees, self.foresee = runtime.foresees, runtime.foresee
         self.begin = time.monotonic_ns()
         self.spans: list[Span] = []
 

@@ -25,8 +25,6 @@ class Shown(Runtime):
     def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, looks: list[Look]) -> None:
         super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
         self.looks, self.seqs = looks, seqs
-        self.caught: list[Tensor] | None = None
-        """While a list, queries are put there and nothing is attended or stored."""
         self._keys: list[list[Tensor]] = [[] for _ in attachment.layers]
 
     def decoding(self) -> bool:
@@ -34,9 +32,6 @@ class Shown(Runtime):
         return self.step is not None and self.step.phase is Phase.DECODE
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        if self.caught is not None:
-            self.caught.append(q)
-            return torch.zeros_like(q)
         keys = self._keep(layer, k)
         if self.decoding():
             weights = attention_weights(q, keys, scale, self.layers[layer])

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from coattn.errors import UnsupportedError
 from coattn.evaluate.look import Shown
-from coattn.hf.architectures import attention_modules
+from coattn.hf.architectures import attention_modules, describe_layers
+from coattn.hf.query import layer_of, norm_of, query_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 VARIANTS = {"norm_rope": (True, True), "norm": (True, False), "rope": (False, True), "neither": (False, False)}
 """Name -> whether the input norm and RoPE are applied to the prediction."""
-NORMS = ("input_layernorm", "self_attn_layer_norm")
 
 
 class QueryAhead:
-    """Predicts every layer's query from the layer before, by running the real attention module on the wrong input."""
+    """Predicts every layer's query from the input of the layer before, and compares it with the real one."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.modules = attention_modules(model)
-        self.layers = [_parent(model, module) for module in self.modules]
-        self.norms = [_norm(layer) for layer in self.layers]
+        self.shapes = describe_layers(model)
+        self.layers = [layer_of(model, module) for module in self.modules]
+        self.norms = [norm_of(layer) for layer in self.layers]
         self.runtime: Shown | None = None
         self._inputs: dict[int, Tensor] = {}
         self._predicted: dict[int, dict[str, Tensor]] = {}
@@ -65,33 +65,17 @@ class QueryAhead:
             self._inputs[i] = args[0] if args else kwargs["hidden_states"]
 
     def _predict(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        runtime = self.runtime
-        if i == 0 or runtime is None or not runtime.decoding():
+        if i == 0 or self.runtime is None or not self.runtime.decoding():
             return
         here: Tensor = args[0] if args else kwargs["hidden_states"]
         before = self._inputs[i - 1].to(here.device)
-        plain, normed = before, self.norms[i](before)
-        caught: list[Tensor] = []
-        runtime.caught = caught
-        try:
-            for norm, rope in VARIANTS.values():
-                call = kwargs if rope else _without_rope(kwargs)
-                hidden = normed if norm else plain
-                if args:
-                    self.modules[i].forward(hidden, *args[1:], **call)
-                else:
-                    self.modules[i].forward(**{**call, "hidden_states": hidden})
-        finally:
-            runtime.caught = None
-        self._predicted[i] = dict(zip(VARIANTS, caught, strict=True))
-
-
-def _without_rope(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The same call with rotations by nothing; unchanged for models without RoPE."""
-    if kwargs.get("position_embeddings") is None:
-        return kwargs
-    cos, sin = kwargs["position_embeddings"]
-    return {**kwargs, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+        normed, rope = self.norms[i](before), kwargs.get("position_embeddings")
+        found = {}
+        for name, (norm, rotated) in VARIANTS.items():
+            angles = rope if rotated or rope is None else (torch.ones_like(rope[0]), torch.zeros_like(rope[1]))
+            q = query_of(self.modules[i], self.shapes[i], normed if norm else before, angles)
+            found[name] = q.transpose(1, 2).flatten(0, 1)
+        self._predicted[i] = found
 
 
 def _at(i: int, hook: Any) -> Any:
@@ -99,20 +83,3 @@ def _at(i: int, hook: Any) -> Any:
         hook(i, args, kwargs)
 
     return call
-
-
-def _parent(model: PreTrainedModel, module: nn.Module) -> nn.Module:
-    """The decoder layer that an attention module belongs to."""
-    for layer in model.get_decoder().modules():
-        if any(child is module for child in layer.children()):
-            return cast("nn.Module", layer)
-    raise AssertionError("attention_modules() found it in the decoder")
-
-
-def _norm(layer: nn.Module) -> nn.Module:
-    for name in NORMS:
-        if isinstance(getattr(layer, name, None), nn.Module):
-            return cast("nn.Module", getattr(layer, name))
-    raise UnsupportedError(
-        f"{type(layer).__name__} has no input norm that is known by name.", f"Known: {', '.join(NORMS)}."
-    )

@@ -105,7 +105,7 @@ def _sweep(result: Result) -> Iterable[Row]:
             model(result), f"`{row['row']}`", str((result.get("text") or {}).get("name", "")),
             number(result.get("length"), ","), number(row["ratio"], ".4f") + spread, number(row["kl"], ".2g"),
             number(row["top1"], ".1%"), number(row["attended_near"] + row["attended_far"], ",.0f"),
-            number(row["attended_far"], ",.0f"), " / ".join(number(share, ".1%") for share in kept if share is not None),
+            number(row["attended_far"], ",.0f"), " / ".join(number(x, ".1%") for x in kept if x is not None),
         )  # fmt: skip
 
 

@@ -12,11 +12,13 @@ import torch
 
 from coattn.errors import InputError, UnsupportedError
 from coattn.hf import attention
+from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
 from coattn.hf.cache import CoattnCache, refusal
 from coattn.hf.conversation import Conversation
 from coattn.method import Method, compose
 from coattn.methods import find_method
+from coattn.parts import PARTS
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.units import parse_bytes
@@ -162,6 +164,8 @@ def attach(
         undo.callback(attention.disable, attachment)
         undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
         config._attn_implementation_internal = attention.NAME
+        if PARTS["schedule"][attachment.composed.method.schedule].ahead:  # type: ignore[attr-defined]
+            undo.enter_context(Ahead(model).hooked(attachment))
         undo.callback(decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True).remove)
         undo.callback(decoder.register_forward_hook(attachment.after_forward).remove)
         model._prepare_cache_for_generation = attachment.prepare_cache

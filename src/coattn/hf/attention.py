@@ -108,7 +108,7 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     tokens = attachment.tokens
     with torch.no_grad():
-        q, k, v = (_pack(x, tokens) for x in (query, key, value))
+        q, k, v = (pack(x, tokens) for x in (query, key, value))
         if attachment.conversation is not None and attachment.conversation.runtime is not None:
             out = attachment.conversation.runtime.attend(layer, q, k, v, scale)
         else:
@@ -129,7 +129,7 @@ def _without_cache(
     return torch.cat([prefill(a, b, c, scale, shape) for a, b, c in sequences if len(a)])
 
 
-def _pack(x: Tensor, tokens: Tensor | None) -> Tensor:
+def pack(x: Tensor, tokens: Tensor | None) -> Tensor:
     """`[batch, heads, t, d]` -> `[tokens, heads, d]`, sequence after sequence, without padding."""
     x = x.transpose(1, 2)
     return x.flatten(0, 1) if tokens is None else x[tokens.to(x.device)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn.errors import UnsupportedError
 from coattn.hf import attention
+from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
 from coattn.hf.attention import Attends
 from coattn.hf.logits import head
@@ -44,6 +45,7 @@ class Session:
         self.device = cast("torch.device", model.get_input_embeddings().weight.device)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._runtime: Attends | None = None
+        self._looking = False
         config = model.config
         with ExitStack() as undo:
             undo.callback(attention.disable, self)
@@ -99,6 +101,12 @@ class Session:
             yield
         finally:
             self._runtime = None
+
+    def look_ahead(self) -> None:
+        """From now on, runtimes that want queries one layer ahead hear them."""
+        if not self._looking:
+            self._undo.enter_context(Ahead(self.model).hooked(self))
+            self._looking = True
 
     def close(self) -> None:
         """Leaves the model as it was."""

@@ -18,6 +18,8 @@ class Schedule(Part):
     """Decides when each place works on a layer's selection."""
 
     axis: ClassVar[str] = "schedule"
+    ahead: ClassVar[bool] = False
+    """Whether it wants to hear a layer's query before the layer's turn, as far as it can be known."""
 
     places: Sequence[Place] = field(init=False, repr=False)
     select: Select = field(init=False, repr=False)
@@ -26,6 +28,13 @@ class Schedule(Part):
     def open(self, places: Sequence[Place], select: Select, layers: Sequence[int]) -> None:
         """Tells the schedule whom it commands, and the layers it will see, in order."""
         self.places, self.select, self.layers = places, select, layers
+
+    def foresee(self, call: Call, picked: Selection) -> None:
+        """Hears a layer's probable query and what it picks, in a decode step, before `launch`; only if `ahead`."""
+
+    def amend(self, call: Call, picked: Selection) -> Selection:
+        """What a decode step really attends to, where that is not quite what the real query picked."""
+        return picked
 
     @abstractmethod
     def launch(self, call: Call, picked: Selection) -> list[State]:

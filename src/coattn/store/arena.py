@@ -46,19 +46,29 @@ class Arena(Store):
     def least(self, opening: Opening) -> int:
         return (opening.seqs * (self.window_blocks or 1) + opening.spare) * opening.block_bytes(self.block)
 
+    def _far_memory(self, opening: Opening) -> BlockMemory:
+        return BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token")
+
+    def _near_blocks(self, opening: Opening) -> int:
+        """Blocks in GPU memory: the rings, one after the other, then the spare one."""
+        return opening.seqs * self.ring + opening.spare
+
+    def _has_filled(self, layer: int, ids: list[int], k: Tensor) -> None:
+        """Hears of blocks that have gone far: their ids, and their keys `[len(ids) * block, kv_heads, d]`."""
+
     def open(self, opening: Opening) -> None:
         self.opening = opening
         what = f"A window of {self.window_blocks or 1} block(s) for {opening.seqs} sequence(s)"
         self.window = BlockMemory("gpu", opening.layers, self.block, opening.ledger, what)
-        self.table = BlockTable(BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token"))
+        self.table = BlockTable(self._far_memory(opening))
         self.ring = self._choose_ring(opening)
         if opening.fixed:
             far = (opening.tokens or 0) // self.block
-            self.window.fix(opening.seqs * self.ring + opening.spare)
+            self.window.fix(self._near_blocks(opening))
             self.far.fix(self._far_blocks(opening))
             self.table.tabulate(opening.seqs + 1, max(1, far))
             return
-        self.window.reserve(opening.seqs * self.ring)
+        self.window.reserve(self._near_blocks(opening))
         if opening.tokens is not None:
             self.far.reserve(opening.seqs * (opening.tokens // self.block))
 
@@ -211,7 +221,9 @@ class Arena(Store):
             if length % self.block == 0:
                 b = length // self.block - 1
                 # a blocking copy: with a window of one block the CPU reads this block in the very next step
-                self.far[layer][self.table.owned[slot][b]].copy_(self.window[layer][self._near_id(slot, b)])
+                full = self.window[layer][self._near_id(slot, b)]
+                self.far[layer][self.table.owned[slot][b]].copy_(full)
+                self._has_filled(layer, self.table.owned[slot][b : b + 1], full[:, 0].transpose(0, 1))
 
     def _append_many(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         """The filling block and the new tokens make a run that starts at a block: full ones go far, the newest near."""
@@ -230,6 +242,7 @@ class Arena(Store):
                     self._write_through(layer, owned, keys[:whole], values[:whole])
                 else:
                     write_blocks(self.far[layer], torch.tensor(owned), keys[:whole], values[:whole])
+                self._has_filled(layer, owned, keys[:whole])
             position = torch.arange(first * self.block, first * self.block + len(keys))
             kept = position >= self._first_near(first * self.block + len(keys)) * self.block
             position = position[kept]

@@ -68,6 +68,8 @@ class Store(Part):
     axis: ClassVar[str] = "store"
     keeps_all: ClassVar[bool]
     """Whether every token stays reachable: the store's half of an exact method."""
+    recordable: ClassVar[bool] = True
+    """Whether a decode step over it can be captured in a CUDA graph."""
 
     block: int
     """Tokens per block."""

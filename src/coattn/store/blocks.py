@@ -64,16 +64,16 @@ class BlockMemory:
         if blocks <= self.capacity:
             return
         self.require(blocks)
-        room = self.ledger.room(self.tier)
+        room = self.room()
         generous = max(blocks, self.capacity + self.capacity // 2)
         if room is not None:
-            generous = min(generous, self.capacity + room // self.block_bytes)
+            generous = min(generous, self.capacity + room)
         self._resize(max(blocks, generous))
 
     def fix(self, blocks: int) -> None:
         """Takes `blocks` blocks, or what the budget allows, once and for all."""
-        room = self.ledger.room(self.tier)
-        self._resize(blocks if room is None else min(blocks, room // self.block_bytes))
+        room = self.room()
+        self._resize(blocks if room is None else min(blocks, room))
         self.fixed = True
 
     def fill_randomly(self) -> None:

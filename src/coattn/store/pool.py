@@ -38,7 +38,7 @@ class Pool(Store):
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
-        self.table = BlockTable(BlockMemory("gpu", opening.layers, self.block, opening.ledger, "Keeping every token"))
+        self.table = BlockTable(self._memory(opening))
         if opening.fixed:
             width = self._blocks(opening.tokens or 1)
             self.near.fix(opening.seqs * width + opening.spare)
@@ -96,6 +96,9 @@ class Pool(Store):
 
     def release(self) -> None:
         self.table.release()
+
+    def _memory(self, opening: Opening) -> BlockMemory:
+        return BlockMemory("gpu", opening.layers, self.block, opening.ledger, "Keeping every token")
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block)

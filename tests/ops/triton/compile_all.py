@@ -8,12 +8,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.ops.triton import append, attend, average, handover, limits, linear, merge, model
+from coattn.ops.triton import append, attend, average, handover, limits, linear, merge, model, recall, score_digest
 
 POINTERS = {"table": "*i32", "tokens": "*i32", "ids": "*i32", "places": "*i32", "spill": "*i32", "order": "*i32"} | {
     "out": "*fp32", "lse": "*fp32", "stamp": "*i64", "post": "*i32", "step": "*i32", "reply": "*i32"
-} | {"failed": "*i32", "verdict": "*i32", "scores": "*fp32", "values": "*fp32"}  # fmt: skip
-FLOATS = {"scale", "softcap", "eps", "alpha"}
+} | {
+    "failed": "*i32", "verdict": "*i32", "scores": "*fp32", "values": "*fp32", "to": "*i32", "source": "*i32"
+}  # fmt: skip
+FLOATS = {"scale", "softcap", "eps", "alpha", "slack"}
 
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
@@ -36,6 +38,11 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "D": 128, "FOLLOW": True}),
+    (recall._recall, {"NUMBERS": 8192, "SIZE": 2048}),
+    (
+        score_digest._score_digest,
+        {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "PRECISION": "tf32"},
+    ),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
 ]
 

@@ -9,6 +9,9 @@ from torch import Tensor
 from coattn.ops.reference import average as average_reference
 from coattn.ops.reference.append import append as append_reference
 from coattn.ops.reference.attend import attend as attend_reference
+from coattn.ops.reference.digest import digest
+from coattn.ops.reference.digest import score_digest as score_digest_reference
+from coattn.ops.reference.recall import recall as recall_reference
 from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
 
@@ -19,6 +22,8 @@ from coattn.ops.triton import average as average_kernel
 from coattn.ops.triton import linear as linear_kernel
 from coattn.ops.triton import merge as merge_kernel
 from coattn.ops.triton import model as model_kernels
+from coattn.ops.triton import recall as recall_kernel
+from coattn.ops.triton import score_digest as score_digest_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -121,6 +126,31 @@ def test_append(spills: bool) -> None:
     append_reference(near[1], ids, places, k, v, far[1] if spills else None, spill)
     assert torch.equal(near[0], near[1])
     assert torch.equal(far[0], far[1])
+
+
+@pytest.mark.parametrize(("block", "d"), [(4, 24), (32, 128)])
+def test_recall(block: int, d: int) -> None:
+    far = random(6, 3, 2, block, d, dtype=torch.float32, seed=1)
+    near = [random(9, 3, 2, block, d, dtype=torch.float32, seed=2) for _ in range(2)]
+    to = torch.tensor([[[1, -1], [1, 2], [-1, -1]], [[0, 8], [-1, 4], [5, 6]]], dtype=torch.int32, device=DEVICE)
+    source = torch.randint(6, (2, 3, 2), generator=torch.Generator().manual_seed(3)).int().to(DEVICE)
+    recall_kernel.recall(near[0], far, to, source)
+    recall_reference(near[1], far, to, source)
+    assert torch.equal(near[0], near[1])
+    assert torch.equal(near[0][5, 2], far[source[1, 2, 0], 2])
+    assert torch.equal(near[0][7], random(9, 3, 2, block, d, dtype=torch.float32, seed=2)[7])
+
+
+@pytest.mark.parametrize(("group", "d", "m"), [(1, 64, 3), (3, 80, 64), (7, 128, 150)])
+@pytest.mark.parametrize("slack", [1.0, 0.5])
+def test_score_digest(group: int, d: int, m: int, slack: float) -> None:
+    q = random(2, 2 * group, d, dtype=torch.float32)
+    # as a store keeps them: with a dimension between the two sides and the channels
+    digests = digest(random(160, 2, 4, d, dtype=torch.float32, seed=1), "minmax")[:, :, :, None][:, :, :, 0]
+    table = torch.stack([torch.randperm(160, generator=torch.Generator().manual_seed(i))[:m] for i in (0, 1)])
+    table = table.int().to(DEVICE)
+    got = score_digest_kernel.score_digest(q, digests, table, slack)
+    torch.testing.assert_close(got, score_digest_reference(q, digests, table, slack), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("tokens", "n", "k"), [(1, 50, 96), (1, 8, 2048), (3, 40, 300), (16, 33, 64)])

@@ -1,0 +1,60 @@
+"""Queries one layer ahead (ScoutAttention, section 3.3): the next layer's query, made of this layer's input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from coattn.hf.architectures import attention_modules, describe_layers
+from coattn.hf.attention import User, pack
+from coattn.hf.query import layer_of, norm_of, query_of, rope_of, scale_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Ahead:
+    """Predicts a layer's query by its own norm, projection and rotation, applied to the input of the layer before.
+
+    The residual stream changes little from layer to layer; how little, `coattn eval attention` measures.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.shapes = model, describe_layers(model)
+        self.modules = attention_modules(model)
+        self.layers = [layer_of(model, module) for module in self.modules]
+        self.norms = [norm_of(layer) for layer in self.layers]
+        self.scales = [scale_of(*pair) for pair in zip(self.modules, self.shapes, strict=True)]
+
+    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+        """hidden `[batch, t, hidden_size]`, the input of the layer before, and the options of its call ->
+        `[batch, q_heads, t, d]`."""
+        device = self.shapes[layer].device
+        rope = rope_of(self.model, layer, hidden, options)
+        there = None if rope is None else (rope[0].to(device), rope[1].to(device))
+        return query_of(self.modules[layer], self.shapes[layer], self.norms[layer](hidden.to(device)), there)
+
+    @contextmanager
+    def hooked(self, user: User) -> Iterator[None]:
+        """Inside this block, the runtime that runs `user`'s attention hears each layer's query one layer ahead."""
+        with ExitStack() as undo:
+            for i, layer in enumerate(self.layers[:-1]):
+                undo.callback(layer.register_forward_pre_hook(self._hook(i + 1, user), with_kwargs=True).remove)
+            yield
+
+    def _hook(self, following: int, user: User) -> Any:
+        def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            running = user.conversation
+            runtime: Any = None if running is None else running.runtime
+            if not hasattr(runtime, "foresee") or not runtime.foresees(following):
+                return
+            hidden: Tensor = args[0] if args else options["hidden_states"]
+            with torch.no_grad():
+                q = pack(self.predict(following, hidden, options), user.tokens)
+                runtime.foresee(following, q, self.scales[following])
+
+        return call

@@ -1,0 +1,126 @@
+"""The CPU one layer ahead of the GPU (ScoutAttention, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.ops.merge import merge_states
+from coattn.place.base import Call, Result, State
+from coattn.schedule.same_layer import SameLayer
+from coattn.state import AttnState
+from coattn.types import BlockList, Selection, Step
+
+
+@dataclass
+class Started:
+    """What the CPU does for a layer whose turn has not come."""
+
+    q: Tensor
+    """The predicted query, `[seqs, 1, q_heads, d]`."""
+    step: Step
+    far: BlockList | None
+    results: list[Result]
+    again: BlockList | None = None
+    """What has to be attended to once more, with the real query."""
+
+
+@dataclass
+class LayerAhead(SameLayer):
+    """Host places start on a layer while the GPU is at the layer before, with the query predicted there.
+
+    A layer then merges what was started for it with what its real query finds near. Layers whose query nobody has
+    predicted, the first above all, run like `same_layer`.
+    """
+
+    name = "layer_ahead"
+    ahead = True
+    help_text = {
+        "bound": "least cosine of predicted and real query, over the query heads of a KV head, below which the CPU's "
+        "part is computed again with the real one; -1: never"
+    }
+
+    bound: float = -1.0
+    checked: int = field(init=False, default=0)
+    """KV heads, over sequences, layers and steps, whose prediction was compared with the real query."""
+    recomputed: int = field(init=False, default=0)
+    """Of those, the ones whose CPU part was computed again."""
+    _started: dict[int, Started] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bound, bool) or not isinstance(self.bound, int | float) or not -1 <= self.bound <= 1:
+            raise ConfigError(
+                f"bound is {self.bound!r}, but must be a cosine.", "Set bound to a number from -1 to 1, such as 0.8."
+            )
+
+    def foresee(self, call: Call, picked: Selection) -> None:
+        places = [place for place in self.needed(picked) if place.asynchronous and picked.far is not None]
+        self._started[call.layer] = Started(call.q, call.step, picked.far, [p.start(call, picked) for p in places])
+
+    def amend(self, call: Call, picked: Selection) -> Selection:
+        started = self._started.get(call.layer)
+        if started is None or started.step is not call.step:
+            return picked
+        if self.bound <= -1:
+            return Selection(picked.near, started.far)
+        below = self._below(started.q, call)
+        self.checked += below.numel()
+        self.recomputed += int(below.sum())
+        started.again = _some(picked.far, below)
+        return Selection(picked.near, _either(started.far, picked.far, below))
+
+    def launch(self, call: Call, picked: Selection) -> list[State]:
+        started = self._started.pop(call.layer, None)
+        if started is None or started.step is not call.step:
+            return super().launch(call, picked)
+        inline = [place.run(call, picked) for place in self.needed(picked) if not place.asynchronous]
+        states = inline + [fetch() for fetch in started.results]
+        if self.bound <= -1:
+            return states
+        below = self._below(started.q, call).repeat_interleave(call.shape.q_heads // call.shape.kv_heads, 1)
+        redo = Selection(None, started.again)
+        real = [place.run(call, redo) for place in self.places if place.asynchronous]
+        return [*inline, *(_instead(old, below) for old in states[len(inline) :]), *real]
+
+    def release(self) -> None:
+        self._started.clear()
+
+    def _below(self, predicted: Tensor, call: Call) -> Tensor:
+        """`[seqs, kv_heads]`: whether any query head of the group was predicted worse than the bound allows."""
+        cosine = torch.cosine_similarity(predicted[:, 0].float(), call.q[:, 0].float(), dim=-1)
+        return cosine.view(len(cosine), call.shape.kv_heads, -1).amin(-1) < self.bound
+
+
+def _instead(state: State, gone: Tensor) -> State:
+    """A state without the query heads `[seqs, q_heads]` for which another one stands."""
+    whole = merge_states([state])
+    empty = AttnState.empty(whole.out)
+    gone = gone[:, None]
+    return AttnState(
+        torch.where(gone[..., None], empty.out, whole.out),
+        torch.where(gone, empty.lse, whole.lse),
+    )
+
+
+def _some(far: BlockList | None, wanted: Tensor) -> BlockList | None:
+    """The lists of the KV heads `[seqs, kv_heads]` that are wanted; None where nothing is left."""
+    if far is None:
+        return None
+    tokens = far.tokens.expand(wanted.shape).where(wanted.to(far.tokens.device), 0).contiguous()
+    longest = int(tokens.max())
+    table = far.table.expand(*wanted.shape, -1).contiguous()
+    return BlockList(table, tokens, longest, far.memory, far.owners) if longest else None
+
+
+def _either(first: BlockList | None, second: BlockList | None, other: Tensor) -> BlockList | None:
+    """The second's lists where `other` `[seqs, kv_heads]`, else the first's."""
+    kept, instead = _some(first, ~other), _some(second, other)
+    if kept is None or instead is None:
+        return instead if kept is None else kept
+    width = max(kept.table.shape[-1], instead.table.shape[-1])
+    tables = [torch.nn.functional.pad(part.table, (0, width - part.table.shape[-1])) for part in (kept, instead)]
+    table = torch.where(other.to(tables[0].device)[..., None], tables[1], tables[0])
+    return BlockList(table.contiguous(), kept.tokens + instead.tokens, max(kept.longest, instead.longest))

@@ -1,0 +1,100 @@
+"""Quest: the blocks whose digests promise the most (Tang et al., 2024, section 3.3; ScoutAttention, section 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.ops.score_digest import score_blocks
+from coattn.part import check_count
+from coattn.select.base import Select
+from coattn.state import AttnState, Split
+from coattn.store.base import Store
+from coattn.store.digest import HELP, SLACK, Digested, check_slack
+from coattn.types import Selection, Step
+
+
+@dataclass
+class DigestTop(Select):
+    """Attends to the best blocks of each KV head, the newest always among them.
+
+    See `score_blocks` for the score of a block. An append step, whose queries would each want their own list, attends
+    to everything.
+    """
+
+    name = "digest_top"
+    needs = frozenset({"digests", "all_tokens"})
+    exact = False
+    recordable = True
+    help_text = {
+        "budget": "tokens attended per KV head, counted in whole blocks, the newest ones included",
+        "window_blocks": HELP["window_blocks"],
+        "slack": SLACK,
+        "dense_layers": "first layers that attend to everything",
+        "block": "tokens per block",
+    }
+
+    budget: int = 2048
+    slack: float = 1.0
+    dense_layers: int = 0
+    window_blocks: int = 2
+    block: int = 32
+    _store: Digested = field(init=False, repr=False)
+    last: dict[int, tuple[Tensor, Tensor, Tensor, Step]] = field(init=False, repr=False, default_factory=dict)
+    """By layer, between `pick` and `observe`: scores, places and counts of what was picked."""
+
+    def __post_init__(self) -> None:
+        check_count("budget", self.budget, 1)
+        check_count("window_blocks", self.window_blocks, 1)
+        check_slack(self.slack)
+        check_count("dense_layers", self.dense_layers, 0)
+        check_count("block", self.block, 1)
+        least = (self.window_blocks + 1) * self.block
+        if self.budget < least:
+            raise ConfigError(
+                f"budget is {self.budget}, but {self.window_blocks} block(s) of {self.block} tokens are always "
+                "attended, and one more must be picked.",
+                f"Set budget={least} or more, or a smaller block.",
+            )
+
+    def open(self, store: Store) -> None:
+        self._store = cast("Digested", store)
+
+    def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        if q.shape[1] != 1 or layer < self.dense_layers:
+            return store.view(layer, step)
+        inside, beside = self._store.always()
+        count = self.budget // self.block - beside
+        listed = self._store.candidates(layer, step, count)
+        self.last.pop(layer, None)
+        if listed is None:
+            return store.view(layer, step)
+        softcap = store.opening.layers[layer].softcap
+        scores = score_blocks(q[:, 0], self._store.digests(layer), listed, self.block, self.scale, softcap, self.slack)
+        chosen, counts = best_blocks(scores, listed.tokens, self.block, min(count, scores.shape[-1]), inside)
+        self.last[layer] = (scores, chosen, counts, step)
+        return self._store.divide(layer, chosen, counts, step)
+
+    def observe(self, layer: int, states: list[AttnState | Split], picked: Selection) -> None:
+        if layer in self.last:
+            self._store.learn(layer, *self.last.pop(layer))
+
+
+def best_blocks(scores: Tensor, tokens: Tensor, block: int, count: int, recent: int) -> tuple[Tensor, Tensor]:
+    """The `count` blocks of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
+
+    -inf is the score of what a sequence does not have, and of a block without a digest.
+    tokens: `[seqs, 1]` listed for each sequence, the last block perhaps partial. The newest `recent` blocks are always
+    taken; a sequence of fewer blocks gets all of them. Returns the places, `[seqs, kv_heads, count]`, and how many of
+    them count, `[seqs, kv_heads]`.
+    """
+    position = torch.arange(scores.shape[-1], device=scores.device)
+    blocks = (-(-tokens // block))[:, :, None]
+    wanted = scores.masked_fill((position >= blocks - recent) & (position < blocks), torch.inf)
+    # in order of position, what a sequence does not have comes last, after what its count says
+    chosen = wanted.topk(count, dim=-1).indices.sort(dim=-1).values
+    return chosen, blocks[:, :, 0].clamp(max=count).expand(-1, scores.shape[1])

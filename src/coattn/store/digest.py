@@ -1,0 +1,120 @@
+"""Digests: a few numbers per block and KV head, in GPU memory, that say what a query could find in the block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.ops.reference.digest import KINDS, digest
+from coattn.store.blocks import BlockMemory
+from coattn.store.ledger import Ledger, Tier
+from coattn.types import BlockList, LayerShape, Selection, Step
+
+HELP = {
+    "window_blocks": "newest blocks of a sequence that are always attended, the one being filled included",
+    "digest": "what stands for a block's keys: minmax (of every channel) or mean",
+}
+
+SLACK = "how far from the middle of a digest's range to its best end a score goes: 1 is a bound, 0 the middle"
+
+
+class Digested(Protocol):
+    """A store with digests, as a rule that picks whole blocks by them sees it."""
+
+    block: int
+
+    def digests(self, layer: int) -> Tensor:
+        """`[n, kv_heads, 2, head_dim]`: a lower and an upper bound of every channel of the keys of block n."""
+
+    def candidates(self, layer: int, step: Step, count: int) -> BlockList | None:
+        """The blocks from which a decode step picks `count`, `[seqs, 1, n]` on the layer's device, all but the last
+        full; None: nothing has to be picked, everything is attended."""
+
+    def always(self) -> tuple[int, int]:
+        """Blocks of a sequence that are attended whatever the query: newest candidates, and blocks beside them."""
+
+    def divide(self, layer: int, chosen: Tensor, counts: Tensor, step: Step) -> Selection:
+        """Picked candidates by where they lie, with what is attended always.
+
+        chosen: `[seqs, kv_heads, k]`, places in the list of candidates, rising; counts: `[seqs, kv_heads]`, how many
+        of them count.
+        """
+
+    def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
+        """The layer's attention has been started: scores `[seqs, kv_heads, n]` of the candidates, and what was picked.
+
+        -inf is the score of what is no candidate.
+        """
+
+
+def check_digest(kind: object) -> None:
+    """Raises ConfigError unless there is such a digest."""
+    if kind not in KINDS:
+        raise ConfigError(f"digest is {kind!r}, which is not known.", f"Set digest to one of: {', '.join(KINDS)}.")
+
+
+def check_slack(slack: object) -> None:
+    """Raises ConfigError unless it is a share."""
+    if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack <= 1:
+        raise ConfigError(f"slack is {slack!r}, but must be a share.", "Set slack to a number from 0 to 1.")
+
+
+class DigestedBlocks(BlockMemory):
+    """Block memory of either tier with a digest of each block, always in the GPU tier.
+
+    Digest i belongs to block i of every layer: `[blocks, kv_heads, 2, 1, head_dim]`, as much as one token. Owner and
+    writer: the store, when a block has become full. Reader: the selection rule, from the next step on.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        layers: Mapping[int, LayerShape],
+        block: int,
+        ledger: Ledger,
+        what: str,
+        kind: str,
+        spare: int = 0,
+    ) -> None:
+        """spare: digests after the last block's that are nobody's, for the rows of a recorded step without a block."""
+        self.kind, self.spare = kind, spare
+        self.side = BlockMemory("gpu", layers, 1, ledger, f"{what}, with digests,")
+        super().__init__(tier, layers, block, ledger, what)
+
+    def digests(self, layer: int) -> Tensor:
+        """`[capacity + spare, kv_heads, 2, head_dim]`"""
+        return self.side[layer][:, :, :, 0]
+
+    def write_digests(self, layer: int, ids: Tensor, blocks: Tensor) -> None:
+        """The digests of full blocks `[len(ids), kv_heads, 2, block, head_dim]`, which are or will be blocks `ids`."""
+        self.digests(layer)[ids] = digest(blocks[:, :, 0], self.kind)
+
+    def room(self) -> int | None:
+        own = super().room()
+        if self.fixed or (own is None and self.tier == "gpu"):
+            return own
+        left = self.ledger.room("gpu")
+        if left is None:
+            return own
+        beside = max(0, left - self._own_spare()) // self._beside()
+        return beside if own is None else min(own, beside)
+
+    def require(self, blocks: int) -> None:
+        super().require(blocks)
+        if blocks > self.capacity:
+            more = (blocks - self.capacity) * self._beside() + self._own_spare()
+            self.ledger.require("gpu", more, self.side.what)
+
+    def _beside(self) -> int:
+        """Bytes of the GPU tier that a block takes."""
+        return self.side.block_bytes + (self.block_bytes if self.tier == "gpu" else 0)
+
+    def _own_spare(self) -> int:
+        return self.spare * self.side.block_bytes if not self.capacity else 0
+
+    def _resize(self, capacity: int) -> None:
+        super()._resize(capacity)
+        self.side._resize(capacity + self.spare if capacity else 0)

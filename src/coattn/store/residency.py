@@ -1,0 +1,140 @@
+"""Which blocks are resident: a table in GPU memory, read and changed by tensor operations alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.store.base import Opening
+from coattn.types import BlockList
+
+NONE = -1
+"""In the table: no block."""
+
+
+class Found(NamedTuple):
+    """Picked blocks by whether they are resident, `[seqs, kv_heads, k]` each."""
+
+    resident: Tensor
+    missing: Tensor
+    ids: Tensor
+    """Where in GPU memory the resident ones are."""
+
+
+class Residency:
+    """By layer `[slots + 1, kv_heads, places]` int32: the number of the block at each place of each pool.
+
+    The last row is nobody's and stays empty. Owner: the store. Writers: `replace`, `forget`. Readers: `find`, in the
+    steps that follow. A layer's row is read before it is written within a step, so a change is seen one step later.
+    """
+
+    def __init__(self, opening: Opening, places: int, first: int) -> None:
+        """first: the block of near memory at which the pools begin."""
+        self.places, self.first, self.nobody = places, first, opening.seqs
+        self.held = {
+            i: torch.full((opening.seqs + 1, s.kv_heads, places), NONE, dtype=torch.int32, device=s.device)
+            for i, s in opening.layers.items()
+        }
+        self._counts: dict[int, Tensor] = {}
+
+    def find(self, layer: int, chosen: Tensor, counts: Tensor, slots: Tensor) -> Found:
+        """chosen `[seqs, kv_heads, k]` block numbers, of which `counts` `[seqs, kv_heads]` count; slots `[seqs]`."""
+        held = self.held[layer][slots]
+        match = chosen[..., :, None] == held[..., None, :]
+        real = torch.arange(chosen.shape[-1], device=chosen.device) < counts[..., None]
+        resident = match.any(-1) & real
+        return Found(resident, real & ~resident, self._ids(slots, match.int().argmax(-1)))
+
+    def replace(
+        self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, slots: Tensor, due: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gives the missed ones of `chosen` the places of residents with lower scores, the lowest first.
+
+        scores: `[seqs, kv_heads, n]` of all blocks; due: `[seqs]`, for which sequences. Returns where in near memory
+        blocks have to go and their numbers, `[seqs, kv_heads, m]` each; negative: nothing.
+        """
+        held = self.held[layer][slots]
+        missing = self.find(layer, chosen, counts, slots).missing & due[:, None, None]
+        wanted = scores.gather(-1, chosen).masked_fill(~missing, -torch.inf)
+        best = wanted.topk(min(chosen.shape[-1], self.places), -1)
+        numbers = chosen.gather(-1, best.indices)
+        kept = (chosen[..., :, None] == held[..., None, :]).any(-2)
+        present = (held >= 0) & (held < scores.shape[-1])
+        worth = scores.gather(-1, held.long().clamp(0, scores.shape[-1] - 1))
+        # an empty place is worth less than the least of blocks, and what this step attended to is kept
+        worth = worth.masked_fill(~present, -torch.inf).masked_fill(kept, torch.inf)
+        order = worth.argsort(-1)[..., : numbers.shape[-1]]
+        take = best.values > worth.gather(-1, order)
+        now = held.scatter(-1, order, numbers.int().where(take, held.gather(-1, order)))
+        self.held[layer][slots] = now
+        return self._ids(slots, order).where(take, NONE), numbers
+
+    def admit(self, layer: int, numbers: Tensor, slots: Tensor, full: Tensor) -> Tensor:
+        """Gives block `numbers[i]` of each sequence that is `full` an empty place, where there is one.
+
+        numbers, slots, full: `[seqs]`. Returns where in near memory it has to go, `[seqs, kv_heads, 1]`; negative:
+        nowhere.
+        """
+        held = self.held[layer][slots]
+        empty = held == NONE
+        place = empty.int().argmax(-1, keepdim=True)
+        take = empty.any(-1, keepdim=True) & full[:, None, None]
+        now = numbers[:, None, None].int().where(take, held.gather(-1, place))
+        self.held[layer][slots] = held.scatter(-1, place, now)
+        return self._ids(slots, place).where(take & (slots != self.nobody)[:, None, None], NONE)
+
+    def forget(self, slot: int, keep: int) -> None:
+        """Drops what a sequence has resident of its blocks from number `keep` on."""
+        for layer in self.held:
+            self.forget_layer(layer, slot, keep)
+
+    def forget_layer(self, layer: int, slot: int, keep: int) -> None:
+        """The same in one layer."""
+        held = self.held[layer][slot]
+        held.masked_fill_(held >= keep, NONE)
+
+    def count(self, layer: int, near: BlockList, far: BlockList) -> None:
+        """Remembers how many entries a layer attends to, for `counts`."""
+        found = torch.stack([part.tokens.float().mean(1).sum() for part in (near, far)])
+        if layer in self._counts:
+            self._counts[layer].copy_(found)  # a recorded step writes to where it wrote when it was recorded
+        else:
+            self._counts[layer] = found
+
+    def counts(self) -> tuple[float, float] | None:
+        """Entries attended near and far in the last step, mean over heads and layers; None: nothing was picked."""
+        if not self._counts:
+            return None
+        near, far = torch.stack([found.cpu() for found in self._counts.values()]).mean(0).tolist()
+        return near, far
+
+    def _ids(self, slots: Tensor, places: Tensor) -> Tensor:
+        """Blocks of near memory of places `[seqs, kv_heads, n]` of pools."""
+        ids = self.first + slots[:, None, None] * self.places + places
+        return ids.where(slots[:, None, None] != self.nobody, 0).to(torch.int32)
+
+
+def read_intervals(path: str) -> list[int]:
+    """The recall interval of each layer, from a file that `coattn profile scout` wrote."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))["recall_intervals"]
+        if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+            raise ValueError("recall_intervals is not a list of whole numbers")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"recall_file {path!r} cannot be read: {error}.", "Write one: coattn profile scout --out FILE."
+        ) from None
+    return found
+
+
+def compact(values: Tensor, wanted: Tensor) -> Tensor:
+    """The wanted ones of values `[..., n]` int32, in order, at the front; anything after them."""
+    width = values.shape[-1]
+    place = (wanted.cumsum(-1) - 1).where(wanted, width)
+    out = values.new_zeros(*values.shape[:-1], width + 1)
+    return out.scatter(-1, place, values)[..., :width].contiguous()

@@ -1,0 +1,249 @@
+"""Every token in DRAM; the newest blocks, chosen ones and all digests in GPU memory (ScoutAttention, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.ops.recall import recall
+from coattn.ops.score_digest import score_blocks
+from coattn.part import check_count
+from coattn.store.arena import Arena
+from coattn.store.base import Opening
+from coattn.store.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.residency import Residency, compact, read_intervals
+from coattn.types import BlockList, Phase, Selection, Step
+
+
+@dataclass
+class Residents(Arena):
+    """An arena with a pool of resident blocks: so many per layer, sequence and KV head, each head its own.
+
+    GPU memory is laid out as the rings of all sequences, the spare block, then the pools: place j of the pool of slot s
+    is block `first + s * places + j`. Which block lies there stands in the residency table. A resident block is a copy,
+    so giving its place to another is free.
+    """
+
+    name = "residents"
+    provides = frozenset({"near", "far", "all_tokens", "digests"})
+    recordable = False
+    help_text = {
+        "block": "tokens per block",
+        **HELP,
+        "budget": "tokens attended per KV head; the pool holds as many, unless `resident` says otherwise",
+        "resident": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves to the window",
+        "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
+        "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
+        "slack": SLACK,
+    }
+
+    window_blocks: int = 2
+    digest: str = "minmax"
+    budget: int = 2048
+    resident: int | None = None
+    recall_interval: int = 8
+    recall_file: str | None = None
+    slack: float = 1.0
+    _new: set[int] = field(init=False, repr=False, default_factory=set)
+    """Slots whose residents are to be chosen before their next decode step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_digest(self.digest)
+        check_slack(self.slack)
+        check_count("budget", self.budget, 1)
+        check_count("recall_interval", self.recall_interval, 0)
+        if self.resident is not None:
+            check_count("resident", self.resident, 1)
+        self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
+
+    def least(self, opening: Opening) -> int:
+        blocks = opening.seqs * ((opening.tokens or 0) // self.block)
+        room = opening.ledger.room("host")
+        if opening.fixed and room is not None:
+            blocks = min(blocks, room // opening.block_bytes(self.block))
+        digests = blocks + opening.spare if blocks else 0
+        pools = opening.seqs * self._places(opening) * opening.block_bytes(self.block)
+        return super().least(opening) + pools + digests * opening.block_bytes(1)
+
+    def open(self, opening: Opening) -> None:
+        if self._intervals is not None and max(opening.layers) >= len(self._intervals):
+            raise ConfigError(
+                f"{self.recall_file} has intervals for {len(self._intervals)} layers, but the model has more.",
+                "Profile this model: coattn profile scout.",
+            )
+        super().open(opening)
+        self.places = self._places(opening)
+        self.residency = Residency(opening, self.places, super()._near_blocks(opening))
+        self._queries = {
+            i: torch.zeros(opening.seqs, s.q_heads, s.head_dim, dtype=s.dtype, device=s.device)
+            for i, s in opening.layers.items()
+        }
+
+        self._scales = dict.fromkeys(opening.layers, 1.0)
+
+    def plan(self, step: Step) -> None:
+        super().plan(step)
+        if step.phase is Phase.DECODE:
+            for slot, history in zip(step.slots, step.history, strict=True):
+                if slot in self._new:
+                    self._choose(slot, self._first_near(history + 1), history // self.block)
+                    self._new.discard(slot)
+
+    def notice(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        """Keeps each sequence's last query: what it attends to is where the next one will look first."""
+        self._scales[layer] = scale
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True):
+            if end > start:
+                self._queries[layer][slot] = q[end - 1]
+                self._new.add(slot)
+
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        super().append(layer, k, v, step)
+        if self.recording is not None:
+            spill, ids = self.recording.spill, self.recording.ids
+            assert spill is not None, "an arena's frames have it"
+            whole = self.window[layer][ids.long()]
+            self._digested.write_digests(layer, spill.long().where(spill >= 0, self.far.capacity), whole)
+            self._admit(layer, step, ids, spill >= 0)
+        elif step.phase is Phase.DECODE and any(length % self.block == 0 for length in step.lengths):
+            near = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
+            full = self._lengths(layer, step) % self.block == 0
+            self._admit(layer, step, torch.tensor(near, dtype=torch.int32, device=k.device), full)
+
+    def _admit(self, layer: int, step: Step, ids: Tensor, full: Tensor) -> None:
+        """Blocks of the window that are full now become residents while there are empty places."""
+        numbers = self._lengths(layer, step) // self.block - 1
+        to = self.residency.admit(layer, numbers, self._slots(layer, step), full)
+        recall(self.near[layer], self.near[layer], to, ids[:, None, None].expand_as(to))
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        super().truncate(slot, length, keep)
+        self.residency.forget(slot, keep // self.block)
+
+    def attended(self, step: Step) -> tuple[float, float]:
+        found = self.residency.counts()
+        return super().attended(step) if found is None else found
+
+    def columns(self) -> dict[str, int]:
+        return {**super().columns(), "slots": 0}
+
+    def numbers_of(self, step: Step) -> tuple[dict[str, list[int]], dict[str, int]]:
+        numbers, otherwise = super().numbers_of(step)
+        return {**numbers, "slots": list(step.slots)}, {**otherwise, "slots": self.opening.seqs}
+
+    def digests(self, layer: int) -> Tensor:
+        return self._digested.digests(layer)
+
+    def candidates(self, layer: int, step: Step, count: int) -> BlockList | None:
+        far = self.view(layer, step).far
+        return None if far is None else self._there(layer, step, far)
+
+    def always(self) -> tuple[int, int]:
+        return 0, self.window_blocks
+
+    def divide(self, layer: int, chosen: Tensor, counts: Tensor, step: Step) -> Selection:
+        view = self.view(layer, step)
+        assert view.near is not None
+        assert view.far is not None
+        block, heads = self.block, chosen.shape[1]
+        found = self.residency.find(layer, chosen, counts, self._slots(layer, step))
+        window = view.near.table.expand(-1, heads, -1)
+        some = torch.arange(window.shape[-1], device=chosen.device) * block < view.near.tokens[:, :, None]
+        table = compact(torch.cat([found.ids, window], -1), torch.cat([found.resident, some.expand_as(window)], -1))
+        tokens = found.resident.sum(-1) * block + view.near.tokens
+        near = BlockList(table, tokens.to(torch.int32), table.shape[-1] * block)
+        ids = self._there(layer, step, view.far).table.expand(-1, heads, -1).gather(2, chosen)
+        missed = (found.missing.sum(-1) * block).to(torch.int32)
+        far = BlockList(compact(ids, found.missing), missed, block * ids.shape[-1])
+        self.residency.count(layer, near, far)
+        return Selection(near, self._to_host(layer, far))
+
+    def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
+        """Recall: every few steps of a sequence, and at another one in every layer, its misses take the places of the
+        residents with the lowest scores. They are used from the next step on."""
+        interval = self.recall_interval if self._intervals is None else self._intervals[layer]
+        if not interval:
+            return
+        slots = self._slots(layer, step)
+        due = (self._lengths(layer, step) + layer) % interval == 0
+        moved = self.residency.replace(layer, scores, chosen, counts, slots, due)
+        self._bring(layer, moved, self.candidates(layer, step, 0))
+
+    def _choose(self, slot: int, first: int, full: int) -> None:
+        """The first residents: of the blocks before `first`, those that the last query of the prompt wants most.
+
+        Places that are left are for the other full blocks, which the window holds now and will drop.
+        """
+        for layer, shape in self.opening.layers.items():
+            self.residency.forget_layer(layer, slot, 0)
+            if not full:
+                continue
+            ids = torch.tensor(self.table.owned[slot][:full], dtype=torch.int32, device=shape.device)
+            tokens = torch.tensor([[full * self.block]], dtype=torch.int32, device=shape.device)
+            listed = BlockList(ids[None, None], tokens, full * self.block)
+            q, scale = self._queries[layer][slot : slot + 1], self._scales[layer]
+            scores = score_blocks(q, self.digests(layer), listed, self.block, scale, shape.softcap, self.slack)
+            scores[..., first:] = torch.finfo(scores.dtype).min
+            chosen = scores.topk(min(self.places, full), -1).indices
+            counts = torch.full(chosen.shape[:2], chosen.shape[2], device=shape.device)
+            slots = torch.tensor([slot], device=shape.device)
+            moved = self.residency.replace(layer, scores, chosen, counts, slots, counts[:, 0] > 0)
+            self._bring(layer, moved, listed)
+
+    def _bring(self, layer: int, moved: tuple[Tensor, Tensor], listed: BlockList | None) -> None:
+        assert listed is not None
+        to, numbers = moved
+        source = listed.table.expand(-1, to.shape[1], -1).gather(2, numbers)
+        recall(self.near[layer], self.far[layer], to, source)
+
+    def _far_memory(self, opening: Opening) -> DigestedBlocks:
+        self._digested = DigestedBlocks(
+            "host", opening.layers, self.block, opening.ledger, "Keeping every token", self.digest, opening.spare
+        )
+        return self._digested
+
+    def _near_blocks(self, opening: Opening) -> int:
+        return super()._near_blocks(opening) + opening.seqs * self._places(opening)
+
+    def _places(self, opening: Opening) -> int:
+        """Places of a pool: no more than a sequence has blocks."""
+        places = self.resident or max(1, self.budget // self.block - self.window_blocks)
+        return places if opening.tokens is None else min(places, max(1, opening.tokens // self.block))
+
+    def _has_filled(self, layer: int, ids: list[int], k: Tensor) -> None:
+        blocks = k.view(len(ids), self.block, *k.shape[1:]).transpose(1, 2)[:, :, None]
+        self._digested.write_digests(layer, torch.tensor(ids, device=k.device), blocks)
+
+    def _slots(self, layer: int, step: Step) -> Tensor:
+        if self.recording is not None:
+            return self.recording.frame.there("slots", self.recording.rows).long()
+        device = self.opening.layers[layer].device
+        return self._once(("slots", device), lambda: torch.tensor(step.slots, device=device))
+
+    def _lengths(self, layer: int, step: Step) -> Tensor:
+        if self.recording is not None:
+            frame, rows = self.recording.frame, self.recording.rows
+            return frame.there("near_tokens", rows) + frame.there("far_tokens", rows)
+        device = self.opening.layers[layer].device
+        return self._once(("lengths", device), lambda: torch.tensor(step.lengths, device=device))
+
+    def _there(self, layer: int, step: Step, far: BlockList) -> BlockList:
+        """The far list on the layer's device."""
+        device = self.opening.layers[layer].device
+        if far.table.device == device:
+            return far
+        return self._once(
+            ("there", device), lambda: BlockList(far.table.to(device), far.tokens.to(device), far.longest)
+        )
+
+    def _to_host(self, layer: int, far: BlockList) -> BlockList | None:
+        """What the CPU is asked for. Waits for the GPU, but in a recorded step."""
+        if self.recording is not None:
+            return far
+        table, tokens = far.table.cpu(), far.tokens.cpu()
+        longest = int(tokens.max())
+        return BlockList(table, tokens, longest) if longest else None

@@ -1,0 +1,51 @@
+"""Queries that are made outside their attention module are the module's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.hf.families import FAMILIES, tiny
+from torch import Tensor
+
+import coattn
+from coattn.hf.ahead import Ahead
+from coattn.hf.query import query_of
+from coattn.runtime import Runtime
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_every_family_says_how_its_query_is_made(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(family)
+    ahead = Ahead(model)
+    inputs: dict[int, Tensor] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    real: dict[int, Tensor] = {}
+    attend = Runtime.attend
+
+    def spy(self: Runtime, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        real[layer] = q
+        assert scale == pytest.approx(ahead.scales[layer])
+        return attend(self, layer, q, k, v, scale)
+
+    def keep(i: int) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            inputs[i], calls[i] = (args[0] if args else options["hidden_states"]), options
+
+        return hook
+
+    monkeypatch.setattr(Runtime, "attend", spy)
+    for i, layer in enumerate(ahead.layers):
+        layer.register_forward_pre_hook(keep(i), with_kwargs=True)
+    with coattn.attach(model, "full"):
+        model(torch.randint(3, 160, (2, 30), generator=torch.Generator().manual_seed(0)))
+    for i, module in enumerate(ahead.modules):
+        hidden = ahead.norms[i](inputs[i])
+        own = query_of(module, ahead.shapes[i], hidden, calls[i].get("position_embeddings"))
+        torch.testing.assert_close(own.transpose(1, 2).flatten(0, 1), real[i], atol=1e-6, rtol=1e-6)
+        if i:
+            # the layer's own input in place of that of the layer before, with the other layer's call
+            guess = ahead.predict(i, inputs[i], calls[i - 1])
+            torch.testing.assert_close(guess.transpose(1, 2).flatten(0, 1), real[i], atol=1e-6, rtol=1e-6)
