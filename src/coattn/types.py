@@ -85,6 +85,8 @@ class LayerShape:
     """Tokens a query may look back, itself included; None for all."""
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)` before the softmax."""
+    mark: float | None = None
+    """A number of the layer's own weights: files that were made for a model are told by it from another's."""
 
     @property
     def token_bytes(self) -> int:

@@ -11,6 +11,7 @@ from coattn.cli import (
     bench,
     bench_decode,
     bench_prefill,
+    calibrate,
     demo,
     doctor,
     eval_attention,
@@ -58,6 +59,7 @@ for command in (
     generate.generate,
     evaluate.evaluate,
     bench.bench,
+    calibrate.calibrate,
     trace.trace,
     demo.demo,
 ):
