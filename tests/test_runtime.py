@@ -96,6 +96,9 @@ CASES = [
     ("cpu", {"block": 8}, 60_000),
     ("cpu", {}, None),
     ("cpu", {"block": 4, "window_blocks": 2}, None),
+    ("hcattention", {"groups": 0, "tau": 1}, None),
+    ("hcattention", {"groups": 0, "tau": 1.0, "block": 4, "window_blocks": 2, "renormalise": False}, None),
+    ("hcattention", {"groups": 8, "tau": 1, "block": 8, "centroids": 8, "keep_keys": True}, None),
     ("streaming", {"sinks": 4, "recent": 20}, None),
     ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coattn.part import Part
 from coattn.place.cpu import Cpu
+from coattn.place.cpu_values import CpuValues
 from coattn.place.gpu import Gpu
 from coattn.place.pull import Pull
 from coattn.schedule.inline import Inline
@@ -11,9 +12,11 @@ from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
 from coattn.select.everything import Everything
 from coattn.select.oracle import Oracle
+from coattn.select.pq_top_p import PqTopP
 from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
 from coattn.store.arena import Arena
+from coattn.store.coded import Coded
 from coattn.store.pool import Pool
 from coattn.store.window import Window
 
@@ -21,13 +24,16 @@ _ALL: tuple[type[Part], ...] = (
     Pool,
     Window,
     Arena,
+    Coded,
     Everything,
     SinksRecent,
     Oracle,
     Random,
+    PqTopP,
     Gpu,
     Cpu,
     Pull,
+    CpuValues,
     Inline,
     SameLayer,
     NextLayer,

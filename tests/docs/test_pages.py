@@ -78,4 +78,4 @@ def test_the_readme_is_short() -> None:
     """Without what is generated from `results/`."""
     before, _, rest = (ROOT / "README.md").read_text().partition("<!-- results:begin -->")
     after = rest.partition("<!-- results:end -->")[2]
-    assert len((before + after).splitlines()) <= 164
+    assert len((before + after).splitlines()) <= 165
