@@ -10,6 +10,7 @@ from coattn._version import __version__
 from coattn.cli import (
     bench,
     bench_decode,
+    bench_hcattention,
     bench_prefill,
     calibrate,
     demo,
@@ -41,6 +42,7 @@ def cli() -> None:
 
 __all__ = [
     "bench_decode",
+    "bench_hcattention",
     "bench_prefill",
     "cli",
     "eval_attention",
