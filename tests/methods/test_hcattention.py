@@ -60,7 +60,7 @@ class World:
         store, keys = self.parts.store, self.k[seq].clone()
         far = self.far(seq)
         if store.split:  # type: ignore[attr-defined]
-            book = store.books[0]  # type: ignore[attr-defined]
+            book = store.books.made[0]  # type: ignore[attr-defined]
             keys[:far] = book.decode(book.encode(keys[:far]))
         scores = torch.einsum("hd,nhd->hn", q.double(), keys.double().repeat_interleave(GROUP, 1)) * SCALE
         if self.shape.softcap is not None:
@@ -152,7 +152,7 @@ def test_appended_turns_see_the_decoded_history() -> None:
     before = world.lengths
     q, out, _ = world.step((70, 3))
     store = world.parts.store
-    book, start = store.books[0], 0  # type: ignore[attr-defined]
+    book, start = store.books.made[0], 0  # type: ignore[attr-defined]
     for seq, new in enumerate((70, 3)):
         far = (before[seq] - 1) // BLOCK * BLOCK
         keys = world.k[seq].clone()
@@ -208,7 +208,7 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
     full, _ = held("full")
     own, runtime = held("hcattention", centroids=256, **params)
     store: Any = runtime._parts[0].store
-    codebooks = sum(book.centroids.nbytes for book in store.books.values())
+    codebooks = sum(book.centroids.nbytes for book in store.books.made.values())
     measured = [store.window[0].nbytes, store.codes[0].nbytes, codebooks]
     assert sum(measured) == own  # what the ledger counts is what the tensors hold
     assert full == tokens * shape.token_bytes
@@ -249,7 +249,7 @@ def test_a_codebook_file_is_used(tmp_path: Path) -> None:
     save(path, {0: book}, Origin("mine", "t", "0", 4, 32, True, D, (None,)))
     world = World(codebook=str(path), centroids=None)
     store: Any = world.parts.store
-    torch.testing.assert_close(store.books[0].centroids, book.centroids)
+    torch.testing.assert_close(store.books.made[0].centroids, book.centroids)
     assert (store.groups, store.centroids) == (4, 32)
     with pytest.raises(ConfigError, match="groups is 8, but the codebook"):
         compose(METHODS["hcattention"], codebook=str(path), groups=8)
@@ -287,3 +287,22 @@ def test_exact_only_where_nothing_is_lost() -> None:
     assert not exact(tau=1)
     assert not exact(groups=0)
     assert not exact(groups=0, tau=1, cap=100)
+
+
+def test_a_step_moves_codes_near_and_values_far() -> None:
+    """Per token of 2 x 16 floats: codes are 4 x 2 bytes of its 128, values 64; the traced bytes follow."""
+    world = World((90, 90), groups=4, tau=0.8)
+    _, _, picked = world.step((1, 1))
+    assert picked is not None
+    assert picked.weighted is not None
+    near, far = world.parts.store.attended(Step.of((0, 1), (90, 90), (1, 1)))
+    taken = picked.weighted.count.sum().item() / KV
+    assert near == pytest.approx(2 * 3 + 2 * 88 * 8 / 128)
+    assert far == pytest.approx(taken / 2)
+    assert 0 < taken < 176
+
+
+def test_random_contents_can_be_decoded() -> None:
+    world = World((90, 90), groups=4, centroids=256, code_bits=13, tau=0.8)
+    world.parts.store.fill_randomly()
+    assert world.step((1, 1))[1].isfinite().all()

@@ -133,7 +133,7 @@ class Bench:
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not all(parts.select.recordable for parts in runtime.groups):
             return EagerRunner(session, runtime, case.batch)
         from coattn.record.runner import GraphRunner
 

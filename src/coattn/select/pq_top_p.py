@@ -51,8 +51,9 @@ class PqTopP(Select):
         scores = store.scores(layer, q[:, 0], self.scale, step)
         near = self._near(layer, q, store, view.near).view(scores.shape[:-1])
         kept = top_p(scores, near, self.tau, self.cap)
-        rescored = store.keeps_keys()
-        return Selection(view.near, weighted=weigh(scores, kept, view.far, self.renormalise, rescored))
+        found = weigh(scores, kept, view.far, self.renormalise, store.keeps_keys())
+        store.took(layer, float(found.count.sum()) / found.count.shape[1])
+        return Selection(view.near, weighted=found)
 
     def _near(self, layer: int, q: Tensor, store: Store, near: BlockList | None) -> Tensor:
         """The lse of what is near, `[seqs, q_heads]` float32."""

@@ -139,6 +139,15 @@ class Store(Part):
         """
         raise AttributeError(f"store {self.name!r} has no codes")
 
+    def took(self, layer: int, entries: float) -> None:
+        """Hears how many entries a selection took of what is scored by codes, over the sequences, per KV head."""
+
+    def fill_randomly(self) -> None:
+        """Random numbers wherever keys and values would lie: for benchmarks."""
+        for tier in ("near", "far"):
+            if tier in self.provides:
+                getattr(self, tier).fill_randomly()
+
     def keeps_keys(self) -> bool:
         """Whether the keys of what it scores by codes lie in DRAM too, before the values."""
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
 import torch
@@ -11,19 +10,18 @@ from torch import Tensor
 from coattn.errors import ConfigError
 from coattn.ops.reference.append import read_rows, write_rows
 from coattn.part import check_count
-from coattn.quantise.codebook import Codebook, centroid_bytes, fit
-from coattn.quantise.file import Origin, load, read_origin
-from coattn.quantise.pack import BITS, pack, packed_bytes, unpack
+from coattn.quantise.file import Origin, read_origin
+from coattn.quantise.pack import BITS, packed_bytes
 from coattn.quantise.scores import by_decoding
 from coattn.store.arena import Arena
 from coattn.store.base import Opening, Run
 from coattn.store.blocks import BlockMemory, BlockTable
+from coattn.store.books import Books
 from coattn.store.ledger import Tier
 from coattn.store.planes import CodeMemory, ValueMemory
 from coattn.types import Step
 
 CENTROIDS = 8192
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -53,9 +51,9 @@ class Coded(Arena):
     code_bits: int = 16
     codebook: str | None = None
     keep_keys: bool = False
-    books: dict[int, Codebook] = field(init=False, repr=False, default_factory=dict)
-    """By layer: loaded when opened, or made from the first keys."""
-    _book_bytes: int = field(init=False, repr=False, default=0)
+    books: Books = field(init=False, repr=False)
+    _taken: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    """By layer: entries that the last selection took, over its sequences; the mean over KV heads."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +94,7 @@ class Coded(Arena):
             s.kv_heads * (packed_bytes(groups, self.code_bits) if groups else s.head_dim * s.dtype.itemsize)
             for s in opening.layers.values()
         )
-        return window + self._codebook_bytes(opening) + blocks * self.block * codes
+        return window + self._books(opening).bytes + blocks * self.block * codes
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
@@ -115,10 +113,8 @@ class Coded(Arena):
         codes = CodeMemory(layers, self.block, ledger, "Coding every key", groups=self.split, bits=self.code_bits)
         self.values, self.codes = values, codes
         self.table, self.code_table = BlockTable(values), BlockTable(codes)
-        ledger.take("gpu", self._codebook_bytes(opening), "A codebook for each layer")
-        self._book_bytes = self._codebook_bytes(opening)
-        if self.codebook is not None and self.split:
-            self.books = load(self.codebook, layers)
+        self.books = self._books(opening, self.codebook)
+        ledger.take("gpu", self.books.bytes, "A codebook for each layer")
         far = opening.seqs * ((opening.tokens or 0) // self.block)
         for memory, blocks in ((self.window, opening.seqs * self.ring), (values, far), (codes, far)):
             if opening.fixed:
@@ -159,7 +155,7 @@ class Coded(Arena):
         codes = self.codes[layer][table].transpose(1, 2).flatten(2, 3)  # [seqs, kv_heads, n, width]
         grouped = q.view(len(q), shape.kv_heads, -1, shape.head_dim)
         if self.split:
-            scores = by_decoding(grouped * scale, self._unpack(codes), self.books[layer])
+            scores = by_decoding(grouped * scale, self.books.codes(codes), self.books.made[layer])
         else:
             scores = torch.einsum("shxd,shnd->shxn", grouped.float() * scale, codes.float())
         if shape.softcap is not None:
@@ -190,23 +186,42 @@ class Coded(Arena):
             found[tier] = None if free is None else free * table.memory.block_bytes  # type: ignore[index]
         return found
 
+    def took(self, layer: int, entries: float) -> None:
+        self._taken[layer] = entries
+
+    def attended(self, step: Step) -> tuple[float, float]:
+        """In tokens of K and V: codes and values count by their bytes."""
+        near, far = super().attended(step)
+        whole, layers = self.window.block_bytes, len(self.opening.layers)
+        read = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / layers
+        return near + far * self.codes.block_bytes / whole, read * self.values.block_bytes / whole
+
+    def fill_randomly(self) -> None:
+        self.window.fill_randomly()
+        self.values.fill_randomly()
+        self.books.fill_randomly()
+        for layer in self.opening.layers:
+            memory = self.codes[layer]
+            few = self.books.random(layer, (min(len(memory), 256), *memory.shape[1:3]))
+            for part in torch.split(memory, max(1, len(few))):
+                part.copy_(few[: len(part)])
+
     def columns(self) -> dict[str, int]:
         raise AttributeError(f"store {self.name!r} cannot be recorded")
 
     def release(self) -> None:
         super().release()
         self.code_table.release()
-        self.opening.ledger.give("gpu", self._book_bytes)
-        self._book_bytes = 0
-        self.books = {}
+        self.opening.ledger.give("gpu", self.books.bytes)
+        self.books = Books({}, 0, 0, True, 16)
+        self._taken.clear()
 
     def _groups(self, opening: Opening) -> int:
         return next(iter(opening.layers.values())).head_dim // 2 if self.groups is None else self.groups
 
-    def _codebook_bytes(self, opening: Opening) -> int:
-        groups, count, shared = self._groups(opening), self.centroids or CENTROIDS, self.shared is not False
-        shapes = opening.layers.values()
-        return sum(centroid_bytes(s.head_dim, groups, count, shared, s.dtype) for s in shapes) if groups else 0
+    def _books(self, opening: Opening, path: str | None = None) -> Books:
+        count, shared = self.centroids or CENTROIDS, self.shared is not False
+        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path)
 
     def _spill_one(self, layer: int, slot: int, b: int) -> None:
         block = self.window[layer][self._near_id(slot, b)]
@@ -217,34 +232,12 @@ class Coded(Arena):
         planes = (k, v) if self.keep_keys else (v,)
         for i, x in enumerate(planes):
             self.values[layer][ids, :, i] = self._blocked(x).to("cpu", self.values[layer].dtype)
-        kept = self._blocked(self._code(layer, k))
+        kept = self._blocked(self.books.encode(layer, k))
         self.codes[layer][ids.to(kept.device)] = kept.to(self.codes[layer].dtype)
 
     def _blocked(self, x: Tensor) -> Tensor:
         """`[n * block, kv_heads, w]` -> `[n, kv_heads, block, w]`."""
         return x.reshape(-1, self.block, *x.shape[1:]).transpose(1, 2)
-
-    def _code(self, layer: int, k: Tensor) -> Tensor:
-        """What is kept near of keys `[tokens, kv_heads, d]`."""
-        if not self.split:
-            return k
-        if layer not in self.books:
-            self.books[layer] = self._calibrate(layer, k)
-        codes = self.books[layer].encode(k)
-        return codes if self.code_bits == 16 else pack(codes, self.code_bits)
-
-    def _calibrate(self, layer: int, k: Tensor) -> Codebook:
-        if not self.books:
-            log.warning(
-                "No codebook was given: making one from the first %s tokens of this prompt. "
-                "`coattn calibrate hcattention` makes a better one, once.",
-                f"{len(k):,}",
-            )
-        book = fit(k.flatten(0, 1), self.split, self.centroids or CENTROIDS, shared=self.shared is not False)
-        return Codebook(book.centroids.to(k.dtype), self.split)
-
-    def _unpack(self, codes: Tensor) -> Tensor:
-        return codes if self.code_bits == 16 else unpack(codes, self.split, self.code_bits)
 
     def _read(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of whole far blocks, on the layer's device."""
@@ -253,7 +246,6 @@ class Coded(Arena):
         if self.keep_keys:
             keys = self.values.keys(layer)[ids].to(shape.device)
         else:
-            keys = self.codes[layer][ids.to(shape.device)]
-            keys = self.books[layer].decode(self._unpack(keys)).to(shape.dtype) if self.split and len(ids) else keys
+            keys = self.books.decode(layer, self.codes[layer][ids.to(shape.device)])
         k, v = (x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values))
         return k, v
