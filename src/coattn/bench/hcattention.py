@@ -11,7 +11,7 @@ from coattn.evaluate.forced import Forced
 from coattn.evaluate.perplexity import interval
 
 CENTROIDS = 8192
-TAUS = (0.9, 0.95)
+TAUS = (0.95, 0.9)
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,14 @@ class Row:
 
 def budgets(head_dim: int) -> Iterator[Row]:
     """50%, 25% and 12.5% of the KV in GPU memory, at two thresholds, with and without keys in DRAM (section 4)."""
+    shares = [("25%", (head_dim // 2, CENTROIDS, True)), ("12.5%", (head_dim // 4, CENTROIDS, True))]
     for tau in TAUS:
-        exact = f"50%, tau {tau}"
-        yield Row(exact, {"groups": 0, "tau": tau})
-        for share, width in (("25%", 2), ("12.5%", 4)):
-            book = (head_dim // width, CENTROIDS, True)
-            yield Row(f"{share}, tau {tau}", {"tau": tau}, book, exact)
-            yield Row(f"{share}, tau {tau}, keys kept", {"tau": tau, "keep_keys": True}, book, exact)
+        yield Row(f"50%, tau {tau}", {"groups": 0, "tau": tau})
+        for share, book in shares:
+            yield Row(f"{share}, tau {tau}", {"tau": tau}, book, f"50%, tau {tau}")
+    for tau in TAUS:
+        for share, book in shares:
+            yield Row(f"{share}, tau {tau}, keys kept", {"tau": tau, "keep_keys": True}, book, f"50%, tau {tau}")
 
 
 def thresholds(_head_dim: int) -> Iterator[Row]:
