@@ -69,3 +69,15 @@ def test_no_entries_sum_to_nothing() -> None:
         torch.zeros(1, 4, 0), index, torch.zeros(1, 2, dtype=torch.int32), torch.randn(1, 2, 8, 16), table
     )
     assert torch.equal(out, torch.zeros(1, 4, 16))
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("tau", [0.3, 0.9, 0.999])
+def test_top_p_of_many_entries_is_that_of_a_full_sort(spread: float, tau: float) -> None:
+    scores, near = torch.randn(3, 4, 3000) * spread, torch.randn(3, 4)
+    weights = torch.cat([scores, near[..., None]], -1).double().softmax(-1)
+    ordered = weights[..., :-1].sort(dim=-1, descending=True).values
+    needed = (weights[..., -1:] + ordered.cumsum(-1) - ordered < tau).sum(-1)
+    kept = top_p(scores, near, tau, None)
+    assert ((kept.sum(-1) - needed).abs() <= 1).all()  # rounding may move the border by an entry
+    assert (scores.masked_fill(~kept, 99).amin(-1) > scores.masked_fill(kept, -99).amax(-1)).all()

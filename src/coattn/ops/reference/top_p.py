@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FEW = 256
+"""Entries that are sorted at first: mostly an eighth holds the mass, and sorting that takes a fifth of the time."""
+
 
 def top_p(scores: Tensor, near: Tensor, tau: float, cap: int | None) -> Tensor:
     """scores `[..., n]`, `near` `[...]`: the lse of what is attended anyway -> which to keep, bool `[..., n]`.
@@ -16,10 +19,14 @@ def top_p(scores: Tensor, near: Tensor, tau: float, cap: int | None) -> Tensor:
     if tau >= 1 and (cap is None or cap >= scores.shape[-1]):
         return there
     total = torch.logaddexp(scores.logsumexp(-1), near)
-    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    weights = (ordered - total[..., None]).exp()
-    before = weights.cumsum(-1) - weights + (near - total).exp()[..., None]
-    wanted = (before < tau) if tau < 1 else torch.ones_like(there)
-    if cap is not None:
-        wanted[..., cap:] = False
+    n = scores.shape[-1]
+    most = n if cap is None else min(n, cap)
+    for some in (min(most, max(FEW, n // 8)), most):
+        ordered, order = scores.topk(some, dim=-1)
+        weights = (ordered - total[..., None]).exp()
+        held = weights.cumsum(-1) + (near - total).exp()[..., None]
+        # rows without any entry have no weights: nan, which wants nothing
+        if some == most or bool((held[..., -1] >= tau).all()):
+            break
+    wanted = held - weights < tau if tau < 1 else torch.ones_like(ordered, dtype=torch.bool)
     return torch.zeros_like(there).scatter_(-1, order, wanted) & there
