@@ -53,11 +53,9 @@ class Books:
 
     def decode(self, layer: int, kept: Tensor) -> Tensor:
         """Keys `[..., d]` as far as what is kept of them tells."""
-        return self.made[layer].decode(self.codes(kept)) if self.groups and kept.numel() else kept
-
-    def codes(self, kept: Tensor) -> Tensor:
-        """`[..., groups]` int16."""
-        return kept if self.bits == 16 else unpack(kept, self.groups, self.bits)
+        if not self.groups or not kept.numel():
+            return kept
+        return self.made[layer].decode(kept if self.bits == 16 else unpack(kept, self.groups, self.bits))
 
     def fill_randomly(self) -> None:
         """Random centroids for every layer."""

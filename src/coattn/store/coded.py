@@ -9,10 +9,10 @@ from torch import Tensor
 
 from coattn.errors import ConfigError
 from coattn.ops.reference.append import read_rows, write_rows
+from coattn.ops.score_pq import score_pq
 from coattn.part import check_count
 from coattn.quantise.file import Origin, read_origin
 from coattn.quantise.pack import BITS, packed_bytes
-from coattn.quantise.scores import by_decoding
 from coattn.store.arena import Arena
 from coattn.store.base import Opening, Run
 from coattn.store.blocks import BlockMemory, BlockTable
@@ -149,19 +149,11 @@ class Coded(Arena):
         def listed() -> tuple[Tensor, Tensor]:
             far = self.view(layer, step).far
             assert far is not None
-            return far.table[:, 0].long().to(q.device), far.tokens.to(q.device)
+            return far.table[:, 0].contiguous().to(q.device), far.tokens[:, 0].contiguous().to(q.device)
 
         table, tokens = self._once(("far", q.device), listed)
-        codes = self.codes[layer][table].transpose(1, 2).flatten(2, 3)  # [seqs, kv_heads, n, width]
-        grouped = q.view(len(q), shape.kv_heads, -1, shape.head_dim)
-        if self.split:
-            scores = by_decoding(grouped * scale, self.books.codes(codes), self.books.made[layer])
-        else:
-            scores = torch.einsum("shxd,shnd->shxn", grouped.float() * scale, codes.float())
-        if shape.softcap is not None:
-            scores = shape.softcap * torch.tanh(scores / shape.softcap)
-        absent = torch.arange(scores.shape[-1], device=q.device) >= tokens[:, :, None, None]
-        return scores.masked_fill(absent, -torch.inf)
+        book = self.books.made[layer] if self.split else None
+        return score_pq(q, self.codes[layer], table, tokens, book, self.code_bits, scale, shape.softcap)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Blocks that are among the newest again come back; of keys that are not kept, what their codes say."""
