@@ -19,6 +19,8 @@ ORIGIN = {
     "far": "a store with an arena in DRAM",
     "window": "a store that is a window of sinks and recent tokens",
     "weights": "a store that weighs its entries",
+    "codes": "a store that keeps codes or keys of far tokens in its GPU tier",
+    "values": "a store that keeps values in DRAM and scores them by what it keeps near",
     "all_tokens": "a store that keeps every token",
     "digests": "a store with a digest of every block",
     "query_free": "a selection rule that can pick before the query is known",
@@ -106,7 +108,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
     params = _parameters(method, kinds, overrides)
     composed = Composed(method, params, exact=False)
     parts = composed.build()  # they check their own values
-    return replace(composed, exact=parts.store.keeps_all and parts.select.is_exact())
+    return replace(composed, exact=parts.store.is_exact() and parts.select.is_exact())
 
 
 def _find_parts(method: Method) -> list[type[Part]]:
@@ -132,8 +134,7 @@ def _mismatches(method: Method, kinds: list[type[Part]]) -> list[str]:
         for need in sorted(kind.needs - provided)
     ]
     covered = [place.covers for place in kinds if issubclass(place, Place)]
-    for tier in ("near", "far"):
-        where = "GPU tier" if tier == "near" else "arena"
+    for tier, where in (("near", "GPU tier"), ("far", "arena"), ("weighted", "arena of values")):
         if tier in kinds[0].provides and tier not in covered:
             found.append(f"store {method.store!r} keeps tokens in its {where}, which none of its places attends to")
         if covered.count(tier) > 1:

@@ -79,6 +79,15 @@ METHODS: dict[str, Method] = {
             params={"slack": 0.5},
         ),
         Method(
+            "hcattention",
+            store="coded",
+            select="pq_top_p",
+            place=("gpu", "cpu_values"),
+            schedule="same_layer",
+            summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most.",
+            paper="Yang et al., HCAttention, 2025",
+        ),
+        Method(
             "oracle",
             store="pool",
             select="oracle",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coattn.part import Part
 from coattn.place.cpu import Cpu
+from coattn.place.cpu_values import CpuValues
 from coattn.place.gpu import Gpu
 from coattn.place.pull import Pull
 from coattn.schedule.inline import Inline
@@ -14,10 +15,12 @@ from coattn.select.average_weight import AverageWeight
 from coattn.select.digest_top import DigestTop
 from coattn.select.everything import Everything
 from coattn.select.oracle import Oracle
+from coattn.select.pq_top_p import PqTopP
 from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
 from coattn.select.top_weight import TopWeight
 from coattn.store.arena import Arena
+from coattn.store.coded import Coded
 from coattn.store.contextual import Contextual
 from coattn.store.digest_pool import DigestPool
 from coattn.store.pool import Pool
@@ -31,6 +34,7 @@ _ALL: tuple[type[Part], ...] = (
     Arena,
     Residents,
     Contextual,
+    Coded,
     Everything,
     SinksRecent,
     AverageWeight,
@@ -38,9 +42,11 @@ _ALL: tuple[type[Part], ...] = (
     Oracle,
     Random,
     DigestTop,
+    PqTopP,
     Gpu,
     Cpu,
     Pull,
+    CpuValues,
     Inline,
     SameLayer,
     NextLayer,

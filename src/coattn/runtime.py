@@ -10,7 +10,7 @@ from torch import Tensor
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
 from coattn.ops.merge import merge_output, merge_states
-from coattn.ops.prefill import extend, prefill
+from coattn.ops.prefill import extend, follow, prefill
 from coattn.ops.reference.attend_causal import attend_causal
 from coattn.place.base import Call, Place, State
 from coattn.place.pull import Pull
@@ -148,7 +148,9 @@ class Runtime:
                 out[start:end] = prefill(own_q, own_k, own_v, scale, shape)
                 continue
             run = parts.store.run(layer, step.slots[i], alone)
-            if run is not None:
+            if run is not None and run.window is None:
+                state = follow(own_q, own_k, own_v, run.k, run.v, scale, shape)
+            elif run is not None:
                 keys, values = torch.cat([run.k, own_k]), torch.cat([run.v, own_v])
                 state = attend_causal(own_q, keys, values, scale, shape.softcap, run.window, run.sinks)
             else:

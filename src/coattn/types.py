@@ -85,6 +85,8 @@ class LayerShape:
     """Tokens a query may look back, itself included; None for all."""
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)` before the softmax."""
+    mark: float | None = None
+    """A number of the layer's own weights: files that were made for a model are told by it from another's."""
 
     @property
     def token_bytes(self) -> int:
@@ -113,6 +115,28 @@ class BlockList:
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """Single entries in DRAM and what they weigh: which, per sequence and KV head; how much, per query head.
+
+    table: `[seqs, 1, blocks]` int32 arena block ids of each sequence, on the host.
+    index: `[seqs, kv_heads, n]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use.
+    weights: `[seqs, q_heads, n]` float32 shares of `exp(lse)`; zero where a query head leaves an entry to its group,
+    and past the count.
+    lse: `[seqs, q_heads]` float32. So the sum of values under the weights, with this lse, is an AttnState: over the
+    entries alone where the weights add up to one, over everything far with the others' values as zero where less.
+    """
+
+    table: Tensor
+    index: Tensor
+    count: Tensor
+    weights: Tensor
+    lse: Tensor
+    others: Tensor | None = None
+    """`[seqs, q_heads]` float32 lse of the far entries that were left out; set where the weights are to be computed
+    again from the entries' own keys, which then lie beside the values. -inf: they do not count."""
+
+
+@dataclass(frozen=True)
 class Selection:
     """What is attended in one layer of one step, split by where it lies; None: nothing there."""
 
@@ -120,3 +144,5 @@ class Selection:
     """In the GPU tier: a pool of resident blocks, or a window of recent ones."""
     far: BlockList | None = None
     """In the arena, in DRAM."""
+    weighted: Weighted | None = None
+    """In the arena too: entries whose weights are known before anybody looks at them."""

@@ -14,7 +14,12 @@ import coattn
 from coattn.hf.architectures import describe_layers
 
 TIERED = {"block": 8, "window_blocks": 1}
-EXACT: list[tuple[str, dict[str, Any]]] = [("full", {}), ("offload", TIERED), ("cpu", TIERED)]
+EXACT: list[tuple[str, dict[str, Any]]] = [
+    ("full", {}),
+    ("offload", TIERED),
+    ("cpu", TIERED),
+    ("hcattention", {**TIERED, "groups": 0, "tau": 1}),
+]
 LENGTHS = (37, 9, 60)
 GREEDY: dict[str, Any] = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 

@@ -142,7 +142,8 @@ class Bench:
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
-        if self.device.type != "cuda" or not all(parts.store.recordable for parts in runtime.groups):
+        recordable = all(parts.store.recordable and parts.select.recordable for parts in runtime.groups)
+        if self.device.type != "cuda" or not recordable:
             return EagerRunner(session, runtime, case.batch)
         from coattn.record.runner import GraphRunner
 

@@ -11,9 +11,7 @@ from coattn.runtime import Runtime
 def fill_randomly(runtime: Runtime) -> None:
     """Random numbers wherever keys and values would lie."""
     for parts in runtime.groups:
-        for tier in ("near", "far"):
-            if tier in parts.store.provides:
-                getattr(parts.store, tier).fill_randomly()
+        parts.store.fill_randomly()
 
 
 def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:

@@ -10,12 +10,15 @@ from coattn._version import __version__
 from coattn.cli import (
     bench,
     bench_decode,
+    bench_hcattention,
     bench_hgca,
     bench_prefill,
+    calibrate,
     demo,
     doctor,
     eval_attention,
     eval_bench,
+    eval_codes,
     eval_fidelity,
     eval_needle,
     eval_perplexity,
@@ -43,11 +46,13 @@ def cli() -> None:
 
 __all__ = [
     "bench_decode",
+    "bench_hcattention",
     "bench_hgca",
     "bench_prefill",
     "cli",
     "eval_attention",
     "eval_bench",
+    "eval_codes",
     "eval_fidelity",
     "eval_needle",
     "eval_perplexity",
@@ -64,6 +69,7 @@ for command in (
     evaluate.evaluate,
     bench.bench,
     profile.profile,
+    calibrate.calibrate,
     trace.trace,
     demo.demo,
 ):

@@ -121,7 +121,9 @@ class _Noting(Runtime):
 def _note(parts: Parts, states: list[State], picked: Selection) -> _Note:
     lse = merge_states(states).lse[:, 0]
     near, far = (_entries(part, len(lse)) for part in (picked.near, picked.far))
-    on_host = any(place.covers == "far" and place.asynchronous for place in parts.places)
+    if picked.weighted is not None:  # per query head: its group reads more, but it attends to these
+        far = far + (picked.weighted.weights > 0).sum(-1).double().mean(-1)
+    on_host = any(place.covers in ("far", "weighted") and place.asynchronous for place in parts.places)
     return _Note(lse, near + far, far if on_host else torch.zeros_like(far))
 
 

@@ -85,9 +85,17 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
                 torch.device(device) if device is not None else weight.device,
                 sliding_window(config, i),
                 float(softcap) if softcap is not None else None,
+                _mark(weight),
             )
         )
     return shapes
+
+
+def _mark(weight: torch.Tensor) -> float | None:
+    """The norm of a few thousand weights, which rounding to another dtype hardly changes."""
+    if weight.is_meta or not weight.dtype.is_floating_point:
+        return None
+    return float(weight.detach().flatten()[:4096].float().norm())
 
 
 def sliding_window(config: Any, layer: int) -> int | None:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from coattn.ops import flash
 from coattn.ops.reference.attend_causal import attend_causal
-from coattn.state import AttnState
+from coattn.state import AttnState, merge
 from coattn.types import LayerShape
 
 
@@ -42,3 +42,14 @@ def extend(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> 
     if flash.unfit(q, layer.softcap) is None:
         return flash.flash(q, k, v, scale, causal=True)
     return attend_causal(q, k, v, scale, layer.softcap, None)
+
+
+def follow(q: Tensor, k: Tensor, v: Tensor, old_k: Tensor, old_v: Tensor, scale: float, layer: LayerShape) -> AttnState:
+    """Tokens q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` after a history old_k, old_v `[n, kv_heads, d]`."""
+    if flash.unfit(q, layer.softcap) is None:
+        history = [
+            flash.flash(q, old_k[start : start + flash.PIECE], old_v[start : start + flash.PIECE], scale, causal=False)
+            for start in range(0, len(old_k), flash.PIECE)
+        ]
+        return merge(flash.flash(q, k, v, scale, causal=True), *history)
+    return attend_causal(q, torch.cat([old_k, k]), torch.cat([old_v, v]), scale, layer.softcap, None)

@@ -219,11 +219,23 @@ class Arena(Store):
         write_rows(self.window[layer], *self._once(("places", k.device), places), k, v)
         for slot, length in zip(step.slots, step.lengths, strict=True):
             if length % self.block == 0:
-                b = length // self.block - 1
-                # a blocking copy: with a window of one block the CPU reads this block in the very next step
-                full = self.window[layer][self._near_id(slot, b)]
-                self.far[layer][self.table.owned[slot][b]].copy_(full)
-                self._has_filled(layer, self.table.owned[slot][b : b + 1], full[:, 0].transpose(0, 1))
+                self._spill_one(layer, slot, length // self.block - 1)
+
+    def _spill_one(self, layer: int, slot: int, b: int) -> None:
+        """Block b of a sequence, which is near and full now, to DRAM."""
+        # a blocking copy: with a window of one block the CPU reads this block in the very next step
+        full = self.window[layer][self._near_id(slot, b)]
+        self.far[layer][self.table.owned[slot][b]].copy_(full)
+        self._has_filled(layer, self.table.owned[slot][b : b + 1], full[:, 0].transpose(0, 1))
+
+    def _spill(self, layer: int, slot: int, first: int, k: Tensor, v: Tensor) -> None:
+        """Whole blocks of a sequence from its block `first` on, k, v `[tokens, kv_heads, d]`, to DRAM."""
+        ids = self.table.owned[slot][first : first + len(k) // self.block]
+        if k.device.type == "cuda":
+            self._write_through(layer, ids, k, v)
+        else:
+            write_blocks(self.far[layer], torch.tensor(ids), k, v)
+        self._has_filled(layer, ids, k)
 
     def _append_many(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         """The filling block and the new tokens make a run that starts at a block: full ones go far, the newest near."""
@@ -236,13 +248,7 @@ class Arena(Store):
                 keys, values = torch.cat([old_k, keys]), torch.cat([old_v, values])
             full = len(keys) // self.block
             if full:
-                whole = full * self.block
-                owned = self.table.owned[slot][first : first + full]
-                if k.device.type == "cuda":
-                    self._write_through(layer, owned, keys[:whole], values[:whole])
-                else:
-                    write_blocks(self.far[layer], torch.tensor(owned), keys[:whole], values[:whole])
-                self._has_filled(layer, owned, keys[:whole])
+                self._spill(layer, slot, first, keys[: full * self.block], values[: full * self.block])
             position = torch.arange(first * self.block, first * self.block + len(keys))
             kept = position >= self._first_near(first * self.block + len(keys)) * self.block
             position = position[kept]

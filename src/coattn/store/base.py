@@ -47,7 +47,8 @@ class Run:
     k: Tensor
     v: Tensor
     sinks: int
-    window: int
+    window: int | None
+    """Tokens that a query looks back, itself included; None for all."""
 
 
 class Listing(NamedTuple):
@@ -77,6 +78,10 @@ class Store(Part):
     recording: Recording | None = field(init=False, repr=False, default=None)
     """Set while a decode step is recorded: `append` and `view` then use its tensors instead of the step's numbers."""
     _cache: dict[object, object] = field(init=False, repr=False, default_factory=dict)
+
+    def is_exact(self) -> bool:
+        """Whether nothing is lost with the parameters it has, so that a rule that leaves nothing out is exact."""
+        return type(self).keeps_all
 
     @abstractmethod
     def least(self, opening: Opening) -> int:
@@ -139,6 +144,26 @@ class Store(Part):
     def vacant(self) -> dict[Tier, int | None]:
         """Bytes per tier that sequences can still be given of it; None: no limit."""
         return {}
+
+    def scores(self, layer: int, q: Tensor, scale: float, step: Step) -> Tensor:
+        """q `[seqs, q_heads, d]` against all that is far, by what is kept near of its keys; only stores with codes.
+
+        -> `[seqs, kv_heads, group, n]` float32, scaled and soft-capped, -inf past a sequence's end.
+        """
+        raise AttributeError(f"store {self.name!r} has no codes")
+
+    def took(self, layer: int, entries: float) -> None:
+        """Hears how many entries a selection took of what is scored by codes, over the sequences, per KV head."""
+
+    def fill_randomly(self) -> None:
+        """Random numbers wherever keys and values would lie: for benchmarks."""
+        for tier in ("near", "far"):
+            if tier in self.provides:
+                getattr(self, tier).fill_randomly()
+
+    def keeps_keys(self) -> bool:
+        """Whether the keys of what it scores by codes lie in DRAM too, before the values."""
+        return False
 
     def columns(self) -> dict[str, int]:
         """Name and width of each column of this store's frames, 0 for a number. After a fixed `open`."""

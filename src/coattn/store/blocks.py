@@ -25,13 +25,25 @@ class BlockMemory:
 
     def __init__(self, tier: Tier, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, what: str) -> None:
         self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
-        self.block_bytes = block * sum(shape.token_bytes for shape in layers.values())
+        self.block_bytes = block * sum(map(self.token_bytes, layers.values()))
         self.capacity = 0
         self.fixed = False
         """Whether the capacity is final, so that addresses never change."""
         self.arriving: dict[int, torch.cuda.Event] = {}
         """Layers of a host memory that a GPU is still writing to; who reads on another stream waits for the event."""
         self._tensors = self._allocate(0)
+
+    def token_bytes(self, shape: LayerShape) -> int:
+        """Bytes of one token of a layer; memories of another layout say otherwise, here and in the next two."""
+        return shape.token_bytes
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        """Shape of a layer's tensor of so many blocks."""
+        return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        """Of a layer's tensor."""
+        return shape.dtype
 
     def settle(self) -> None:
         """Waits until what GPUs have written has arrived."""
@@ -107,18 +119,18 @@ class BlockMemory:
         self._tensors, self.capacity = fresh, capacity
 
     def _allocate(self, blocks: int) -> dict[int, Tensor]:
-        def size(shape: LayerShape) -> tuple[int, ...]:
-            return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
-
         if self.tier == "gpu":
             # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
-            return {i: torch.zeros(size(s), dtype=s.dtype, device=s.device) for i, s in self.layers.items()}
+            return {
+                i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
+                for i, s in self.layers.items()
+            }
         # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
         device = next((s.device for s in self.layers.values() if s.device.type == "cuda"), torch.device("cpu"))
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
         for i, shape in self.layers.items():
-            end = start + blocks * self.block * shape.token_bytes
-            tensors[i] = memory[start:end].view(shape.dtype).view(size(shape))
+            end = start + blocks * self.block * self.token_bytes(shape)
+            tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
             start = end
         return tensors
 

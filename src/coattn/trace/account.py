@@ -16,7 +16,8 @@ def step_trace(
     near, far = runtime.attended(step)
     token = sum(shape.token_bytes for shape in runtime.layers)
     covered = {place.name for place in runtime.places() if place.covers == "far"}
-    by_cpu = "cpu" in covered
+    weighted = any(place.covers == "weighted" for place in runtime.places())
+    by_cpu = "cpu" in covered or weighted
     # a query there in the model's dtype, an answer and its log-sum-exp back in float32
     crossing = sum(s.q_heads * (s.head_dim * (s.dtype.itemsize + 4) + 4) for s in runtime.layers) * step.seqs
     return StepTrace(

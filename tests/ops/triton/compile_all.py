@@ -8,7 +8,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.ops.triton import append, attend, average, handover, limits, linear, merge, model, recall, score_digest
+from coattn.ops.triton import (
+    append,
+    attend,
+    average,
+    handover,
+    limits,
+    linear,
+    merge,
+    model,
+    recall,
+    score_digest,
+    score_pq,
+)
 
 POINTERS = {"table": "*i32", "tokens": "*i32", "ids": "*i32", "places": "*i32", "spill": "*i32", "order": "*i32"} | {
     "out": "*fp32", "lse": "*fp32", "stamp": "*i64", "post": "*i32", "step": "*i32", "reply": "*i32"
@@ -44,6 +56,14 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "PRECISION": "tf32"},
     ),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
+    (
+        score_pq._score_pq,
+        {"BITS": 13, "GROUPS": 32, "WIDTH": 4, "ROW": 52, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "CAP": True},
+    ),
+    (
+        score_pq._score_pq,
+        {"BITS": 16, "GROUPS": 64, "WIDTH": 2, "ROW": 64, "GROUP": 5, "GROUP_PAD": 8, "BLOCK": 32, "CAP": False},
+    ),
 ]
 
 
@@ -59,6 +79,8 @@ def kind(kernel: Any, name: str) -> str:
         return "*bf16"
     if kernel is merge._merge:
         return "*bf16" if name == "result_ptr" else "*fp32"
+    if kernel is score_pq._score_pq and name == "codes_ptr":
+        return "*u8"
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
 
 

@@ -48,7 +48,8 @@ SHARED_SPIN_US = 20
 
 
 @cache
-def _share_cores() -> None:
+def share_cores() -> None:
+    """Keeps workers from spinning where the model needs the same cores. Once."""
     if not torch.cuda.is_available():
         native.set_spin_us(SHARED_SPIN_US)
 
@@ -101,7 +102,7 @@ _abandoned: list[object] = []
 def _plan(
     q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None, weights: bool = False
 ) -> Call[Attended]:
-    _share_cores()
+    share_cores()
     return native.plan_attend(
         q,
         source(blocks),

@@ -1,0 +1,115 @@
+"""`coattn calibrate`: files that a method reads, made from a model and a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from coattn.cli.evaluate import load_model
+from coattn.cli.options import json_option, model_options
+from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.errors import ConfigError, InputError
+from coattn.text import read_text
+from coattn.units import format_bytes
+
+
+@click.group()
+def calibrate() -> None:
+    """Make what a method measures beforehand: once for each model, kept in a file."""
+
+
+@calibrate.command()
+@model_options
+@click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
+@click.option("--groups", type=click.IntRange(1), help="Pieces of a key.  [default: half the head size]")
+@click.option(
+    "--centroids", default=8192, show_default=True, type=click.IntRange(2, 1 << 15), help="Centroids of a codebook."
+)
+@click.option("--separate", is_flag=True, help="A codebook for each group instead of one for all.")
+@click.option("--samples", default=3, show_default=True, type=click.IntRange(1), help="Stretches of the text.")
+@click.option("--length", default=8192, show_default=True, type=click.IntRange(1), help="Tokens of each, at most.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Where the draws start.")
+@click.option("--out", "target", required=True, metavar="FILE", help="The codebook, a safetensors file.")
+@json_option
+def hcattention(**options: Any) -> None:
+    """Codebooks for product-quantised keys (HCAttention, section 3.1).
+
+    The model reads samples of a text; the keys of each layer, after RoPE, are cut into groups of neighbouring channels
+    and clustered. `--set codebook=FILE` then gives them to the method.
+    """
+    text, target = read_text(options["text_file"]), writable(options["target"])
+    assert target is not None, "--out is required"
+    loaded = load_model(options)
+
+    from coattn.hf.architectures import describe_layers
+    from coattn.hf.generate import positions
+    from coattn.quantise.calibrate import choose_samples, collect, fit_layers
+    from coattn.quantise.codebook import centroid_bytes
+    from coattn.quantise.file import Origin, save
+
+    shapes = describe_layers(loaded.model)
+    head_dim = shapes[0].head_dim
+    groups = options["groups"] or head_dim // 2
+    if head_dim % groups:
+        raise ConfigError(
+            f"--groups is {groups}, which does not divide the head size {head_dim}.",
+            f"Give {head_dim // 2} or {head_dim // 4}.",
+        )
+    ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
+    length = min(options["length"], positions(loaded) or options["length"])
+    samples = choose_samples(ids, options["samples"], length, options["seed"])
+    if sum(map(len, samples)) * shapes[0].kv_heads * groups < options["centroids"]:
+        raise InputError(
+            f"{text.name} has too few tokens for {options['centroids']:,} centroids.", "Give a longer text."
+        )
+    with progress("calibrating", None) as bar:
+
+        def report(what: str, done: int, of: int) -> None:
+            bar.update(bar.task_ids[0], description=what, completed=done, total=of)
+
+        keys = collect(loaded.model, samples, report)
+        shared = not options["separate"]
+        books = fit_layers(keys, groups, options["centroids"], shared=shared, seed=options["seed"], progress=report)
+    origin = Origin(
+        loaded.name,
+        text.name,
+        text.sha256,
+        groups,
+        options["centroids"],
+        shared,
+        head_dim,
+        tuple(shape.mark for shape in shapes),
+        len(samples),
+        max(map(len, samples)),
+        options["seed"],
+    )
+    save(target, books, origin)
+    found = {
+        "codebook": str(target),
+        "model": loaded.name,
+        "text": text.name,
+        "groups": groups,
+        "centroids": options["centroids"],
+        "shared": shared,
+        "tokens": sum(map(len, samples)),
+        "relative_error": [error(book, each) for book, each in zip(books.values(), keys, strict=True)],
+        "bytes": sum(centroid_bytes(head_dim, groups, options["centroids"], shared, s.dtype) for s in shapes),
+    }
+    if options["as_json"]:
+        print_json(found)
+        return
+    mean = sum(found["relative_error"]) / len(shapes)
+    out.print(
+        f"{target}: {len(shapes)} layers, {groups} groups, {options['centroids']:,} centroids, "
+        f"{format_bytes(found['bytes'])} in the GPU tier; of the keys' squared length {mean:.2%} is lost",
+        soft_wrap=True,
+    )
+    err.print(f"use it with --method hcattention --set codebook={target}", soft_wrap=True)
+
+
+def error(book: Any, keys: Any) -> float:
+    """The share of the squared length of keys `[n, head_dim]` that their codes lose; over some of them."""
+    some = keys[:: max(1, len(keys) // 4096)].float()
+    lost = (book.decode(book.encode(some)) - some).square().sum()
+    return float(lost / some.square().sum())

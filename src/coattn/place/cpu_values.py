@@ -1,0 +1,72 @@
+"""The CPU, over the values of entries whose weights are known (HCAttention, equation 5)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.ops.reference.weighted_sum import gather_rows
+from coattn.ops.weighted_sum import weighted_sum
+from coattn.place.base import Call, Place, Result, State
+from coattn.state import AttnState
+from coattn.types import Selection, Weighted
+
+
+@dataclass
+class CpuValues(Place):
+    """Adds up values where they lie: indices and weights go to the host, a sum comes back."""
+
+    name = "cpu_values"
+    covers = "weighted"
+    needs = frozenset({"values"})
+    provides = frozenset({"host_place"})
+    asynchronous = True
+
+    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+
+    def run(self, call: Call, picked: Selection) -> State:
+        if picked.weighted is None:
+            return AttnState.empty(call.q)
+        return self._sum(call, picked.weighted, call.q.cpu() if picked.weighted.others is not None else None)
+
+    def start(self, call: Call, picked: Selection) -> Result:
+        if call.q.device.type == "cpu" or picked.weighted is None:
+            return super().start(call, picked)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "coattn-values")
+        return self._thread.submit(self.run, call, picked).result
+
+    def release(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _sum(self, call: Call, picked: Weighted, q: Tensor | None) -> AttnState:
+        memory = call.store.far[call.layer]  # [blocks, kv_heads, 1 or 2, block, head_dim]: values last
+        weights, lse = picked.weights, picked.lse
+        if q is not None:
+            weights, lse = rescore(q[:, 0], memory[:, :, 0], picked, call.scale, call.shape.softcap)
+        out = weighted_sum(weights, picked.index, picked.count, memory[:, :, -1], picked.table)
+        return AttnState(out[:, None].to(call.q.device), lse[:, None].to(call.q.device))
+
+
+def rescore(q: Tensor, keys: Tensor, picked: Weighted, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """Weights and lse from the entries' own keys `[blocks, kv_heads, block, d]`, for q `[seqs, q_heads, d]`.
+
+    A query head's own entries stay its own. Those that were left out but count (`others`) count with the scores that
+    they were given.
+    """
+    assert picked.others is not None
+    seqs, kv_heads, n = picked.index.shape
+    group = q.shape[1] // kv_heads
+    rows = gather_rows(picked.index, keys, picked.table)
+    scores = torch.einsum("shxd,shnd->shxn", q.float().view(seqs, kv_heads, group, q.shape[-1]) * scale, rows)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    own = picked.weights.view_as(scores) > 0
+    scores = scores.masked_fill(~own, -torch.inf).flatten(1, 2)
+    lse = torch.logaddexp(scores.logsumexp(-1), picked.others) if n else picked.others
+    return (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp(), lse

@@ -1,0 +1,1 @@
+"""Product quantisation of keys: codebooks, codes, and scores from codes."""

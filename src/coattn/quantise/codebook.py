@@ -1,0 +1,63 @@
+"""A layer's codebook: keys become codes, codes become keys again (HCAttention, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from coattn.quantise.kmeans import kmeans
+from coattn.quantise.nearest import Nearest
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """A key of `d` channels is `groups` pieces of neighbouring channels, each named by its nearest centroid.
+
+    centroids: `[books, count, d / groups]`; one book that all groups share, or a book for each group.
+    """
+
+    centroids: Tensor
+    groups: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether all groups use one book."""
+        return self.centroids.shape[0] == 1
+
+    @cached_property
+    def _nearest(self) -> list[Nearest]:
+        return [Nearest(book) for book in self.centroids]
+
+    def encode(self, keys: Tensor) -> Tensor:
+        """keys `[..., d]` -> codes `[..., groups]` int16."""
+        pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
+        if self.shared:
+            found = self._nearest[0](pieces.reshape(-1, pieces.shape[-1]))
+            return found.view(pieces.shape[:-1]).to(torch.int16)
+        found = torch.stack([near(pieces[..., i, :].flatten(0, -2)) for i, near in enumerate(self._nearest)], -1)
+        return found.view(pieces.shape[:-1]).to(torch.int16)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """codes `[..., groups]` -> keys `[..., d]` in the dtype of the centroids."""
+        if self.shared:
+            return functional.embedding(codes.int(), self.centroids[0]).flatten(-2)
+        books = torch.arange(self.groups, device=codes.device)
+        return self.centroids[books, codes.int()].flatten(-2)
+
+
+def fit(keys: Tensor, groups: int, count: int, *, shared: bool = True, seed: int = 0) -> Codebook:
+    """The codebook of keys `[n, d]`: `count` centroids for the pieces of all groups together, or of each."""
+    pieces = keys.reshape(len(keys), groups, -1)
+    if shared:
+        return Codebook(kmeans(pieces.flatten(0, 1), count, seed=seed)[None], groups)
+    books = [kmeans(pieces[:, i], count, seed=seed) for i in range(groups)]
+    return Codebook(torch.stack(books), groups)
+
+
+def centroid_bytes(head_dim: int, groups: int, count: int, shared: bool, dtype: torch.dtype) -> int:
+    """Bytes of one layer's codebook."""
+    return (1 if shared else groups) * count * (head_dim // groups) * dtype.itemsize

@@ -1,0 +1,97 @@
+"""The smallest set of entries whose estimated weights hold a share of the mass (HCAttention, section 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.ops.reference.top_p import top_p
+from coattn.part import check_count
+from coattn.select.base import Select
+from coattn.store.base import Store
+from coattn.types import BlockList, Selection, Step, Weighted
+
+
+@dataclass
+class PqTopP(Select):
+    """Attends to all that is near, and per query head to the fewest far entries that bring the mass to `tau`.
+
+    Far scores come from what the store keeps of the keys. Nothing is discarded: the next query selects afresh.
+    """
+
+    name = "pq_top_p"
+    needs = frozenset({"near", "codes"})
+    exact = False
+    help_text = {
+        "tau": "share of the softmax mass that is attended, per query head; 1: everything",
+        "cap": "most far entries that a query head attends to; unset: no limit",
+        "renormalise": "weights of what is attended add up to one; else they keep their share of the full softmax",
+    }
+
+    tau: float = 0.9
+    cap: int | None = None
+    renormalise: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 < self.tau <= 1:
+            raise ConfigError(f"tau is {self.tau!r}, but must be above 0 and at most 1.", "Set tau=0.9 or another.")
+        if self.cap is not None:
+            check_count("cap", self.cap, 1)
+
+    def is_exact(self) -> bool:
+        return self.tau >= 1 and self.cap is None
+
+    def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        view = store.view(layer, step)
+        if view.far is None:
+            return view
+        scores = store.scores(layer, q[:, 0], self.scale, step)
+        near = self._near(layer, q, store, view.near).view(scores.shape[:-1])
+        kept = top_p(scores, near, self.tau, self.cap)
+        found = weigh(scores, kept, view.far, self.renormalise, store.keeps_keys())
+        store.took(layer, float(found.count.sum()) / found.count.shape[1])
+        return Selection(view.near, weighted=found)
+
+    def _near(self, layer: int, q: Tensor, store: Store, near: BlockList | None) -> Tensor:
+        """The lse of what is near, `[seqs, q_heads]` float32."""
+        if near is None:
+            return torch.full(q.shape[::2][:2], -torch.inf, device=q.device)
+        shape = store.opening.layers[layer]
+        keys = store.near[layer][:, :, 0][near.table[:, 0].long()]  # [seqs, blocks, kv_heads, block, d]
+        keys = keys.transpose(1, 2).flatten(2, 3).float()
+        grouped = q.float().view(len(q), shape.kv_heads, -1, shape.head_dim) * self.scale
+        scores = torch.einsum("shxd,shnd->shxn", grouped, keys)
+        if shape.softcap is not None:
+            scores = shape.softcap * torch.tanh(scores / shape.softcap)
+        absent = torch.arange(scores.shape[-1], device=q.device) >= near.tokens[:, :, None, None]
+        return scores.masked_fill(absent, -torch.inf).logsumexp(-1).flatten(1)
+
+
+def weigh(scores: Tensor, kept: Tensor, far: BlockList, renormalise: bool, rescored: bool) -> Weighted:
+    """scores and which to keep, `[seqs, kv_heads, group, n]` -> the entries that any query head of a group keeps.
+
+    On the host, where the values are. Waits for the device.
+    """
+    whole = scores.logsumexp(-1)
+    chosen = scores.masked_fill(~kept, -torch.inf)
+    own = chosen.logsumexp(-1)
+    lse = own if renormalise else whole
+    weights = (chosen - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    others = None
+    if rescored:
+        left = scores.masked_fill(kept, -torch.inf).logsumexp(-1)
+        others = (torch.full_like(left, -torch.inf) if renormalise else left).flatten(1).cpu()
+    union = kept.any(2)
+    count = union.sum(-1, dtype=torch.int32)
+    most = int(count.max())
+    index = torch.zeros(*union.shape[:2], most, dtype=torch.int64, device=scores.device)
+    seq, head, position = union.nonzero(as_tuple=True)
+    index[seq, head, (union.cumsum(-1) - 1)[seq, head, position]] = position
+    weights = weights.gather(-1, index[:, :, None].expand(-1, -1, scores.shape[2], -1))
+    weights = weights.where((torch.arange(most, device=scores.device) < count[..., None])[:, :, None], 0.0)
+    return Weighted(
+        far.table, index.int().cpu(), count.cpu(), weights.flatten(1, 2).cpu(), lse.flatten(1).cpu(), others
+    )

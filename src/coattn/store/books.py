@@ -1,0 +1,82 @@
+"""The codebooks of a store: from a file, or made from the first keys that are coded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.quantise.codebook import Codebook, centroid_bytes, fit
+from coattn.quantise.file import load
+from coattn.quantise.pack import pack, unpack
+from coattn.types import LayerShape
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Books:
+    """A codebook for each layer: `groups` pieces of a key, `count` centroids, codes of `bits` bits."""
+
+    layers: Mapping[int, LayerShape]
+    groups: int
+    count: int
+    shared: bool
+    bits: int
+    path: str | None = None
+    made: dict[int, Codebook] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.groups:
+            self.made = load(self.path, self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers, made or not."""
+        if not self.groups:
+            return 0
+        return sum(
+            centroid_bytes(s.head_dim, self.groups, self.count, self.shared, s.dtype) for s in self.layers.values()
+        )
+
+    def encode(self, layer: int, k: Tensor) -> Tensor:
+        """What is kept of keys `[..., d]`: codes, packed codes, or the keys themselves where there are no groups."""
+        if not self.groups:
+            return k
+        if layer not in self.made:
+            self.made[layer] = self._calibrate(k)
+        codes = self.made[layer].encode(k)
+        return codes if self.bits == 16 else pack(codes, self.bits)
+
+    def decode(self, layer: int, kept: Tensor) -> Tensor:
+        """Keys `[..., d]` as far as what is kept of them tells."""
+        if not self.groups or not kept.numel():
+            return kept
+        return self.made[layer].decode(kept if self.bits == 16 else unpack(kept, self.groups, self.bits))
+
+    def fill_randomly(self) -> None:
+        """Random centroids for every layer."""
+        for i, s in self.layers.items() if self.groups else ():
+            size = (1 if self.shared else self.groups, self.count, s.head_dim // self.groups)
+            self.made[i] = Codebook(torch.randn(size, device=s.device).to(s.dtype), self.groups)
+
+    def random(self, layer: int, size: tuple[int, ...]) -> Tensor:
+        """What is kept of random keys, `[*size, width]`."""
+        shape = self.layers[layer]
+        if not self.groups:
+            return torch.randn(*size, shape.head_dim, device=shape.device)
+        codes = torch.randint(0, self.count, (*size, self.groups), device=shape.device, dtype=torch.int16)
+        return codes if self.bits == 16 else pack(codes, self.bits)
+
+    def _calibrate(self, k: Tensor) -> Codebook:
+        if not self.made:
+            log.warning(
+                "No codebook was given: making one from the first %s tokens of this prompt. "
+                "`coattn calibrate hcattention` makes a better one, once.",
+                f"{len(k):,}",
+            )
+        book = fit(k.flatten(0, 1), self.groups, self.count, shared=self.shared)
+        return Codebook(book.centroids.to(k.dtype), self.groups)

@@ -1,0 +1,68 @@
+"""Block memories of a part of the KV: values or both in DRAM, codes or keys in the GPU tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from coattn.quantise.pack import packed_bytes
+from coattn.store.blocks import BlockMemory
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape
+
+
+class ValueMemory(BlockMemory):
+    """Values in DRAM, and the keys before them where those are kept: `[blocks, kv_heads, 1 or 2, block, head_dim]`."""
+
+    def __init__(
+        self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, what: str, *, with_keys: bool
+    ) -> None:
+        self.planes = 2 if with_keys else 1
+        super().__init__("host", layers, block, ledger, what)
+
+    def token_bytes(self, shape: LayerShape) -> int:
+        return shape.token_bytes * self.planes // 2
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        return (blocks, shape.kv_heads, self.planes, self.block, shape.head_dim)
+
+    def values(self, layer: int) -> Tensor:
+        """`[blocks, kv_heads, block, head_dim]`"""
+        return self[layer][:, :, -1]
+
+    def keys(self, layer: int) -> Tensor:
+        """The same of keys, where they are kept."""
+        assert self.planes == 2, "keys are not kept"
+        return self[layer][:, :, 0]
+
+
+class CodeMemory(BlockMemory):
+    """What the GPU tier keeps of far keys: `[blocks, kv_heads, block, width]`.
+
+    Codes as int16 (`groups` of them) or packed into bytes; without groups the keys themselves.
+    """
+
+    def __init__(
+        self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, what: str, *, groups: int, bits: int
+    ) -> None:
+        self.groups, self.bits = groups, bits
+        super().__init__("gpu", layers, block, ledger, what)
+
+    def width(self, shape: LayerShape) -> int:
+        """Numbers of one key."""
+        if not self.groups:
+            return shape.head_dim
+        return self.groups if self.bits == 16 else packed_bytes(self.groups, self.bits)
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        if not self.groups:
+            return shape.dtype
+        return torch.int16 if self.bits == 16 else torch.uint8
+
+    def token_bytes(self, shape: LayerShape) -> int:
+        return shape.kv_heads * self.width(shape) * self.dtype(shape).itemsize
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        return (blocks, shape.kv_heads, self.block, self.width(shape))

@@ -1,0 +1,308 @@
+"""HCAttention: codes that score, the mass that is selected, weights that are merged, bytes that are held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.errors import ConfigError
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.quantise.codebook import fit
+from coattn.quantise.file import Origin, save
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Selection, Step
+
+SCALE, BLOCK, KV, GROUP, D = 0.5, 8, 2, 3, 16
+
+
+class World:
+    """A runtime of one layer with two sequences; every key and value it was given is kept."""
+
+    def __init__(self, lengths: tuple[int, int] = (90, 37), **params: Any) -> None:
+        self.draws = torch.Generator().manual_seed(1)
+        self.shape = LayerShape(
+            KV * GROUP, KV, D, torch.float32, torch.device("cpu"), softcap=params.pop("softcap", None)
+        )
+        self.ledger = Ledger()
+        given = {"block": BLOCK, "centroids": 64, **params}
+        self.runtime = Runtime([self.shape], compose(METHODS["hcattention"], **given), self.ledger, 2, None)
+        self.parts = self.runtime._parts[0]
+        self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
+        self.lengths = (0, 0)
+        self.step(lengths)
+
+    def randn(self, *size: int) -> Tensor:
+        return torch.randn(*size, generator=self.draws)
+
+    def step(self, new: tuple[int, ...]) -> tuple[Tensor, Tensor, Selection | None]:
+        step = Step.of((0, 1), self.lengths, new)
+        q, k, v = (self.randn(step.tokens, heads, D) for heads in (KV * GROUP, KV, KV))
+        picked: list[Selection] = []
+        pick = self.parts.select.pick
+        self.parts.select.pick = lambda *a: picked.append(pick(*a)) or picked[0]  # type: ignore[method-assign,func-returns-value]
+        self.runtime.begin(step)
+        out = self.runtime.attend(0, q, k, v, SCALE)
+        self.runtime.commit()
+        self.parts.select.pick = pick  # type: ignore[method-assign]
+        for i, (start, end) in enumerate(step.spans):
+            self.k[i], self.v[i] = torch.cat([self.k[i], k[start:end]]), torch.cat([self.v[i], v[start:end]])
+        self.lengths = step.lengths
+        return q, out, picked[0] if picked else None
+
+    def weights(self, seq: int, q: Tensor) -> Tensor:
+        """q `[q_heads, d]` -> the scores to select by, `[q_heads, n]` float64: coded keys, then exact ones."""
+        store, keys = self.parts.store, self.k[seq].clone()
+        far = self.far(seq)
+        if store.split:  # type: ignore[attr-defined]
+            book = store.books.made[0]  # type: ignore[attr-defined]
+            keys[:far] = book.decode(book.encode(keys[:far]))
+        scores = torch.einsum("hd,nhd->hn", q.double(), keys.double().repeat_interleave(GROUP, 1)) * SCALE
+        if self.shape.softcap is not None:
+            scores = self.shape.softcap * torch.tanh(scores / self.shape.softcap)
+        return scores
+
+    def far(self, seq: int) -> int:
+        return (self.lengths[seq] - 1) // BLOCK * BLOCK
+
+
+def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, renormalise: bool, exact: bool) -> Tensor:
+    """One sequence's output `[q_heads, d]`, written out head by head."""
+    far, out = world.far(seq), []
+    scores = world.weights(seq, q)
+    true = torch.einsum("hd,nhd->hn", q.double(), world.k[seq].double().repeat_interleave(GROUP, 1)) * SCALE
+    for head in range(KV * GROUP):
+        weights = scores[head].softmax(0)
+        order = weights[:far].argsort(descending=True)
+        mass, kept = float(weights[far:].sum()), []
+        for i in order.tolist():
+            if mass >= tau or len(kept) == cap:
+                break
+            kept.append(i)
+            mass += float(weights[i])
+        attended = torch.tensor([*kept, *range(far, len(weights))])
+        final = scores[head].clone()
+        if exact:
+            final[attended] = true[head, attended]
+        share = final.softmax(0) if not renormalise else None
+        chosen = final[attended].softmax(0) if share is None else share[attended]
+        out.append(chosen @ world.v[seq][attended, head // GROUP].double())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("keep_keys", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "tau", "cap"), [(8, 0.8, None), (4, 0.6, None), (0, 0.7, None), (8, 1, 5), (8, 1, None)]
+)
+def test_equals_the_method_written_out(
+    groups: int, tau: float, cap: int | None, keep_keys: bool, renormalise: bool
+) -> None:
+    world = World(groups=groups, tau=tau, cap=cap, keep_keys=keep_keys, renormalise=renormalise)
+    for _ in range(20):
+        q, out, _ = world.step((1, 1))
+        for seq in range(2):
+            wanted = expected(world, seq, q[seq], tau, cap, renormalise, keep_keys)
+            torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("params", [{"code_bits": 12}, {"code_bits": 13}, {"shared": False}, {"window_blocks": 3}])
+def test_forms_of_codes_give_the_same_as_codes_of_16_bits(params: dict[str, Any]) -> None:
+    world, plain = World(groups=4, tau=0.8, **params), World(groups=4, tau=0.8, shared=params.get("shared"))
+    for _ in range(10):
+        one, two = world.step((1, 1))[1], plain.step((1, 1))[1]
+        if "window_blocks" not in params:
+            torch.testing.assert_close(one, two)
+    if "window_blocks" in params:  # more is exact, so it differs, and is nearer to full
+        assert not torch.allclose(one, two)
+
+
+def test_soft_capped_scores_are_selected_by() -> None:
+    world = World(groups=8, tau=1, softcap=0.9)
+    q, out, _ = world.step((1, 1))
+    weights = world.weights(0, q[0]).softmax(-1)
+    wanted = torch.einsum("hn,nhd->hd", weights, world.v[0].double().repeat_interleave(GROUP, 1))
+    torch.testing.assert_close(out[0].double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_each_query_head_has_its_mass_and_not_an_entry_more() -> None:
+    world = World(groups=8, tau=0.75)
+    q, _, picked = world.step((1, 1))
+    assert picked is not None
+    assert picked.weighted is not None
+    for seq in range(2):
+        weights, far = world.weights(seq, q[seq]).softmax(-1), world.far(seq)
+        for head in range(KV * GROUP):
+            chosen = picked.weighted.weights[seq, head] > 0
+            at = picked.weighted.index[seq, head // GROUP][chosen].long()
+            mass = weights[head, far:].sum() + weights[head, at].sum()
+            assert mass >= 0.75 - 1e-6
+            if len(at):
+                assert mass - weights[head, at].min() < 0.75 + 1e-6
+
+
+def test_appended_turns_see_the_decoded_history() -> None:
+    world = World(groups=8, tau=0.9)
+    world.step((1, 1))
+    before = world.lengths
+    q, out, _ = world.step((70, 3))
+    store = world.parts.store
+    book, start = store.books.made[0], 0  # type: ignore[attr-defined]
+    for seq, new in enumerate((70, 3)):
+        far = (before[seq] - 1) // BLOCK * BLOCK
+        keys = world.k[seq].clone()
+        keys[:far] = book.decode(book.encode(keys[:far]))
+        scores = torch.einsum(
+            "thd,nhd->htn", q[start : start + new].double(), keys.double().repeat_interleave(GROUP, 1)
+        )
+        seen = torch.arange(len(keys))[None] <= before[seq] + torch.arange(new)[:, None]
+        weights = (scores * SCALE).masked_fill(~seen, -torch.inf).softmax(-1)
+        wanted = torch.einsum("htn,nhd->thd", weights, world.v[seq].double().repeat_interleave(GROUP, 1))
+        torch.testing.assert_close(out[start : start + new].double(), wanted, atol=2e-5, rtol=1e-4)
+        start += new
+    world.step((1, 1))
+
+
+@pytest.mark.parametrize("keep_keys", [False, True])
+def test_tokens_can_be_taken_back(keep_keys: bool) -> None:
+    world = World(groups=0, tau=1, keep_keys=keep_keys, window_blocks=2)
+    for _ in range(30):
+        world.step((1, 1))
+    world.runtime.truncate(0, world.lengths[0], 41)
+    world.k[0], world.v[0] = world.k[0][:41], world.v[0][:41]
+    world.lengths = (41, world.lengths[1])
+    for new in ((1, 1), (9, 2), *[(1, 1)] * 12):
+        q, out, _ = world.step(new)
+    for seq in range(2):
+        weights = world.weights(seq, q[seq]).softmax(-1)
+        wanted = torch.einsum("hn,nhd->hd", weights, world.v[seq].double().repeat_interleave(GROUP, 1))
+        torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
+    world.parts.store.table.check_integrity()  # type: ignore[attr-defined]
+    assert world.parts.store.table.owned == world.parts.store.code_table.owned  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("params", "share"),
+    [({"groups": 0}, 0.5), ({"groups": 64}, 0.25), ({"groups": 32}, 0.125)],
+    ids=["50", "25", "12.5"],
+)
+def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: float) -> None:
+    """A long context of the paper's head size in bfloat16: the tensors' own bytes, beside those of `full`."""
+    tokens, shape = 8192, LayerShape(8, 2, 128, torch.bfloat16, torch.device("cpu"))
+
+    def held(method: str, **params: Any) -> tuple[int, Runtime]:
+        ledger = Ledger()
+        runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, None)
+        step = Step.of((0,), (0,), (tokens,))
+        runtime.begin(step)
+        k = torch.randn(tokens, 2, 128).bfloat16()
+        runtime._parts[0].store.append(0, k, k, step)
+        runtime.commit()
+        return ledger.held["gpu"], runtime
+
+    full, _ = held("full")
+    own, runtime = held("hcattention", centroids=256, **params)
+    store: Any = runtime._parts[0].store
+    codebooks = sum(book.centroids.nbytes for book in store.books.made.values())
+    measured = [store.window[0].nbytes, store.codes[0].nbytes, codebooks]
+    assert sum(measured) == own  # what the ledger counts is what the tensors hold
+    assert full == tokens * shape.token_bytes
+    # the window does not grow with the context, nor does the codebook: at a length where both vanish, the share is this
+    assert measured[1] / full == pytest.approx(share, rel=0.02)
+    assert measured[0] + measured[2] == 32 * shape.token_bytes + (
+        0 if not store.split else 256 * 128 // store.split * 2
+    )
+    assert store.values[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
+    runtime.release()
+    assert runtime.ledger.held == {"gpu": 0, "host": 0}
+
+
+def test_packed_codes_take_what_they_say() -> None:
+    for bits, size in ((12, 6), (13, 7), (16, 8)):
+        world = World(groups=4, code_bits=bits)
+        assert world.parts.store.codes[0].shape[-1] * world.parts.store.codes[0].element_size() == size  # type: ignore[attr-defined]
+        assert world.parts.store.cost(BLOCK)["gpu"] == BLOCK * KV * size
+
+
+def test_keys_in_dram_are_counted() -> None:
+    without, kept = World(groups=4), World(groups=4, keep_keys=True)
+    assert kept.ledger.held["host"] == 2 * without.ledger.held["host"] > 0
+    assert kept.ledger.held["gpu"] == without.ledger.held["gpu"]
+
+
+def test_a_prompt_makes_its_own_codebook_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(groups=4)
+    assert "No codebook was given" in caplog.text
+    caplog.clear()
+    world.step((40, 40))
+    assert not caplog.text
+
+
+def test_a_codebook_file_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "book"
+    book = fit(torch.randn(500, D), 4, 32)
+    save(path, {0: book}, Origin("mine", "t", "0", 4, 32, True, D, (None,)))
+    world = World(codebook=str(path), centroids=None)
+    store: Any = world.parts.store
+    torch.testing.assert_close(store.books.made[0].centroids, book.centroids)
+    assert (store.groups, store.centroids) == (4, 32)
+    with pytest.raises(ConfigError, match="groups is 8, but the codebook"):
+        compose(METHODS["hcattention"], codebook=str(path), groups=8)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"tau": 0}, "tau is 0"),
+        ({"tau": 1.2}, "tau is 1.2"),
+        ({"cap": 0}, "cap is 0"),
+        ({"code_bits": 8}, "code_bits is 8"),
+        ({"code_bits": 12}, "8,192 centroids do not fit"),
+        ({"centroids": 1}, "centroids is 1"),
+        ({"groups": -1}, "groups is -1"),
+        ({"codebook": "/nowhere"}, "There is no codebook"),
+    ],
+)
+def test_bad_values_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(METHODS["hcattention"], **params)
+
+
+def test_groups_that_do_not_divide_the_head_size_are_refused() -> None:
+    with pytest.raises(ConfigError, match="groups is 5, which does not divide the head size 16"):
+        World(groups=5)
+
+
+def test_exact_only_where_nothing_is_lost() -> None:
+    def exact(**params: Any) -> bool:
+        return compose(METHODS["hcattention"], **params).exact
+
+    assert exact(groups=0, tau=1)
+    assert exact(keep_keys=True, tau=1)
+    assert not exact(tau=1)
+    assert not exact(groups=0)
+    assert not exact(groups=0, tau=1, cap=100)
+
+
+def test_a_step_moves_codes_near_and_values_far() -> None:
+    """Per token of 2 x 16 floats: codes are 4 x 2 bytes of its 128, values 64; the traced bytes follow."""
+    world = World((90, 90), groups=4, tau=0.8)
+    _, _, picked = world.step((1, 1))
+    assert picked is not None
+    assert picked.weighted is not None
+    near, far = world.parts.store.attended(Step.of((0, 1), (90, 90), (1, 1)))
+    taken = picked.weighted.count.sum().item() / KV
+    assert near == pytest.approx(2 * 3 + 2 * 88 * 8 / 128)
+    assert far == pytest.approx(taken / 2)
+    assert 0 < taken < 176
+
+
+def test_random_contents_can_be_decoded() -> None:
+    world = World((90, 90), groups=4, centroids=256, code_bits=13, tau=0.8)
+    world.parts.store.fill_randomly()
+    assert world.step((1, 1))[1].isfinite().all()

@@ -1,0 +1,95 @@
+"""HCAttention under `attach` and `LLM`: batches of mixed lengths, appended turns, tight budgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.small import by_transformers, greedy, llm, prompt, small
+
+import coattn
+from coattn.errors import BudgetError
+
+EXACT = [{"groups": 0, "tau": 1}, {"groups": 2, "centroids": 16, "keep_keys": True, "tau": 1}]
+LOSSY = {"groups": 4, "centroids": 64, "tau": 0.9}
+LENGTHS = [3, 40, 17, 70, 1, 33, 8, 100]
+
+
+@pytest.mark.parametrize("params", EXACT)
+def test_an_engine_without_loss_equals_transformers(params: dict[str, Any]) -> None:
+    """More requests than slots, prompts longer than a chunk, so that chunks follow what is coded already."""
+    ids = [prompt(n, seed=1) for n in LENGTHS]
+    want = [by_transformers(small(), each, 30) for each in ids]
+    with llm("hcattention", **params) as engine:
+        got = engine.generate(ids, greedy(30))
+        assert engine.report()["exact"]
+        assert engine.report()["requests"]["error"] == 0
+        assert dict(engine.engine.runner.free()) == engine.engine.scheduler.capacity
+    assert [each.token_ids for each in got] == want
+    assert engine.ledger.held == {"gpu": 0, "host": 0}
+
+
+def test_a_batch_gives_each_request_what_it_gets_alone() -> None:
+    """With a codebook that is there before: one made from the first prompt would depend on who came first."""
+    ids = [prompt(n, seed=1) for n in LENGTHS]
+    with llm("hcattention", max_batch=1, **LOSSY) as engine:
+        alone = []
+        for each in ids:
+            engine.generate(prompt(90, seed=9), greedy(1))  # makes the codebook
+            alone.append(engine.generate(each, greedy(20))[0].token_ids)
+    with llm("hcattention", **LOSSY) as engine:
+        engine.generate(prompt(90, seed=9), greedy(1))
+        together = [each.token_ids for each in engine.generate(ids, greedy(20))]
+    assert together == alone
+
+
+def test_preemption_under_tight_budgets_changes_no_text() -> None:
+    ids = [prompt(n, seed=3) for n in (20, 30, 25, 10, 35)]
+    params = [greedy(90, ignore_eos=True)] * len(ids)
+    exact = {"max_batch": 5, **EXACT[0]}
+    with llm("hcattention", **exact) as roomy:
+        want = [each.token_ids for each in roomy.generate(ids, params)]
+        token = {tier: count // 256 for tier, count in roomy.engine.runner.needs(256).items()}
+        window = roomy.ledger.held["gpu"] - 5 * 256 * token["gpu"]
+    for tight in ({"gpu_memory": window + 300 * token["gpu"]}, {"host_memory": 300 * token["host"]}):
+        with llm("hcattention", **exact, **tight) as engine:
+            got = engine.generate(ids, params)
+            assert engine.report()["preemptions"] > 0
+            assert engine.ledger.peak == engine.ledger.held
+        assert [each.token_ids for each in got] == want
+
+
+def test_a_budget_below_the_least_is_refused() -> None:
+    with pytest.raises(BudgetError, match="gpu_memory"):
+        llm("hcattention", gpu_memory=1000, **LOSSY)
+
+
+@torch.no_grad()
+def turns(method: str, **params: Any) -> torch.Tensor:
+    """Logits of two sequences over a prompt, decode steps, another turn and decode steps again."""
+    model, draws, kept = small(), torch.Generator().manual_seed(4), []
+    with coattn.attach(model, method, **params) as attachment:
+        past = attachment.new_cache()
+        for columns in (60, *[1] * 12, 20, *[1] * 12):
+            ids = torch.randint(0, 250, (2, columns), generator=draws)
+            kept.append(model(ids.to(model.device), past_key_values=past, use_cache=True).logits.flatten(0, 1))
+    return torch.cat(kept).cpu()
+
+
+@pytest.mark.parametrize("params", EXACT)
+def test_appended_turns_without_loss_equal_full(params: dict[str, Any]) -> None:
+    torch.testing.assert_close(turns("hcattention", block=8, **params), turns("full"), atol=2e-4, rtol=1e-3)
+
+
+def test_loss_grows_as_codes_and_mass_shrink() -> None:
+    full = turns("full").log_softmax(-1)
+
+    def kl(**params: Any) -> float:
+        own = turns("hcattention", block=8, **params).log_softmax(-1)
+        return float((full.exp() * (full - own)).sum(-1).mean())
+
+    fine, coarse = kl(groups=4, centroids=256, tau=1), kl(groups=2, centroids=4, tau=1)
+    much, little = kl(groups=0, tau=0.95), kl(groups=0, tau=0.5)
+    assert 0 < fine < coarse
+    assert 0 < much < little
