@@ -19,6 +19,7 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
     ("offload", TIERED),
     ("cpu", TIERED),
     ("hcattention", {**TIERED, "groups": 0, "tau": 1}),
+    ("hgca", {**TIERED, "beta": 0}),
 ]
 LENGTHS = (37, 9, 60)
 GREEDY: dict[str, Any] = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
