@@ -221,3 +221,13 @@ def test_layers_on_two_devices_keep_their_stores_with_them(
     world = World(method, devices[1], params, None if gpu is None else 2 * gpu, devices=devices)
     assert [world.runtime._parts[i].store.near[i].device for i in range(3)] == devices
     world.run(TURNS)
+
+
+@pytest.mark.parametrize(("method", "params", "entries"), [("oracle", {"budget": 10}, 10), ("full", {}, 41)])
+def test_what_a_step_attended_to_is_counted_within_its_budget(
+    method: str, params: dict[str, Any], entries: int
+) -> None:
+    world = World(method, torch.device("cpu"), params, look_back=None)
+    for _ in world.step((40, 40, 40)):
+        pass
+    assert world.runtime.attended(Step.of((0, 1, 2), (40,) * 3, (1,) * 3)) == (3 * entries, 0)

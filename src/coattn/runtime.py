@@ -197,7 +197,9 @@ class Runtime:
         """Entries that a decode step attends to near and far, over its sequences and averaged over the layers."""
         near = far = 0.0
         for parts in self.groups:
-            found = parts.store.attended(step)
+            found, most = parts.store.attended(step), parts.select.most()
+            if most is not None and not found[1]:  # sequences of about the same length, or an estimate
+                found = min(found[0], most * step.seqs), 0.0
             share = len(parts.store.opening.layers) / len(self.layers)
             near, far = near + share * found[0], far + share * found[1]
         return round(near), round(far)

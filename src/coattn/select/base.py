@@ -34,6 +34,10 @@ class Select(Part):
         """Whether it leaves nothing out with the parameters it has."""
         return type(self).exact
 
+    def most(self) -> int | None:
+        """Entries that a KV head attends to at most, where the rule has such a number."""
+        return None
+
     @abstractmethod
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         """What q `[seqs, queries, q_heads, head_dim]` attends to of what the store shows in this step."""

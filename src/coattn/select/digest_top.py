@@ -64,6 +64,9 @@ class DigestTop(Select):
     def open(self, store: Store) -> None:
         self._store = cast("Digested", store)
 
+    def most(self) -> int:
+        return self.budget
+
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         if q.shape[1] != 1 or layer < self.dense_layers:
             return store.view(layer, step)

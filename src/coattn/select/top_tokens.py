@@ -35,6 +35,9 @@ class TopTokens(Select):
         if self.block != 1:
             raise ConfigError(f"block is {self.block!r}, but {self.name} picks single tokens.", "Leave block out.")
 
+    def most(self) -> int:
+        return self.budget
+
     @abstractmethod
     def scores(self, layer: int, q: Tensor, store: Store, near: BlockList) -> Tensor:
         """q `[seqs, 1, q_heads, head_dim]` -> how much each KV head wants each listed token, `[seqs, kv_heads, n]`."""
