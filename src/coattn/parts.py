@@ -20,11 +20,11 @@ from coattn.select.random import Random
 from coattn.select.sinks_recent import SinksRecent
 from coattn.select.top_weight import TopWeight
 from coattn.store.arena import Arena
-from coattn.store.coded import Coded
-from coattn.store.contextual import Contextual
-from coattn.store.digest_pool import DigestPool
+from coattn.store.coded.store import Coded
+from coattn.store.contextual.store import Contextual
+from coattn.store.digested.pool import DigestPool
+from coattn.store.digested.residents import Residents
 from coattn.store.pool import Pool
-from coattn.store.residents import Residents
 from coattn.store.window import Window
 
 _ALL: tuple[type[Part], ...] = (

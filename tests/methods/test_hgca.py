@@ -15,7 +15,7 @@ from coattn.methods import METHODS
 from coattn.runtime import Runtime
 from coattn.select.average_weight import AverageWeight
 from coattn.select.top_weight import TopWeight
-from coattn.store.contextual import Contextual
+from coattn.store.contextual.store import Contextual
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 

@@ -14,7 +14,7 @@ from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.state import AttnState, Split
 from coattn.store.base import Store
-from coattn.store.digest import HELP, SLACK, Digested, check_slack
+from coattn.store.digested.digest import HELP, SLACK, Digested, check_slack
 from coattn.types import Selection, Step
 
 

@@ -13,7 +13,7 @@ from coattn.select.base import Stored
 from coattn.store.base import Store
 
 if TYPE_CHECKING:
-    from coattn.store.contextual import Contextual
+    from coattn.store.contextual.store import Contextual
 
 
 @dataclass

@@ -19,9 +19,9 @@ from coattn.ops.average import Average
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.context import Context, Keeping
+from coattn.store.contextual.lists import Context, Keeping
+from coattn.store.contextual.weighing import Averages, addresses, choose_all, weigh_far, weigh_near
 from coattn.store.ledger import Tier
-from coattn.store.weighing import Averages, addresses, choose_all, weigh_far, weigh_near
 from coattn.types import BlockList, Phase, Selection, Step
 
 Keep = Callable[[Tensor, int], Tensor]

@@ -13,8 +13,8 @@ from tests.select.test_digest_top import wanted as picked_of
 from coattn.errors import BudgetError, ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.store.residency import compact
-from coattn.store.residents import Residents
+from coattn.store.digested.residency import compact
+from coattn.store.digested.residents import Residents
 from coattn.types import Step
 
 SCOUT = {"block": BLOCK, "window_blocks": 2}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coattn.errors import BudgetError
-from coattn.store.context import Chosen, Context
+from coattn.store.contextual.lists import Chosen, Context
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coattn.part import check_count
 from coattn.store.base import Opening
-from coattn.store.digest import HELP, DigestedBlocks, check_digest
+from coattn.store.digested.digest import HELP, DigestedBlocks, check_digest
 from coattn.store.pool import Pool
 from coattn.types import BlockList, Selection, Step
 

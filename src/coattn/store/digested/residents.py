@@ -13,8 +13,8 @@ from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
-from coattn.store.residency import Residency, compact, read_intervals
+from coattn.store.digested.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.digested.residency import Residency, compact, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from coattn.ops.reference.append import read_rows
 from coattn.store.blocks import runs
-from coattn.store.context import Chosen
+from coattn.store.contextual.lists import Chosen
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
-    from coattn.store.contextual import Contextual
+    from coattn.store.contextual.store import Contextual
 
 PIECE = 256
 """Blocks that are brought to the layer's device at a time."""

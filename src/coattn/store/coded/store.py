@@ -16,9 +16,9 @@ from coattn.quantise.pack import BITS, packed_bytes
 from coattn.store.arena import Arena
 from coattn.store.base import Opening, Run
 from coattn.store.blocks import BlockMemory, BlockTable
-from coattn.store.books import Books
+from coattn.store.coded.books import Books
+from coattn.store.coded.planes import CodeMemory, ValueMemory
 from coattn.store.ledger import Tier
-from coattn.store.planes import CodeMemory, ValueMemory
 from coattn.types import Step
 
 CENTROIDS = 8192

@@ -1,0 +1,1 @@
+"""Codes of keys near, values far."""
