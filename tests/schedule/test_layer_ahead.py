@@ -23,8 +23,10 @@ from coattn.schedule.layer_ahead import LayerAhead
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
-SCOUT = METHODS["scout"]
-SAME = replace(SCOUT, schedule="same_layer")
+ROW = METHODS["scout"]
+SCOUT = replace(ROW, params={**ROW.params, "bound": -1.0})
+"""Without a second look: what is predicted is what is used."""
+SAME = replace(ROW, schedule="same_layer")
 PARAMS = {"block": 4, "budget": 24, "recall_interval": 3}
 LAYERS = 3
 

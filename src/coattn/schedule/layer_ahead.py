@@ -43,7 +43,7 @@ class LayerAhead(SameLayer):
         "part is computed again with the real one; -1: never"
     }
 
-    bound: float = -1.0
+    bound: float = 0.8
     checked: int = field(init=False, default=0)
     """KV heads, over sequences, layers and steps, whose prediction was compared with the real query."""
     recomputed: int = field(init=False, default=0)
