@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional
 
 from coattn.errors import ConfigError
 from coattn.part import check_count
-from coattn.select.base import Stored
-from coattn.store.base import Store
-
-if TYPE_CHECKING:
-    from coattn.store.contextual.store import Contextual
+from coattn.select.by_weight import ByWeight
 
 
 @dataclass
-class AverageWeight(Stored):
+class AverageWeight(ByWeight):
     """Keeps, per KV head, entries whose weight exceeds beta / n, of weights taken over n entries."""
 
     name = "average_weight"
-    needs = frozenset({"weights"})
-    provides = frozenset({"query_free"})
-    exact = False
     help_text = {
         "beta": "an entry stays if its weight exceeds beta / n; 0 keeps everything",
         "follow": "entries that stay after one of strong weight, which copying would need next; not in the paper",
@@ -42,15 +34,10 @@ class AverageWeight(Stored):
         if isinstance(self.strong, bool) or not isinstance(self.strong, (int, float)) or self.strong <= 0:
             raise ConfigError(f"strong is {self.strong!r}, but must be a number above 0.", "Set strong=64.")
 
-    def open(self, store: Store) -> None:
-        contextual: Contextual = store  # type: ignore[assignment]  # `needs` says so
-        contextual.keep = self.keep
-
     def is_exact(self) -> bool:
         return self.beta == 0
 
     def keep(self, weights: Tensor, entries: int) -> Tensor:
-        """weights `[..., kv_heads, n]` of a softmax over so many entries -> which of them stay."""
         kept = weights > self.beta / entries if self.beta else weights >= 0
         if self.follow:
             strong = (weights > self.strong / entries).to(weights.dtype)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
-from coattn.select.base import Stored
-from coattn.store.base import Store
-
-if TYPE_CHECKING:
-    from coattn.store.contextual.store import Contextual
+from coattn.select.by_weight import ByWeight
 
 
 @dataclass
-class TopWeight(Stored):
+class TopWeight(ByWeight):
     """Keeps the given share of entries with the largest weights of every KV head."""
 
     name = "top_weight"
-    needs = frozenset({"weights"})
-    provides = frozenset({"query_free"})
-    exact = False
     help_text = {"share": "share of the entries of a head that stay"}
 
     share: float = 0.1
@@ -32,11 +24,6 @@ class TopWeight(Stored):
         if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 <= self.share <= 1:
             raise ConfigError(f"share is {self.share!r}, but must lie between 0 and 1.", "Set share=0.1.")
 
-    def open(self, store: Store) -> None:
-        contextual: Contextual = store  # type: ignore[assignment]  # `needs` says so
-        contextual.keep = self.keep
-
     def keep(self, weights: Tensor, entries: int) -> Tensor:
-        """weights `[..., kv_heads, n]` -> which of them stay."""
         best = weights.topk(round(self.share * weights.shape[-1]), dim=-1).indices
         return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, best, True)
