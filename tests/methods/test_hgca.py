@@ -139,6 +139,14 @@ def test_the_window_can_be_a_share_of_the_context() -> None:
     assert store.ring == 11, "ten blocks, and the one that leaves"
 
 
+def test_without_a_budget_the_window_is_no_smaller_than_a_page() -> None:
+    shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
+    for tokens, ring in ((None, 33), (4096, 33), (320, 11)):
+        store = Runtime([shape], compose(METHODS["hgca"]), Ledger(), 1, tokens).groups[0].store
+        assert isinstance(store, Contextual)
+        assert store.ring == ring
+
+
 @pytest.mark.parametrize("params", [{"beta": -1}, {"beta": "x"}, {"alpha": 0}, {"alpha": 1.5}, {"gpu_ratio": 2}])
 def test_what_makes_no_sense_is_refused(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(params))):

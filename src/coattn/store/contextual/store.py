@@ -28,6 +28,8 @@ Keep = Callable[[Tensor, int], Tensor]
 """`(weights [..., kv_heads, entries], entries the weights were taken over) -> what is kept`, bool of the same shape."""
 LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
+DEFAULT_TOKENS = 1024
+"""Of the window, where neither a parameter nor a budget says how many."""
 ADDRESSES = 1 << 40
 """Bytes of addresses for the contextual cache where nobody says how long sequences get."""
 
@@ -40,6 +42,7 @@ class Contextual(Arena):
     provides = frozenset({"near", "far", "all_tokens", "weights"})
     help_text = {
         **Arena.help_text,
+        "window_blocks": "blocks of the window; unset: gpu_ratio, else most of the GPU budget, else 1,024 tokens",
         "gpu_ratio": "window as a share of the longest context, where window_blocks is unset",
         "alpha": "how much of an entry's average weight each step replaces",
         "group_mean": "average over the query heads of a KV head instead of taking the largest",
@@ -227,6 +230,10 @@ class Contextual(Arena):
     def _choose_ring(self, opening: Opening) -> int:
         """One block more than the window: the one that leaves."""
         wanted = self._wanted(opening)
+        if wanted is None and opening.ledger.room("gpu") is None:
+            wanted = max(1, DEFAULT_TOKENS // self.block)
+            if opening.tokens is not None:
+                wanted = min(wanted, -(-opening.tokens // self.block))
         return wanted + 1 if wanted is not None else max(2, super()._choose_ring(opening))
 
     def _far_blocks(self, opening: Opening) -> int:
