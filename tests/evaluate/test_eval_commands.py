@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli.run import coattn
-from tests.evaluate.tiny import save_model
+from tests.evaluate.tiny import model_and_text
 
 WINDOWS = ["--prefill", "60", "--decode", "4", "--stride", "100", "--length", "300"]
 SOURCE = {"model", "dtype", "text", "versions", "hardware", "command", "commit", "starts", "prefill", "length"}
@@ -17,10 +17,7 @@ METHOD = {"row", "method", "params", "exact", "gpu_kv_peak", "host_kv_peak"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    save_model(path)
-    (path / "text.txt").write_text("".join(f"{i * i % 97} and so on. " for i in range(60)))
-    return path
+    return model_and_text(tmp_path_factory.mktemp("model"))
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:

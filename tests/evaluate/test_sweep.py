@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli.run import coattn
-from tests.evaluate.tiny import save_model
+from tests.evaluate.tiny import model_and_text
 
 from coattn.cli.options import parse_settings
 from coattn.errors import ConfigError, MethodError
@@ -19,10 +19,7 @@ SIZE = ["--prefill", "120", "--decode", "8", "--length", "128"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    save_model(path)
-    (path / "text.txt").write_text("".join(f"{i * i % 97} and so on. " for i in range(60)))
-    return path
+    return model_and_text(tmp_path_factory.mktemp("model"))
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from coattn.ops.native import attend as native
 from coattn.ops.reference.attend import attend as reference
 from coattn.types import BlockList
-
-pytestmark = pytest.mark.skipif(native.MISSING is not None, reason=str(native.MISSING))
 
 
 def test_blocks_of_one_head_each_listed_by_any() -> None:

@@ -37,23 +37,11 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
     names = options["methods"].split(",")
 
     from coattn.bench import decode as bench_decode
-    from coattn.bench import figures, limits
-    from coattn.hf.load import choose_device, choose_dtype
-    from coattn.hf.random_model import random_model
-    from coattn.provenance import provenance
+    from coattn.bench import figures
+    from coattn.hf.load import choose_device
 
-    device = options["device"] = choose_device(options["device"])
-    cases = plan(names, options, bench_decode)
-    found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
-    model = random_model(options["shapes"], device, choose_dtype("auto", device))
-    budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
-    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
-    rows = []
-    with progress("decode", len(cases)) as bar:
-        for row in run.run(cases, options["seconds"]):
-            rows.append(bench_decode.as_dict(row))
-            bar.advance(bar.task_ids[0])
-    result = {"rows": rows, "limits": found, "weight_bytes": run.weights, **provenance()}
+    options["device"] = choose_device(options["device"])
+    result = measure(plan(names, options, bench_decode), options, "decode")
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
         figures.decode(result, path.with_suffix(".png"))
@@ -62,6 +50,27 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
         print_json(result)
     else:
         show(result)
+
+
+def measure(cases: list[Any], options: dict[str, Any], title: str) -> dict[str, Any]:
+    """The rows of these cases, with the limits measured before them; options as the command has them, and a device."""
+    from coattn.bench import decode as bench_decode
+    from coattn.bench import limits
+    from coattn.hf.load import choose_dtype
+    from coattn.hf.random_model import random_model
+    from coattn.provenance import provenance
+
+    device = options["device"]
+    found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
+    model = random_model(options["shapes"], device, choose_dtype("auto", device))
+    budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
+    rows = []
+    with progress(title, len(cases)) as bar:
+        for row in run.run(cases, options["seconds"]):
+            rows.append(bench_decode.as_dict(row))
+            bar.advance(bar.task_ids[0])
+    return {"rows": rows, "limits": found, "weight_bytes": run.weights, **provenance()}
 
 
 def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[Any]:

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from coattn.cli.bench import bench, numbers
-from coattn.cli.bench_decode import shares, show
+from coattn.cli.bench_decode import measure, shares, show
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import err, out, print_json, writable
 from coattn.errors import ConfigError
-from coattn.units import parse_bytes
 
 
 @bench.command()
@@ -41,13 +40,10 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     12  generation by batch size, beside other methods
     13  time between tokens as a sequence grows; 15 the same, of long ones
     """
-    from coattn.bench import decode as bench_decode
-    from coattn.bench import figures, limits
+    from coattn.bench import figures
     from coattn.bench import hgca as bench_hgca
-    from coattn.hf.load import choose_device, choose_dtype
+    from coattn.hf.load import choose_device
     from coattn.hf.peer import PEERS
-    from coattn.hf.random_model import random_model
-    from coattn.provenance import provenance
 
     path, device = writable(target), choose_device(options["device"])
     if options["figure"] not in bench_hgca.FIGURES:
@@ -58,23 +54,12 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
         options["batch"], options["context"], options["window"], shares(options["kept"]), tuple(peers)
     )
     cases = bench_hgca.FIGURES[options["figure"]](asked)
-    found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
-    model = random_model(options["shapes"], device, choose_dtype("auto", device))
-    budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
-    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
-    rows = []
-    with progress(f"figure {options['figure']}", len(cases)) as bar:
-        for row in run.run(cases, options["seconds"]):
-            rows.append(bench_decode.as_dict(row))
-            bar.advance(bar.task_ids[0])
     result = {
         "figure": options["figure"],
-        "rows": rows,
-        "speedups": bench_hgca.speedups(rows),
-        "limits": found,
-        "weight_bytes": run.weights,
-        **provenance(),
+        **measure(cases, {**options, "device": device}, f"figure {options['figure']}"),
     }
+    rows = result["rows"]
+    result["speedups"] = bench_hgca.speedups(rows)
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
         figures.hgca(result, path.with_suffix(".png"))
