@@ -76,7 +76,7 @@ METHODS: dict[str, Method] = {
             summary="Lossy. KV in DRAM; of the blocks whose digests promise most, the GPU attends to those it holds, "
             "the CPU to the others.",
             paper="ScoutAttention, 2026",
-            params={"slack": 0.5},
+            params={"slack": 0.5, "sink_blocks": 1},
         ),
         Method(
             "hcattention",

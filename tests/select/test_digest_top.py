@@ -60,7 +60,7 @@ class World:
 
 
 def wanted(
-    q: Tensor, keys: Tensor, count: int, mean: bool = False, slack: float = 1.0, older: bool = False
+    q: Tensor, keys: Tensor, count: int, mean: bool = False, slack: float = 1.0, older: bool = False, sinks: int = 0
 ) -> list[list[int]]:
     """The rule in other words: q `[6, 16]`, keys `[n, 2, 16]` -> numbers of the blocks, per KV head.
 
@@ -80,19 +80,23 @@ def wanted(
                 best = middle if mean else torch.maximum(x * part.amin(0), x * part.amax(0))
                 bounds.append((slack * best + (1 - slack) * middle).sum() * SCALE)
             total += torch.stack(bounds).softmax(0)
+        total[:sinks] = torch.inf
         newest = [*range(blocks - 2, blocks)]
         others = total[: blocks - 2].topk(count - 2).indices.tolist()
         found.append(sorted(others) + newest)
     return found
 
 
-@pytest.mark.parametrize(("digest", "slack"), [("minmax", 1.0), ("minmax", 0.5), ("minmax", 0), ("mean", 1.0)])
-def test_picks_the_blocks_that_promise_most_and_the_newest(digest: str, slack: float) -> None:
-    world = World("quest", budget=24, digest=digest, slack=slack, **QUEST)
+@pytest.mark.parametrize(
+    ("digest", "slack", "sinks"),
+    [("minmax", 1.0, 0), ("minmax", 0.5, 1), ("minmax", 0, 2), ("mean", 1.0, 0), ("mean", 1.0, 1)],
+)
+def test_picks_the_blocks_that_promise_most_and_the_newest(digest: str, slack: float, sinks: int) -> None:
+    world = World("quest", budget=24, digest=digest, slack=slack, sink_blocks=sinks, **QUEST)
     for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
         world.step(new)
         if new == (1, 1):
-            assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, digest == "mean", slack)
+            assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, digest == "mean", slack, sinks=sinks)
             assert len(world.blocks(1)[0]) == min(6, -(-world.lengths[1] // BLOCK))
 
 

@@ -19,19 +19,28 @@ def score_digest(q: Tensor, digests: Tensor, table: Tensor, slack: float) -> Ten
 
 
 def score_blocks(
-    q: Tensor, digests: Tensor, listed: BlockList, block: int, scale: float, softcap: float | None, slack: float
+    q: Tensor,
+    digests: Tensor,
+    listed: BlockList,
+    block: int,
+    scale: float,
+    softcap: float | None,
+    slack: float,
+    sinks: int = 0,
 ) -> Tensor:
     """How much each KV head wants each listed block: q `[seqs, q_heads, d]`, listed `[seqs, 1, n]` -> float32
     `[seqs, kv_heads, n]`, -inf for what is not listed or not full.
 
     A query head's score is what the digest promises, as a softmax over the blocks: the share of the attention that
     could lie there. A KV head's score is the log of the sum over its query heads, so that a head with large queries
-    does not speak for the others.
+    does not speak for the others. The first `sinks` blocks get the highest score there is.
     """
-    there = torch.arange(listed.table.shape[-1], device=q.device) < listed.tokens // block
+    number = torch.arange(listed.table.shape[-1], device=q.device)
+    there = number < listed.tokens // block
     bounds = score_digest(q, digests, listed.table[:, 0].where(there, 0), slack) * scale
     if softcap is not None:
         bounds = softcap * torch.tanh(bounds / softcap)
     logs = bounds.masked_fill(~there[:, None, None], -torch.inf).log_softmax(-1)
     # a sequence without full blocks has a softmax over nothing, which is no number
-    return logs.logsumexp(2).masked_fill(~there[:, None], -torch.inf)
+    scores = logs.logsumexp(2).masked_fill(~there[:, None], -torch.inf)
+    return scores.masked_fill((there & (number < sinks))[:, None], torch.finfo(scores.dtype).max) if sinks else scores

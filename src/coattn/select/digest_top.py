@@ -14,7 +14,7 @@ from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.state import AttnState, Split
 from coattn.store.base import Store
-from coattn.store.digested.digest import HELP, SLACK, Digested, check_slack
+from coattn.store.digested.digest import HELP, SINKS, SLACK, Digested, check_slack
 from coattn.types import Selection, Step
 
 
@@ -33,6 +33,7 @@ class DigestTop(Select):
     help_text = {
         "budget": "tokens attended per KV head, counted in whole blocks, the newest ones included",
         "window_blocks": HELP["window_blocks"],
+        "sink_blocks": SINKS,
         "slack": SLACK,
         "dense_layers": "first layers that attend to everything",
         "block": "tokens per block",
@@ -42,6 +43,7 @@ class DigestTop(Select):
     slack: float = 1.0
     dense_layers: int = 0
     window_blocks: int = 2
+    sink_blocks: int = 0
     block: int = 32
     _store: Digested = field(init=False, repr=False)
     last: dict[int, tuple[Tensor, Tensor, Tensor, Step]] = field(init=False, repr=False, default_factory=dict)
@@ -50,13 +52,15 @@ class DigestTop(Select):
     def __post_init__(self) -> None:
         check_count("budget", self.budget, 1)
         check_count("window_blocks", self.window_blocks, 1)
+        check_count("sink_blocks", self.sink_blocks, 0)
         check_slack(self.slack)
         check_count("dense_layers", self.dense_layers, 0)
         check_count("block", self.block, 1)
-        least = (self.window_blocks + 1) * self.block
+        always = self.window_blocks + self.sink_blocks
+        least = (always + 1) * self.block
         if self.budget < least:
             raise ConfigError(
-                f"budget is {self.budget}, but {self.window_blocks} block(s) of {self.block} tokens are always "
+                f"budget is {self.budget}, but {always} block(s) of {self.block} tokens are always "
                 "attended, and one more must be picked.",
                 f"Set budget={least} or more, or a smaller block.",
             )
@@ -77,7 +81,16 @@ class DigestTop(Select):
         if listed is None:
             return store.view(layer, step)
         softcap = store.opening.layers[layer].softcap
-        scores = score_blocks(q[:, 0], self._store.digests(layer), listed, self.block, self.scale, softcap, self.slack)
+        scores = score_blocks(
+            q[:, 0],
+            self._store.digests(layer),
+            listed,
+            self.block,
+            self.scale,
+            softcap,
+            self.slack,
+            self.sink_blocks,
+        )
         chosen, counts = best_blocks(scores, listed.tokens, self.block, min(count, scores.shape[-1]), inside)
         self.last[layer] = (scores, chosen, counts, step)
         return self._store.divide(layer, chosen, counts, step)

@@ -69,7 +69,7 @@ class Scout(World):
 
 
 def wanted(q: torch.Tensor, keys: torch.Tensor, count: int) -> list[list[int]]:
-    return picked_of(q, keys, count, slack=0.5, older=True)
+    return picked_of(q, keys, count, slack=0.5, older=True, sinks=1)
 
 
 def older(blocks: list[list[int]]) -> list[list[int]]:

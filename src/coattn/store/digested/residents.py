@@ -13,7 +13,7 @@ from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.digested.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.digested.digest import HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
 from coattn.store.digested.residency import Residency, compact, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
@@ -38,9 +38,11 @@ class Residents(Arena):
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
         "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
         "slack": SLACK,
+        "sink_blocks": SINKS,
     }
 
     window_blocks: int = 2
+    sink_blocks: int = 0
     digest: str = "minmax"
     budget: int = 2048
     resident: int | None = None
@@ -54,6 +56,7 @@ class Residents(Arena):
         super().__post_init__()
         check_digest(self.digest)
         check_slack(self.slack)
+        check_count("sink_blocks", self.sink_blocks, 0)
         check_count("budget", self.budget, 1)
         check_count("recall_interval", self.recall_interval, 0)
         if self.resident is not None:
@@ -186,7 +189,9 @@ class Residents(Arena):
             tokens = torch.tensor([[full * self.block]], dtype=torch.int32, device=shape.device)
             listed = BlockList(ids[None, None], tokens, full * self.block)
             q, scale = self._queries[layer][slot : slot + 1], self._scales[layer]
-            scores = score_blocks(q, self.digests(layer), listed, self.block, scale, shape.softcap, self.slack)
+            scores = score_blocks(
+                q, self.digests(layer), listed, self.block, scale, shape.softcap, self.slack, self.sink_blocks
+            )
             scores[..., first:] = torch.finfo(scores.dtype).min
             chosen = scores.topk(min(self.places, full), -1).indices
             counts = torch.full(chosen.shape[:2], chosen.shape[2], device=shape.device)
