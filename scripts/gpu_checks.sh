@@ -38,7 +38,7 @@ if wants decode; then
   done
 fi
 if wants prefill; then
-  coattn bench prefill --tokens 131072 --chunk 8192 --methods offload,cpu --out "$out/prefill_qwen3_8b_128k.json" | tail -8
+  coattn bench prefill --tokens 131072 --chunk 8192 --methods offload,cpu --rounding --out "$out/prefill_qwen3_8b_128k.json" | tail -8
 fi
 if wants ops; then
   coattn bench ops --kernels attend --threads 16 --seconds 0.3 --out "$out/bench_ops_16core.json" | tail -36

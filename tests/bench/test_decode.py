@@ -44,10 +44,17 @@ def test_decode_rows(tmp_path: Path) -> None:
 
 def test_prefill_rows_say_how_close_they_are() -> None:
     size = ("--tokens", "600", "--chunk", "100", "--gpu-memory", "400KiB", "--methods", "offload,cpu")
-    rows = json.loads(coattn("bench", "prefill", *TINY, *size, "--json").stdout)["rows"]
-    assert [row["method"] for row in rows] == ["full", "offload", "cpu"]
-    for row in rows[1:]:
-        assert row["kl"] < 1e-4
+    more = ("--rounding", "--dtype", "float32", "--json")
+    rows = json.loads(coattn("bench", "prefill", *TINY, *size, *more).stdout)["rows"]
+    assert [(row["method"], row["chunk"]) for row in rows] == [
+        ("full", 100),
+        ("full", 50),
+        ("offload", 100),
+        ("cpu", 100),
+    ]
+    assert rows[1]["kl"] < 1e-10
+    for row in rows[2:]:
+        assert row["kl"] < 1e-10
         assert row["gpu_kv_peak"] <= 400 << 10
         assert row["host_kv_peak"] > 0
 

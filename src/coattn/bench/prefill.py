@@ -25,6 +25,8 @@ class Case:
 
     method: str
     gpu_memory: int | None
+    chunk: int
+    """Tokens per step."""
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,19 +50,19 @@ class Row:
     host_kv_peak: int
 
 
-def run(model: Any, cases: list[Case], tokens: int, chunk: int) -> Iterator[Row]:
+def run(model: Any, cases: list[Case], tokens: int) -> Iterator[Row]:
     """The same random prompt under each case."""
     ids = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     first: tuple[float, Tensor] | None = None
     for case in cases:
         ledger = Ledger(case.gpu_memory, None)
-        seconds, logits = _read(model, case, ledger, ids, chunk)
+        seconds, logits = _read(model, case, ledger, ids)
         first = first or (seconds, logits)
         own, plain = (x.double().log_softmax(-1) for x in (logits, first[1]))
         yield Row(
             case.method,
             tokens,
-            chunk,
+            case.chunk,
             case.gpu_memory,
             seconds,
             tokens / seconds,
@@ -72,7 +74,8 @@ def run(model: Any, cases: list[Case], tokens: int, chunk: int) -> Iterator[Row]
         )
 
 
-def _read(model: Any, case: Case, ledger: Ledger, ids: list[int], chunk: int) -> tuple[float, Tensor]:
+def _read(model: Any, case: Case, ledger: Ledger, ids: list[int]) -> tuple[float, Tensor]:
+    chunk = case.chunk
     composed = compose(find_method(case.method), **case.params)
     with ExitStack() as undo:
         session = undo.enter_context(Session(model))

@@ -22,6 +22,8 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--tokens", default=32768, show_default=True, type=click.IntRange(2), help="Length of the prompt.")
 @click.option("--chunk", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per step.")
 @click.option("--gpu-memory", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory.")
+@click.option("--rounding", is_flag=True, help="Add `full` in chunks half as long: how far rounding alone carries.")
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
@@ -39,13 +41,16 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
         raise ConfigError("The prompt has less than two chunks.", "Raise --tokens or lower --chunk.")
     cap = parse_bytes(options["gpu_memory"], "--gpu-memory")
     names = options["methods"].split(",")
-    cases = [bench_prefill.Case("full", None)]
-    cases += [bench_prefill.Case(find_method(name).name, cap) for name in names]
+    chunk = options["chunk"]
+    cases = [bench_prefill.Case("full", None, chunk)]
+    if options["rounding"]:
+        cases.append(bench_prefill.Case("full", None, max(1, chunk // 2)))
+    cases += [bench_prefill.Case(find_method(name).name, cap, chunk) for name in names]
     device = choose_device(options["device"])
-    model = random_model(options["shapes"], device, choose_dtype("auto", device))
+    model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
     rows = []
     with progress("prefill", len(cases)) as bar:
-        for made in bench_prefill.run(model, cases, options["tokens"], options["chunk"]):
+        for made in bench_prefill.run(model, cases, options["tokens"]):
             rows.append(asdict(made))
             bar.advance(bar.task_ids[0])
     result = {"rows": rows, "shapes": options["shapes"], **provenance()}
@@ -55,14 +60,12 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(result)
         return
-    table = Table(
-        title=f"{options['shapes']}, a prompt of {options['tokens']:,} tokens, {options['chunk']:,} at a time"
-    )
-    for name in ("method", "cap", "seconds", "tokens/s", "x first", "KL", "same top", "GPU KV", "DRAM KV"):
+    table = Table(title=f"{options['shapes']}, a prompt of {options['tokens']:,} tokens")
+    for name in ("method", "chunk", "cap", "seconds", "tokens/s", "x first", "KL", "same top", "GPU KV", "DRAM KV"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
         table.add_row(
-            row["method"], "none" if row["gpu_memory"] is None else format_bytes(row["gpu_memory"]),
+            row["method"], f"{row['chunk']:,}", "none" if row["gpu_memory"] is None else format_bytes(row["gpu_memory"]),
             f"{row['seconds']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
             "yes" if row["same_top"] else "no", format_bytes(row["gpu_kv_peak"]), format_bytes(row["host_kv_peak"]),
         )  # fmt: skip
