@@ -56,6 +56,32 @@ def test_without_a_threshold_three_turns_equal_full_attention() -> None:
         torch.testing.assert_close(own, full, atol=2e-4, rtol=1e-3)
 
 
+def test_sequences_of_one_length_leave_the_window_one_after_another() -> None:
+    """Six at a time, two in a step; whatever the order, nothing is lost and nothing attended twice."""
+    shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
+    runtimes = [
+        Runtime([shape], compose(METHODS[name], block=16, **params), Ledger(), 6, 400)
+        for name, params in (("hgca", {"beta": 0, "window_blocks": 2}), ("full", {}))
+    ]
+    store: Contextual = runtimes[0].groups[0].store  # type: ignore[assignment]
+    draws = torch.Generator().manual_seed(0)
+    length, most = 0, 0
+    for new in (40, *[1] * 60):
+        step = Step.of(tuple(range(6)), (length,) * 6, (new,) * 6)
+        q, k, v = (torch.randn(6 * new, heads, 16, generator=draws) for heads in (2, 1, 1))
+        outs = []
+        covered = dict(store._covered)
+        for runtime in runtimes:
+            runtime.begin(step)
+            outs.append(runtime.attend(0, q, k, v, 0.25))
+            runtime.commit()
+        torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+        if new == 1 and length > 40:
+            most = max(most, sum(store._covered[slot] > covered[slot] for slot in range(6)))
+        length += new
+    assert most == 2
+
+
 class Topics:
     """One layer, one head: entries about one of two topics, in the middle of others about neither."""
 

@@ -65,7 +65,7 @@ class Row:
     far_gbps: float | None
     """Rate at which far bytes were attended, over the whole step."""
     dram_gbps: float | None
-    """Rate at which all threads only read the far blocks of a layer, the very ones the step attends to."""
+    """Rate at which all threads only read as many far blocks as the step attends to, layer after layer."""
     record_s: float | None
     layer_us: dict[str, float] | None = None
     """Of the last step, the mean over layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from coattn import native
 from coattn.runtime import Runtime
@@ -14,15 +15,27 @@ def fill_randomly(runtime: Runtime) -> None:
         parts.store.fill_randomly()
 
 
+PASSES = 3
+
+
 def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:
-    """Rate at which all threads read one layer's far blocks: the first tokens of the first slots, in their order."""
+    """Rate at which all threads read far blocks: of each layer the first tokens of the first slots, in their order.
+
+    Layer after layer, so that no cache has them; the best of a few passes.
+    """
     tiered = [parts.store for parts in runtime.groups if "far" in parts.store.provides]
     if not tiered:
         return None
     store = tiered[0]
-    memory = store.far[next(iter(store.opening.layers))]
-    table = store.far_table(slots, tokens // store.block)[:, None].contiguous()
+    table = store.far_table(slots, max(1, tokens // store.block))[:, None].contiguous()
+    threads, layers = native.default_threads(), list(store.opening.layers)
+    seconds_per_gb = []
+    for _ in range(PASSES):
+        rates = [native.gather_gbps(_blocks(store.far[layer]), table, threads, repeats=1) for layer in layers]
+        seconds_per_gb.append(sum(1 / rate for rate in rates) / len(rates))
+    return 1 / min(seconds_per_gb)
+
+
+def _blocks(memory: Tensor) -> native.Blocks:
     count, kv_heads, _, block, d = memory.shape
-    element = native.element_of(memory.dtype)
-    blocks = native.Blocks(memory.view(torch.uint8).view(count, -1), element, block, kv_heads, d)
-    return native.gather_gbps(blocks, table, native.default_threads())
+    return native.Blocks(memory.view(torch.uint8).view(count, -1), native.element_of(memory.dtype), block, kv_heads, d)

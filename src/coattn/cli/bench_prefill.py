@@ -65,7 +65,8 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
         table.add_row(
-            row["method"], f"{row['chunk']:,}", "none" if row["gpu_memory"] is None else format_bytes(row["gpu_memory"]),
+            row["method"], f"{row['chunk']:,}",
+            "none" if row["gpu_memory"] is None else format_bytes(row["gpu_memory"]),
             f"{row['seconds']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
             "yes" if row["same_top"] else "no", format_bytes(row["gpu_kv_peak"]), format_bytes(row["host_kv_peak"]),
         )  # fmt: skip

@@ -106,3 +106,18 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
         world.put(torch.ones(LAYERS, SLOTS, HEADS, 8) < 2)
     world.want = {key: own[:4] for key, own in world.want.items()}
     world.check()
+
+
+def test_memory_is_topped_up_a_little_at_a_time_and_within_the_budget() -> None:
+    piece = 2 << 20
+    world = World(most=16 * piece, host=6 * piece)
+    world.context.top_up()
+    assert world.ledger.held["host"] == 0  # nobody has asked for any
+    held = []
+    for _ in range(4):
+        unused = world.ledger.held["host"] // world.context.block_bytes - world.context._next
+        world.context._take(max(1, unused))
+        held.append(world.ledger.held["host"] // piece)
+        world.context.top_up()
+    assert held == [4, 4, 5, 6]
+    assert world.ledger.held["host"] == 6 * piece

@@ -19,6 +19,8 @@ STEP = 8 << 20
 """Bytes that the memory grows by at a time, at least, where there is room: touching new pages takes 4 ms."""
 AHEAD = 8
 """Once a prompt has been read, the memory becomes larger than its entries by one part in so many."""
+PIECE = 2 << 20
+"""Bytes that the memory grows by after a step that has left little of it: a huge page."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,25 @@ class Context:
 
     def make_room(self) -> None:
         """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
-        wanted, room = self._next + self._next // AHEAD, self.ledger.room("host")
+        layers, slots, heads = self.stored.shape
+        ahead = max(self._next // AHEAD, layers * (slots - 1) * heads)
+        wanted, room = self._next + ahead, self.ledger.room("host")
         have = self._taken // self.block_bytes
         if room is not None:
             wanted = min(wanted, have + room // self.block_bytes)
         self._grow(min(wanted, self.capacity))
+
+    def top_up(self) -> None:
+        """Takes a little more memory if the next blocks that leave the window might not find enough of it.
+
+        Called after every step, so that no step has to take much.
+        """
+        layers, _, heads = self.stored.shape
+        have, room = self._taken // self.block_bytes, self.ledger.room("host")
+        spare = have - self._next + len(self._free)
+        piece = max(1, PIECE // self.block_bytes)
+        if have and spare < 2 * layers * heads and (room is None or room >= piece * self.block_bytes):
+            self._grow(min(have + piece, self.capacity), piece)
 
     def clear(self, slots: list[int]) -> None:
         """Forgets every entry of these slots."""
@@ -235,7 +251,8 @@ class Context:
         self._next += fresh
         return ids
 
-    def _grow(self, blocks: int) -> None:
+    def _grow(self, blocks: int, least: int = 0) -> None:
+        """least: blocks to grow by if it grows; otherwise as many as STEP holds."""
         what = "Keeping the entries that matter"
         if blocks > self.capacity:
             self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
@@ -243,7 +260,7 @@ class Context:
         if blocks <= have:
             return
         room = self.ledger.room("host")
-        wanted = max(blocks, have + STEP // self.block_bytes)
+        wanted = max(blocks, have + (least or STEP // self.block_bytes))
         if room is not None:
             wanted = min(wanted, have + room // self.block_bytes)
         wanted = max(blocks, min(wanted, self.capacity))

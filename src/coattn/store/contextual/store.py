@@ -139,6 +139,7 @@ class Contextual(Arena):
         super().commit(step)
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
+            self.chosen.top_up()
 
     def view(self, layer: int, step: Step) -> Selection:
         if self.recording is not None:
@@ -174,12 +175,15 @@ class Contextual(Arena):
     def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
         first, heads = self._first_near(length + 1), next(iter(self.opening.layers.values())).kv_heads
         draws = torch.Generator().manual_seed(0)
+        count = len(self.numbers) * heads
+        share = torch.tensor([shares[i % len(shares)] for i in range(count)]).view(-1, heads, 1)
+        # what leaves the window from now on is kept at the same shares
+        self.keep = lambda weights, _: torch.rand(weights.shape, generator=draws) < share
         for slot in slots:
             self.chosen.clear([slot])
             for layer, number in self.numbers.items():
-                share = torch.tensor([shares[(number * heads + h) % len(shares)] for h in range(heads)])
                 weights = torch.rand(heads, first * self.block, generator=draws)
-                self.chosen.put(choose_all(self, layer, slot, weights, weights < share[:, None]))
+                self.chosen.put(choose_all(self, layer, slot, weights, weights < share[number]))
             self._covered[slot] = first
             self._stale.discard(slot)
         self.chosen.show(list(slots))
@@ -250,21 +254,22 @@ class Contextual(Arena):
     def _choose_leaving(self, step: Step) -> None:
         """Starts the way of blocks that are to leave the window to the contextual cache.
 
-        One slot after another: tensors of many would be large enough for PyTorch to share them among threads, which
-        would have to wait for the workers that spin on the same cores.
+        Sequences of one length would all be at it in one step, and make it a long one: the others wait for the steps
+        that follow, as long as LAG allows. One slot after another: tensors of many would be large enough for PyTorch to
+        share them among threads, which would have to wait for the workers that spin on the same cores.
         """
-        leaving = {
-            slot: length
+        leaving = [
+            ((length - 1) % self.block + 1, slot, length)
             for slot, length in zip(step.slots, step.lengths, strict=True)
             if -(-length // self.block) - self.ring + 1 > self._covered.get(slot, 0) and slot not in self._leaving
-        }
-        if not leaving:
-            return
-        blocks = [self._covered.get(slot, 0) for slot in leaving]
-        near = [self._near_id(slot, b) for slot, b in zip(leaving, blocks, strict=True)]
-        weights = self.averages.of(near)  # [layers, leaving, kv_heads, block]
-        for i, ((slot, length), b) in enumerate(zip(leaving.items(), blocks, strict=True)):
-            own = weights[:, i]
+        ]
+        leaving.sort(reverse=True)
+        at_once, last = -(-len(step.slots) // (LAG // 2)), min(LAG, self.block)
+        for i, (filled, slot, length) in enumerate(leaving):
+            if i >= at_once and filled < last:
+                break
+            b = self._covered.get(slot, 0)
+            own = self.averages.of([self._near_id(slot, b)])[:, 0]  # [layers, kv_heads, block]
             kept = self._keep(own, length - self._first_near(length) * self.block)
             where = addresses(self, [self.table.owned[slot][b]])
             self._leaving[slot] = self.chosen.keep(slot, b * self.block, kept, own, where)
