@@ -7,6 +7,7 @@
 
 #include "dispatch.h"
 #include "errors.h"
+#include "kernels/split.h"
 #include "mapping.h"
 #include "runtime.h"
 
@@ -34,7 +35,7 @@ template <class At>
 void gather(WorkerPool& pool, int64_t n, int64_t bytes, At&& at) {
   const Kernels& table = kernels();
   const int64_t ahead = std::clamp<int64_t>((kAheadBytes + bytes - 1) / bytes, 1, 8);
-  const int64_t grain = std::max<int64_t>(n / (int64_t{4} * pool.size()), 1);
+  const int64_t grain = std::max<int64_t>(n / SplitPlan::shares(n, pool.size(), 4), 1);
   pool.parallel_for(n, grain, [&](int, int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) table.read(at(i), bytes, i + ahead < hi ? at(i + ahead) : nullptr);
   });
