@@ -27,7 +27,7 @@ class PoolOf {
   std::unique_ptr<WorkerPool> own_;
 };
 
-// Pieces are asked for this many bytes before they are read, as attend does (kernels/attend_source.h).
+// Pieces are asked for this many bytes before they are read.
 constexpr int64_t kAheadBytes = 32768;
 
 // Reads at(0) .. at(n - 1) in this order, in as many shares as attend would make.
@@ -131,6 +131,23 @@ std::vector<int64_t> busy_job_latency(int threads, int n, double us) {
     each = now_ns() - start;
   }
   return ns;
+}
+
+std::vector<int64_t> spin_gaps(int threads, double seconds, double least_us) {
+  PoolOf pool(threads);
+  const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
+  const int64_t least = static_cast<int64_t>(least_us * 1000);
+  std::vector<std::vector<int64_t>> found(static_cast<size_t>(pool.get().size()));
+  pool.get().run(Join::all, [&](int worker, int) {
+    for (int64_t before = now_ns(), now; before < end; before = now) {
+      cpu_pause();
+      now = now_ns();
+      if (now - before >= least) found[static_cast<size_t>(worker)].push_back(now - before);
+    }
+  });
+  std::vector<int64_t> gaps;
+  for (const auto& each : found) gaps.insert(gaps.end(), each.begin(), each.end());
+  return gaps;
 }
 
 }  // namespace coattn

@@ -96,8 +96,8 @@ struct Work {
     return source.fetch(item + 1, at - hi);
   }
 
-  void compute(int worker, int64_t item, int64_t lo, int64_t hi, SplitPlan::Place place, float* acc, float* max,
-               float* sum) const {
+  void compute(int worker, int64_t item, int64_t lo, int64_t hi, SplitPlan::Place place, float* acc,
+               float* max, float* sum) const {
     thread_local std::vector<float*> weight_rows;
     AttendGroup s = start(worker, item, weight_rows);
     const int64_t ahead = source.ahead();

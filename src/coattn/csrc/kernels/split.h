@@ -17,7 +17,8 @@ namespace coattn {
 
 class SplitPlan {
  public:
-  // Whether a part is its chunk's first, and its last. After one that is not comes the next item's first tile.
+  // Whether a part is its chunk's first, and its last. After one that is not comes the next item's first
+  // tile.
   struct Place {
     bool first, last;
   };
