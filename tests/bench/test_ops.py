@@ -47,6 +47,7 @@ def test_the_command_reports_every_case(tmp_path: Path) -> None:
     errors = {row["dtype"]: row["error"] for row in result["rows"] if row["kernel"] == "attend"}
     assert errors["bf16"] < errors["int8"] < 0.03
     assert result["latency"][0]["busy_disturbance"].keys() == {"steal_ms", "involuntary_switches"}
+    assert result["latency"][0]["spinning"].keys() == {"seconds", "max_us", "over_200us", "steal_ms"}
     assert result["latency"][0]["empty"]["median_us"] < result["latency"][0]["busy_100us"]["median_us"]
 
 
@@ -76,6 +77,10 @@ def test_bad_input(arguments: list[str], message: str) -> None:
 
 
 def test_an_arena_is_measured() -> None:
+    alone = json.loads(coattn("bench", "arena", "--gib", "0.02", "--no-torch", "--json").stdout)
+    assert alone["arena_s"] > 0
+    assert alone["torch_s"] is None
+    assert alone["ratio"] is None
     done = coattn("bench", "arena", "--gib", "0.02", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

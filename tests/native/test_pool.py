@@ -206,6 +206,10 @@ def test_limits_are_measured():
     assert native.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
     assert min(native.busy_job_latency(20, 50, threads=2)) >= 50_000
     assert len(native.empty_job_latency(100, threads=2)) == 100
+    every = native.spin_gaps(0.02, 0.0, threads=2)
+    assert sum(every) >= 0.02e9
+    assert all(gap >= 0 for gap in every)
+    assert native.spin_gaps(0.02, 1e9, threads=2) == []
     with pytest.raises(native.NativeError, match="cannot be gathered"):
         native.random_gather_gbps(1, 100, 1 << 20, 1)
 

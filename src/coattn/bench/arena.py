@@ -12,7 +12,7 @@ from coattn import native
 PIECE = 1 << 20
 
 
-def measure(nbytes: int) -> dict[str, Any]:
+def measure(nbytes: int, with_torch: bool = True) -> dict[str, Any]:
     """An arena of `nbytes` made ready, then the same from PyTorch: pinned where there is a GPU, else touched."""
     reason = native.cuda_unavailable()
     start = time.perf_counter()
@@ -21,14 +21,7 @@ def measure(nbytes: int) -> dict[str, Any]:
     taken = time.perf_counter() - start
     stats = arena.stats()
     del arena
-    start = time.perf_counter()
-    if reason:
-        peer = torch.zeros(nbytes, dtype=torch.uint8)
-        peer.fill_(1)
-    else:
-        peer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    torch_taken = time.perf_counter() - start
-    del peer
+    torch_taken = _torch_seconds(nbytes, pinned=not reason) if with_torch else None
     return {
         "bytes": nbytes,
         "arena_s": taken,
@@ -39,5 +32,14 @@ def measure(nbytes: int) -> dict[str, Any]:
         "not_registered": reason,
         "torch_s": torch_taken,
         "torch_kind": "touched, not pinned" if reason else "pin_memory=True",
-        "ratio": torch_taken / taken,
+        "ratio": None if torch_taken is None else torch_taken / taken,
     }
+
+
+def _torch_seconds(nbytes: int, pinned: bool) -> float:
+    start = time.perf_counter()
+    if pinned:
+        torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    else:
+        torch.zeros(nbytes, dtype=torch.uint8).fill_(1)
+    return time.perf_counter() - start

@@ -19,6 +19,9 @@ KV_HEADS = 8
 SEQS = 4
 TILE = 64
 """Blocks of random numbers that are written over and over to fill the memory."""
+BUSY_US = 100.0
+GAP_US = 20.0
+"""Shorter pauses of a thread are not counted as standing still."""
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -231,21 +234,38 @@ KERNELS: dict[str, Callable[[Work, int], Timed]] = {
 
 
 def latency(threads: int, jobs: int) -> dict[str, Any]:
-    """Round trips of an empty job, and of jobs that keep every worker busy for 100 us; who took the CPUs meanwhile."""
+    """Round trips of an empty job, and of jobs that keep every worker busy for 100 us; who took the CPUs meanwhile.
+
+    `spinning`: the same threads for as long, only looking at the clock.
+    """
     native.set_threads(threads)
     native.threads()  # starts the pool, so that its threads are counted from the start
     try:
         empty = spread(native.empty_job_latency(jobs, threads))
         before = Disturbance.now()
-        busy = spread(native.busy_job_latency(jobs, 100.0, threads))
+        busy = spread(native.busy_job_latency(jobs, BUSY_US, threads))
+        disturbance = asdict(Disturbance.now().since(before))
         return {
             "threads": threads,
             "empty": empty,
             "busy_100us": busy,
-            "busy_disturbance": asdict(Disturbance.now().since(before)),
+            "busy_disturbance": disturbance,
+            "spinning": still(threads, jobs * BUSY_US * 1e-6),
         }
     finally:
         native.set_threads(0)
+
+
+def still(threads: int, seconds: float) -> dict[str, float]:
+    """How long threads that do nothing but look at the clock stood still: the floor under any job's longest time."""
+    before = Disturbance.now()
+    gaps = native.spin_gaps(seconds, GAP_US, threads)
+    return {
+        "seconds": seconds,
+        "max_us": max(gaps, default=0) / 1e3,
+        "over_200us": sum(gap > 200_000 for gap in gaps),
+        "steal_ms": Disturbance.now().since(before).steal_ms,
+    }
 
 
 @cache

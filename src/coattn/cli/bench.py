@@ -165,24 +165,36 @@ def show(result: dict[str, Any]) -> None:
             f"the scheduler switched {taken['involuntary_switches']:,} times",
             highlight=False,
         )
+        floor = found["spinning"]
+        out.print(
+            f"{found['threads']} threads: only looking at the clock for {floor['seconds']:.1f} s, one stood still for "
+            f"{floor['max_us']:.1f} us, {floor['over_200us']:,} times over 200 us; the hypervisor took "
+            f"{floor['steal_ms']:.0f} ms",
+            highlight=False,
+        )
 
 
 @bench.command()
 @click.option("--gib", default=1.0, show_default=True, type=click.FloatRange(0.01), help="Size of the arena.")
+@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
 @json_option
-def arena(gib: float, as_json: bool) -> None:
+def arena(gib: float, no_torch: bool, as_json: bool) -> None:
     """How fast an arena is ready (mapped, touched, registered), beside pinned memory from PyTorch of the same size."""
     from coattn.bench.arena import measure
     from coattn.provenance import provenance
 
-    result = {**measure(int(gib * (1 << 30))), **provenance()}
+    result = {**measure(int(gib * (1 << 30)), not no_torch), **provenance()}
     if as_json:
         print_json(result)
         return
-    peer = f"{result['torch_s']:.2f} s from PyTorch ({result['torch_kind']}), {result['ratio']:.1f} times as long"
+    peer = (
+        ""
+        if no_torch
+        else (f"; {result['torch_s']:.2f} s from PyTorch ({result['torch_kind']}), {result['ratio']:.1f} times as long")
+    )
     out.print(
         f"{gib:g} GiB ready in {result['arena_s']:.2f} s (touching {result['touch_s']:.2f}, registering "
-        f"{result['register_s']:.2f}; {result['huge_share']:.0%} on huge pages); {peer}",
+        f"{result['register_s']:.2f}; {result['huge_share']:.0%} on huge pages){peer}",
         highlight=False,
     )
     if result["not_registered"]:

@@ -7,6 +7,7 @@
 
 #include "dispatch.h"
 #include "errors.h"
+#include "kernels/split.h"
 #include "mapping.h"
 #include "runtime.h"
 
@@ -26,7 +27,7 @@ class PoolOf {
   std::unique_ptr<WorkerPool> own_;
 };
 
-// Pieces are asked for this many bytes before they are read, as attend does (kernels/attend_source.h).
+// Pieces are asked for this many bytes before they are read.
 constexpr int64_t kAheadBytes = 32768;
 
 // Reads at(0) .. at(n - 1) in this order, in as many shares as attend would make.
@@ -34,7 +35,7 @@ template <class At>
 void gather(WorkerPool& pool, int64_t n, int64_t bytes, At&& at) {
   const Kernels& table = kernels();
   const int64_t ahead = std::clamp<int64_t>((kAheadBytes + bytes - 1) / bytes, 1, 8);
-  const int64_t grain = std::max<int64_t>(n / (int64_t{4} * pool.size()), 1);
+  const int64_t grain = std::max<int64_t>(n / SplitPlan::shares(n, pool.size(), 4), 1);
   pool.parallel_for(n, grain, [&](int, int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) table.read(at(i), bytes, i + ahead < hi ? at(i + ahead) : nullptr);
   });
@@ -130,6 +131,23 @@ std::vector<int64_t> busy_job_latency(int threads, int n, double us) {
     each = now_ns() - start;
   }
   return ns;
+}
+
+std::vector<int64_t> spin_gaps(int threads, double seconds, double least_us) {
+  PoolOf pool(threads);
+  const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
+  const int64_t least = static_cast<int64_t>(least_us * 1000);
+  std::vector<std::vector<int64_t>> found(static_cast<size_t>(pool.get().size()));
+  pool.get().run(Join::all, [&](int worker, int) {
+    for (int64_t before = now_ns(), now; before < end; before = now) {
+      cpu_pause();
+      now = now_ns();
+      if (now - before >= least) found[static_cast<size_t>(worker)].push_back(now - before);
+    }
+  });
+  std::vector<int64_t> gaps;
+  for (const auto& each : found) gaps.insert(gaps.end(), each.begin(), each.end());
+  return gaps;
 }
 
 }  // namespace coattn

@@ -31,4 +31,8 @@ std::vector<int64_t> empty_job_latency(int threads, int n);
 // The same for a job in which every worker spins for `us` microseconds.
 std::vector<int64_t> busy_job_latency(int threads, int n, double us);
 
+// Every thread looks at the clock for `seconds` and does nothing else: the nanoseconds of each time it stood
+// still for `least_us` or more. What a job cannot avoid on this machine, whoever caused it.
+std::vector<int64_t> spin_gaps(int threads, double seconds, double least_us);
+
 }  // namespace coattn

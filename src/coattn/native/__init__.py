@@ -20,7 +20,14 @@ from coattn.native.entries import (
     weighted_sum,
 )
 from coattn.native.faults import abandon_pool, inject_fault
-from coattn.native.limits import busy_job_latency, empty_job_latency, gather_gbps, random_gather_gbps, stream_read_gbps
+from coattn.native.limits import (
+    busy_job_latency,
+    empty_job_latency,
+    gather_gbps,
+    random_gather_gbps,
+    spin_gaps,
+    stream_read_gbps,
+)
 from coattn.native.machine import (
     CpuFeatures,
     IsaStatus,
@@ -84,6 +91,7 @@ __all__ = [
     "score_digest",
     "set_spin_us",
     "set_threads",
+    "spin_gaps",
     "stream_read_gbps",
     "threads",
     "weighted_sum",

@@ -24,8 +24,8 @@ def random_gather_gbps(threads: int = 0, block_bytes: int = 16384, nbytes: int =
 def gather_gbps(blocks: Blocks, table: Tensor, threads: int = 0, repeats: int = 5) -> float:
     """GB/s of only reading what `attend` reads over `table` `[lists, 1, blocks]`, in its order, best of `repeats`.
 
-    The same memory, the same pieces (a block of one KV head), prefetched as early as the kernel does: a kernel is as
-    fast as memory lets it be where it reaches this figure.
+    The same memory, the same pieces (a block of one KV head), prefetched before they are read: a kernel is as fast
+    as memory lets it be where it reaches this figure.
     """
     check_tensor("table", table, [None, 1, None], torch.int32)
     where = SimpleNamespace()
@@ -43,3 +43,8 @@ def empty_job_latency(n: int, threads: int = 0) -> list[int]:
 def busy_job_latency(n: int, us: float, threads: int = 0) -> list[int]:
     """Nanoseconds of n round trips of a job that keeps every worker busy for `us` microseconds, in order."""
     return list(extension.busy_job_latency(threads, n, us))
+
+
+def spin_gaps(seconds: float, least_us: float, threads: int = 0) -> list[int]:
+    """Nanoseconds of each time that a thread which only looks at the clock stood still for `least_us` or more."""
+    return list(extension.spin_gaps(threads, seconds, least_us))

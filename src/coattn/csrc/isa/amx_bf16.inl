@@ -43,7 +43,7 @@ struct Bf16 {
     State& state = *state_of(s);
     Ahead ahead = ahead_of(s);
     Unit unit{&tile, 0, 0};
-    if (!state.scored) dot(s, unit, state.sums);
+    if (!state.scored) dot(s, unit, state.sums, ahead);
     while (unit.tile == &tile) {
       Unit following = unit;
       if (++following.batch == batches(s)) {
@@ -54,14 +54,15 @@ struct Bf16 {
       run(s, state, unit, following, ahead);
       unit = following;
     }
-    ahead.finish();
+    ahead.finish(s);
   }
 
   static void end(AttendGroup& s, float* out) {
     State& state = *state_of(s);
     if (state.pending) {
+      Ahead none;
       load_weights(s, state);
-      for (int c = 0; c < s.stride / 32; ++c) add_values(s, state, c);
+      for (int c = 0; c < s.stride / 32; ++c) add_values(s, state, c, none);
     }
     _tile_release();
     const int odd = few(s) ? 8 * 16 : 256, low = few(s) ? 4 * 16 : 8 * 16;
@@ -139,7 +140,7 @@ struct Bf16 {
   }
 
   // Scores of unit u.
-  static void dot(const AttendGroup& s, const Unit& u, vf* sums) {
+  static void dot(const AttendGroup& s, const Unit& u, vf* sums, Ahead& next) {
     const Rows k = whole_rows(s, u, u.tile->k, u.tile->k_stride, 0);
     const uint16_t* q = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(u.batch) * s.stride * 16;
     publish();
@@ -147,9 +148,13 @@ struct Bf16 {
     _tile_zero(1);
     for (int c = 0; c < s.stride / 32; ++c) {
       _tile_loadd(4, q + c * 512, 64);
+      next.step<4>();
       _tile_loadd(2, k.at + c * 64, k.stride);
+      next.step<4>();
       _tile_loadd(3, k.at + 16 * k.stride + c * 64, k.stride);
+      next.step<4>();
       _tile_dpbf16ps(0, 2, 4);
+      next.step<4>();
       _tile_dpbf16ps(1, 3, 4);
     }
     _tile_stored(0, sums, 64);
@@ -169,7 +174,7 @@ struct Bf16 {
     }
     publish();
     state.scored = following.tile;
-    if (following.tile) dot(s, following, state.sums);
+    if (following.tile) dot(s, following, state.sums, next);
     next.step<8>();
     if (!plain) cap_and_keep(s, g0, x, n, u.tile->token0 + u.t0);
     SoftmaxStep softmax;
@@ -178,9 +183,10 @@ struct Bf16 {
     if (state.pending) load_weights(s, state);
     int done = 0;
     for (int t = 0; t < 16; t += 4) {
-      for (; state.pending && 4 * done < (t / 4 + 1) * chunks; ++done) add_values(s, state, done);
+      for (; state.pending && 4 * done < (t / 4 + 1) * chunks; ++done) add_values(s, state, done, next);
       softmax.exponentials(x, t);
-      next.step<32>();
+      next.step<8>();
+      next.step<8>();
     }
     if (softmax.finish(s.max + g0, s.sum + g0, factor)) grow(s, u.batch, factor);
     split(x, few(s), state.weights, next);
@@ -242,13 +248,17 @@ struct Bf16 {
   }
 
   // acc += weights . values of the pending unit, chunk c of 32 channels.
-  static void add_values(AttendGroup& s, const State& state, int c) {
+  static void add_values(AttendGroup& s, const State& state, int c, Ahead& next) {
     const Rows& v = state.values;
     float* acc = acc_of(s, state.batch) + chunk_floats(s) * c;
     _tile_loadd(0, acc, 64);
+    next.step<4>();
     _tile_loadd(2, v.at + 64 * c, v.stride);
+    next.step<4>();
     _tile_loadd(3, v.at + 16 * v.stride + 64 * c, v.stride);
+    next.step<4>();
     _tile_dpbf16ps(0, 4, 2);
+    next.step<4>();
     _tile_dpbf16ps(0, 5, 3);
     _tile_stored(0, acc, 64);
     if (few(s)) return;

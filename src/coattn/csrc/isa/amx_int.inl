@@ -4,10 +4,11 @@
 //
 // What vector code wrote can be loaded into a tile only once it has left the store buffer, and the other way
 // round, and waiting for that costs as much as the arithmetic. So the work is a pipeline over units (a step
-// of 32 tokens and a batch of 8 queries): while unit u is scored, the values of u - 1 are added and the
-// queries of u + 1 are folded.
+// of 32 tokens and a batch of 8 queries), with tile instructions a few at a time between vector code that does
+// not need them: while the queries of u + 1 are folded the values of u - 1 are multiplied, and while the
+// softmax of u is computed u + 1 is scored.
 //
-// Tiles: 0..3 sums, 4 keys, 5 queries, 6 weights, 7 values.
+// Tiles: 0, 1 scores, 2 sums of values, 4 keys, 5 queries, 6 weights, 7 values.
 namespace coattn::amx {
 namespace {
 
@@ -28,9 +29,10 @@ struct Int {
     // Weights and values meet over 32 tokens: 32 bytes of a weight row, 8 rows of 4 tokens.
     config.bytes[6] = 32;
     config.rows[7] = 8;
+    if (few(s)) config.rows[6] = config.rows[2] = 8;
     configure(config);
     const Shape x(s.head_size);
-    state_of(s)->folded = state_of(s)->pending = false;
+    state_of(s)->scored = state_of(s)->pending = false;
     for (int b = 0; b < batches(s); ++b) IntQuery<E>::begin(s, x, b);
     for (int g = 0; g < batches(s) * kLanes; ++g) {
       s.max[g] = -__builtin_inff();
@@ -44,7 +46,10 @@ struct Int {
     const Shape x(s.head_size);
     Ahead ahead = ahead_of(s);
     Unit unit{&tile, 0, 0};
-    if (!state.folded) prepare(s, x, state, unit, ahead);
+    if (!state.scored) {
+      prepare(s, x, state, unit, ahead);
+      for (int i = 0; i < 2 * x.chunks; ++i) dot(x, state, i, ahead);
+    }
     while (unit.tile == &tile) {
       Unit following = unit;
       if (++following.batch == batches(s)) {
@@ -55,7 +60,7 @@ struct Int {
       run(s, x, state, unit, following, ahead);
       unit = following;
     }
-    ahead.finish();
+    ahead.finish(s);
   }
 
   static void end(AttendGroup& s, float* out) {
@@ -64,7 +69,7 @@ struct Int {
     Ahead none;
     if (state.pending) {
       const Memory m = memory(s, x);
-      Values::multiply(x, state.weights, m.packed, m.products);
+      multiply_all(x, state, m);
       add_values(s, x, state, m, none);
     }
     _tile_release();
@@ -85,9 +90,14 @@ struct Int {
 
   // What passes from one unit to the next, at the start of the group's working memory.
   struct alignas(64) State {
-    bool folded, pending;
-    int batch;         // of the pending unit
+    bool scored;       // `sums` holds the scores of the next unit
+    bool pending;      // `weights` are those of the last one, `batch` its queries
+    int batch;
     vf steps, biases;  // of the folded queries
+    const uint8_t *queries, *keys;
+    int64_t key_row;
+    __m512i sums[2][16];  // [16 tokens][8 sums of high bytes, 8 of low bytes]
+    typename IntQuery<E>::Scales scales;
     uint8_t weights[kHalves][16 * 32];
     float weight_steps[kHalves][16];
   };
@@ -123,16 +133,36 @@ struct Int {
 
   static int tokens(const Unit& u) { return u.tile->n - u.t0 < kStep ? u.tile->n - u.t0 : kStep; }
   static bool whole(const Shape& x, const Unit& u) { return tokens(u) == kStep && x.part % 64 == 0; }
+  static bool few(const AttendGroup& s) { return s.group <= 4; }
   static bool plain(const AttendGroup& s) { return s.softcap == 0 && !s.weights; }
 
+  // Queries folded and keys as bytes for unit u, and meanwhile the products of the pending one.
   static void prepare(const AttendGroup& s, const Shape& x, State& state, const Unit& u, Ahead& next) {
     const Memory m = memory(s, x);
     const float scale = plain(s) ? s.scale * kLog2E : s.scale;
-    IntQuery<E>::fold(s, x, u.batch, *u.tile, scale, m.queries, state.steps, state.biases, next);
-    if (u.batch == 0 && (Shape::kFour || !whole(x, u))) {
-      unpack(x, u.tile->k + u.t0 * u.tile->k_stride, u.tile->k_stride, tokens(u), m.keys);
+    IntQuery<E>::widen(s, x, u.batch, *u.tile, state.scales);
+    int loaded = -1;
+    publish();
+    IntQuery<E>::fold(s, x, u.batch, state.scales, scale, m.queries, state.steps, state.biases, next, [&](int i) {
+      if (state.pending) Values::multiply(x, state.weights, m.packed, i, loaded, m.products);
+    });
+    state.queries = m.queries;
+    if (!Shape::kFour && whole(x, u)) {
+      state.keys = u.tile->k + u.t0 * u.tile->k_stride;
+      state.key_row = u.tile->k_stride;
+      return;
     }
-    state.folded = true;
+    if (u.batch == 0) unpack(x, u.tile->k + u.t0 * u.tile->k_stride, u.tile->k_stride, tokens(u), m.keys);
+    state.keys = m.keys;
+    state.key_row = x.row;
+  }
+
+  static void multiply_all(const Shape& x, const State& state, const Memory& m) {
+    int loaded = -1;
+    publish();
+    for (int i = 0; i < 4 * x.chunks; ++i) {
+      Values::multiply(x, state.weights, m.packed, i, loaded, m.products);
+    }
   }
 
   static void run(AttendGroup& s, const Shape& x, State& state, const Unit& u, const Unit& following,
@@ -140,40 +170,38 @@ struct Int {
     const Memory m = memory(s, x);
     const AttendTile& tile = *u.tile;
     const int n = tokens(u), g0 = u.batch * kLanes;
-    alignas(64) __m512i sums[2][16];
-    if (Shape::kFour || !whole(x, u)) {
-      dot(x, m.keys, x.row, m.queries, sums, next);
-    } else {
-      dot(x, tile.k + u.t0 * tile.k_stride, tile.k_stride, m.queries, sums, next);
-    }
-    if (state.pending) Values::multiply(x, state.weights, m.packed, m.products);
-    const vf steps = state.steps, biases = state.biases;
-    state.folded = false;
-    if (following.tile) prepare(s, x, state, following, next);
-    stay_awake();
-    if (state.pending) add_values(s, x, state, m, next);
-    // The pending products are done with the packed values of the step before.
-    if (u.batch == 0) pack_values(x, u, m, next);
-    stay_awake();
     vf scores[16];
-    finish_scores(sums, steps, biases, scores);
+    finish_scores(state.sums, state.steps, state.biases, scores);
+    if (following.tile) {
+      prepare(s, x, state, following, next);
+    } else if (state.pending) {
+      multiply_all(x, state, m);
+    }
     if (!plain(s)) cap_and_keep(s, g0, scores, n, tile.token0 + u.t0);
     SoftmaxStep softmax;
     softmax.start(scores, n, s.max + g0);
+    if (state.pending) add_values(s, x, state, m, next);
+    publish();
+    int scored = 0;
     for (int t = 0; t < 16; t += 4) {
+      for (; following.tile && 4 * scored < (t / 4 + 1) * 2 * x.chunks; ++scored) dot(x, state, scored, next);
       softmax.exponentials(scores, t);
       next.step<4>();
     }
+    state.scored = following.tile;
     vf factor;
     if (softmax.finish(s.max + g0, s.sum + g0, factor)) grow(s, x, u.batch, factor);
-    stay_awake();
     for (int h = 0; h < kHalves; ++h) {
       vf bias;
       weigh(scores, n, tile.v_scale + h * tile.v_group_stride + u.t0,
-            tile.v_min + h * tile.v_group_stride + u.t0, state.weights[h], state.weight_steps[h], bias);
+            tile.v_min + h * tile.v_group_stride + u.t0, few(s), state.weights[h], state.weight_steps[h],
+            bias, next);
       float* sum = bias_of(s, u.batch, h);
       _mm256_storeu_ps(sum, _mm256_add_ps(_mm256_loadu_ps(sum), _mm512_castps512_ps256(bias)));
     }
+    stay_awake();
+    // The pending products are done with the packed values of the step before.
+    if (u.batch == 0) pack_values(x, u, m, next);
     state.batch = u.batch;
     state.pending = true;
   }
@@ -232,22 +260,26 @@ struct Int {
     }
   }
 
-  // sums[i]: [16 tokens][8 sums of high bytes, 8 of low bytes]
-  static void dot(const Shape& x, const uint8_t* keys, int64_t row, const uint8_t* queries,
-                  __m512i (*sums)[16], Ahead& next) {
-    publish();
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int c = 0; c < x.chunks; ++c) {
-      _tile_loadd(5, queries + 1024 * c, 64);
-      _tile_loadd(4, keys + 64 * c, row);
-      _tile_dpbusd(0, 4, 5);
-      _tile_loadd(4, keys + 16 * row + 64 * c, row);
-      _tile_dpbusd(1, 4, 5);
-      next.step<2>();
+  // The i-th multiplication of the prepared unit's scores, of 2 * chunks.
+  static void dot(const Shape& x, State& state, int i, Ahead& next) {
+    const int c = i / 2;
+    if (i == 0) {
+      publish();
+      _tile_zero(0);
+      _tile_zero(1);
     }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
+    if (i % 2 == 0) {
+      _tile_loadd(5, state.queries + 1024 * c, 64);
+      _tile_loadd(4, state.keys + 64 * c, state.key_row);
+      _tile_dpbusd(0, 4, 5);
+    } else {
+      _tile_loadd(4, state.keys + 16 * state.key_row + 64 * c, state.key_row);
+      _tile_dpbusd(1, 4, 5);
+    }
+    next.step<4>();
+    if (i + 1 < 2 * x.chunks) return;
+    _tile_stored(0, state.sums[0], 64);
+    _tile_stored(1, state.sums[1], 64);
   }
 
   static void finish_scores(const __m512i (*sums)[16], vf steps, vf biases, vf* scores) {
@@ -264,7 +296,7 @@ struct Int {
     const int g0 = state.batch * kLanes, left = s.group - g0;
     publish();
     Values::add(x, left < kLanes ? left : kLanes, m.products, state.weight_steps,
-                s.acc + static_cast<int64_t>(g0) * x.row, next);
+                s.acc + static_cast<int64_t>(g0) * x.row, few(s), next);
     state.pending = false;
   }
 };

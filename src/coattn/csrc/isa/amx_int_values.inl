@@ -2,28 +2,36 @@
 // float.
 //
 // A weight times its token's value scale is rounded to 16 bits of the largest of the step, 256 * high + low,
-// two unsigned bytes: rows 0..7 and 8..15 of the tile.
+// two unsigned bytes: rows 0..7 and 8..15 of the tile, or 0..3 and 4..7 of half a tile for up to four queries,
+// which takes the tile unit half the time.
 namespace coattn::amx {
 namespace {
 
 // Tile row of query g: what is left of a 4 x 4 transpose.
-constexpr int row_of(int g) {
-  return g % 4 * 2 + g / 4;
+constexpr int row_of(int g, bool few) {
+  return few ? g : g % 4 * 2 + g / 4;
 }
 
 // Lane (half h, query g) of x[i] is the word of tokens 16 h + 4 i .. + 3 -> rows of 32 bytes in token order.
-inline void store_rows(const __m512i* x, uint8_t* to) {
+inline void store_rows(const __m512i* x, bool few, uint8_t* to) {
   const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
   const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
   const __m512i r[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d),
                         _mm512_unpackhi_epi64(b, d)};
-  for (int i = 0; i < 4; ++i) _mm512_store_si512(to + 64 * i, _mm512_shuffle_i64x2(r[i], r[i], 0xd8));
+  for (int i = 0; i < 4; ++i) {
+    const __m512i both = _mm512_shuffle_i64x2(r[i], r[i], 0xd8);
+    if (few) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * i), _mm512_castsi512_si256(both));
+    } else {
+      _mm512_store_si512(to + 64 * i, both);
+    }
+  }
 }
 
 // Weights p (as softmax_pairs leaves them) with the scales and minima of one half's values. m: [16][32
 // bytes], A tile. steps: value of a unit of each query's weights. bias: sums of weight times minimum.
-inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low, uint8_t* m, float* steps,
-                  vf& bias) {
+inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low, bool few, uint8_t* m,
+                  float* steps, vf& bias, Ahead& next) {
   alignas(64) float scales[kStep], lows[kStep];
   for (int i = 0; i < kStep; i += W) {
     const __mmask16 mask = first_lanes(n - i < 0 ? 0 : n - i);
@@ -48,6 +56,7 @@ inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low
   __m512i high[4], rest[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
+    next.step<4>();
     __m512i x[4];
     for (int j = 0; j < 4; ++j) x[j] = _mm512_castps_si512(vfma(w[4 * i + j], inverse, vset(8388608.0f)));
     high[i] = choose(0x0000ffff, choose(0x000000ff, _mm512_srli_epi32(x[0], 8), x[1]),
@@ -55,8 +64,8 @@ inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low
     rest[i] = choose(0x0000ffff, choose(0x000000ff, x[0], _mm512_slli_epi32(x[1], 8)),
                      choose(0x00ff0000, _mm512_slli_epi32(x[2], 16), _mm512_slli_epi32(x[3], 24)));
   }
-  store_rows(high, m);
-  store_rows(rest, m + 8 * 32);
+  store_rows(high, few, m);
+  store_rows(rest, few, m + (few ? 4 : 8) * 32);
 }
 
 // 4 values x 4 channels of bytes in each lane of 128 bits -> [channel][token]: two rounds of vpunpck.
@@ -103,46 +112,30 @@ struct IntValues {
     }
   }
 
-  // products[chunk][quarter][16][16]
-  static void multiply(const Shape& x, const uint8_t (*weights)[16 * 32], const uint8_t* packed,
-                       int32_t* products) {
-    publish();
-    _tile_loadd(6, weights[0], 32);
-    int loaded = 0;
-    for (int c = 0; c < x.chunks; ++c, packed += 2048, products += 1024) {
-      if (x.half(c, 0) != loaded) _tile_loadd(6, weights[loaded = x.half(c, 0)], 32);
-      _tile_zero(0);
-      _tile_loadd(7, packed, 64);
-      _tile_dpbuud(0, 6, 7);
-      _tile_zero(1);
-      _tile_loadd(7, packed + 512, 64);
-      _tile_dpbuud(1, 6, 7);
-      if (x.half(c, 2) != loaded) _tile_loadd(6, weights[loaded = x.half(c, 2)], 32);
-      _tile_zero(2);
-      _tile_loadd(7, packed + 1024, 64);
-      _tile_dpbuud(2, 6, 7);
-      _tile_zero(3);
-      _tile_loadd(7, packed + 1536, 64);
-      _tile_dpbuud(3, 6, 7);
-      _tile_stored(0, products, 64);
-      _tile_stored(1, products + 256, 64);
-      _tile_stored(2, products + 512, 64);
-      _tile_stored(3, products + 768, 64);
-    }
+  // The i-th of products[4 * chunks][16][16]. `loaded`: the half whose weights are in the tile, or -1.
+  static void multiply(const Shape& x, const uint8_t (*weights)[16 * 32], const uint8_t* packed, int i,
+                       int& loaded, int32_t* products) {
+    const int half = x.half(i / 4, i % 4);
+    if (half != loaded) _tile_loadd(6, weights[loaded = half], 32);
+    _tile_loadd(7, packed + 512 * i, 64);
+    _tile_zero(2);
+    _tile_dpbuud(2, 6, 7);
+    _tile_stored(2, products + 256 * i, 64);
   }
 
   // acc [queries][row] += products
   static void add(const Shape& x, int queries, const int32_t* products, const float (*steps)[16], float* acc,
-                  Ahead& next) {
+                  bool few, Ahead& next) {
+    const int low = few ? 4 * 16 : 8 * 16;
     for (int c = 0; c < x.chunks; ++c, products += 1024) {
       const float *first = steps[x.half(c, 0)], *second = steps[x.half(c, 2)];
       for (int g = 0; g < queries; ++g) {
         float* to = acc + static_cast<int64_t>(g) * x.row + 64 * c;
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-          const int32_t* from = products + 256 * j + 16 * row_of(g);
+          const int32_t* from = products + 256 * j + 16 * row_of(g, few);
           const __m512i sum =
-              _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(from), 8), _mm512_load_si512(from + 128));
+              _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(from), 8), _mm512_load_si512(from + low));
           const vf step = vset((j < 2 ? first : second)[g]);
           vstore(to + 16 * j, vfma(_mm512_cvtepi32_ps(sum), step, vload(to + 16 * j)));
         }

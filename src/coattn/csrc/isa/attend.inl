@@ -131,7 +131,7 @@ void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile*) {
     if constexpr (is_quantised(E)) weights = {folded, folded + (E == Elem::int4 ? kQueryBatch * kTile : 0)};
     Sum::add(s, g0, batch, alpha, tile, weights, ahead);
   }
-  ahead.finish();
+  ahead.finish(s);
 }
 
 template <Elem E, class Sum>

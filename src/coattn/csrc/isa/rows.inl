@@ -102,28 +102,48 @@ struct Gathered {
   const uint8_t* operator[](int t) const { return rows[t]; }
 };
 
-// The bytes a later tile will need, asked for a few lines at a time between the arithmetic of this one: all
-// at once would fill the line-fill buffers and stall it.
+// The bytes a later tile will need, asked for evenly over the arithmetic of this one. Memory is read fastest
+// that way: a core has 16 line-fill buffers and the L2 cache's own prefetcher runs ahead of a steady stream;
+// a burst of prefetches fills the buffers and overtakes it (int8, head 128, 4 queries, one core, all lines of a
+// block asked for at once: 1,600 ns a block instead of 800).
+//
+// How many steps a tile has was counted in the tile before; each asks for the line where its share of the bytes
+// starts, if need be for one line twice. There is no branch in it.
+inline constexpr uint8_t kNothingAhead[64] = {};
+
 struct Ahead {
-  const uint8_t *at = nullptr, *end = nullptr, *at2 = nullptr, *end2 = nullptr;
-  template <int Lines>
+  const uint8_t *at = kNothingAhead, *last = kNothingAhead, *at2 = nullptr, *end2 = nullptr;
+  int64_t stride = 0;
+  int steps = 0;
+
+  template <int Steps>
   void step() {
-    if (at < end) {
-      for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
-      at += 64 * Lines;
-    } else {
-      at = at2;
-      end = end2;
-      at2 = end2 = nullptr;
-    }
+    const uint8_t* p = at;
+    for (int i = 0; i < Steps; ++i) __builtin_prefetch(p + i * stride, 0, 2);
+    p += Steps * stride;
+    at = p < last ? p : last;
+    steps += Steps;
   }
-  void finish() {
-    while (at < end || at2 < end2) step<4>();
+
+  // What is left, and the count for the next tile.
+  void finish(AttendGroup& s) {
+    for (; at < last; at += 64) __builtin_prefetch(at, 0, 2);
+    for (; at2 < end2; at2 += 64) __builtin_prefetch(at2, 0, 2);
+    s.steps = steps;
   }
 };
 
 inline Ahead ahead_of(const AttendGroup& s) {
-  return {s.fetch.at, s.fetch.end, s.fetch.at2, s.fetch.end2};
+  Ahead a;
+  if (s.fetch.at < s.fetch.end) {
+    a.at = s.fetch.at;
+    a.last = s.fetch.end - 1;
+    a.stride = s.steps > 0 ? (s.fetch.end - s.fetch.at + s.steps - 1) / s.steps : 64;
+    if (a.stride > 64) a.stride = 64;
+  }
+  a.at2 = s.fetch.at2;
+  a.end2 = s.fetch.end2;
+  return a;
 }
 
 }  // namespace

@@ -88,17 +88,28 @@ struct Work {
     return s;
   }
 
-  void compute(int worker, int64_t item, int64_t lo, int64_t hi, float* acc, float* max, float* sum) const {
+  // What is to be fetched while tile j of a part that ends at hi is computed: perhaps the next item's tiles.
+  AttendFetch fetch(int64_t item, int64_t j, int64_t hi, SplitPlan::Place place) const {
+    const int64_t at = j + source.ahead();
+    if (at < hi) return source.fetch(item, at);
+    if (place.last || at - hi >= source.tiles(item + 1)) return {};
+    return source.fetch(item + 1, at - hi);
+  }
+
+  void compute(int worker, int64_t item, int64_t lo, int64_t hi, SplitPlan::Place place, float* acc,
+               float* max, float* sum) const {
     thread_local std::vector<float*> weight_rows;
     AttendGroup s = start(worker, item, weight_rows);
     const int64_t ahead = source.ahead();
-    for (int64_t j = lo; j < std::min(lo + ahead, hi); ++j) source.fetch_now(item, j);
+    if (place.first || source.tiles(item - 1) < ahead) {
+      for (int64_t j = lo; j < std::min(lo + ahead, hi); ++j) source.fetch_now(item, j);
+    }
     kernel.begin(s);
     AttendTile tile = source.tile(item, lo);
     for (int64_t j = lo; j < hi; ++j) {
       AttendTile next;
       if (j + 1 < hi) next = source.tile(item, j + 1);
-      s.fetch = j + ahead < hi ? source.fetch(item, j + ahead) : AttendFetch{};
+      s.fetch = fetch(item, j, hi, place);
       kernel.tile(s, tile, j + 1 < hi ? &next : nullptr);
       tile = next;
     }
@@ -130,20 +141,20 @@ struct Work {
     job.lse[at] = max + std::log(sum);
   }
 
-  void whole(int worker, int64_t item, int64_t tiles) const {
+  void whole(int worker, int64_t item, int64_t tiles, SplitPlan::Place place) const {
     thread_local std::vector<float> result;
     result.resize(static_cast<size_t>(partial_size()));
     float* max = result.data() + int64_t{group} * job.head_size;
-    compute(worker, item, 0, tiles, result.data(), max, max + group);
+    compute(worker, item, 0, tiles, place, result.data(), max, max + group);
     for (int g = 0; g < group; ++g) {
       finish(item, g, result.data() + int64_t{g} * job.head_size, max[g], max[group + g]);
     }
   }
 
-  void part(int worker, int64_t item, int64_t lo, int64_t hi, int64_t slot) const {
+  void part(int worker, int64_t item, int64_t lo, int64_t hi, SplitPlan::Place place, int64_t slot) const {
     float* acc = partials.data() + slot * partial_size();
     float* max = acc + int64_t{group} * job.head_size;
-    compute(worker, item, lo, hi, acc, max, max + group);
+    compute(worker, item, lo, hi, place, acc, max, max + group);
   }
 
   void merge(int, int64_t item, const std::vector<int64_t>& slots) const {

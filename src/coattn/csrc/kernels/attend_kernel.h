@@ -52,6 +52,7 @@ struct AttendGroup {
   float* sum = nullptr;     // [group]
   float* fold = nullptr;    // the kernel's own working memory, kept between tiles
   AttendFetch fetch;        // to be prefetched while the tile is computed
+  int steps = 0;            // in how many steps the last tile did that
   float* const* weights = nullptr;  // [group] rows that receive scores (after scale and cap), or null
 };
 

@@ -17,6 +17,12 @@ namespace coattn {
 
 class SplitPlan {
  public:
+  // Whether a part is its chunk's first, and its last. After one that is not comes the next item's first
+  // tile.
+  struct Place {
+    bool first, last;
+  };
+
   // tiles(item) for items 0..items-1. Keeps its memory between calls.
   template <class Tiles>
   void build(int64_t items, int workers, int64_t min_tiles, Tiles&& tiles) {
@@ -24,9 +30,7 @@ class SplitPlan {
     first_[0] = 0;
     for (int64_t i = 0; i < items; ++i) first_[i + 1] = first_[i] + tiles(i);
     const int64_t total = first_[items];
-    // Four chunks a worker even out cores of different speed; one worker needs no cuts.
-    const int64_t most = workers == 1 ? 1 : int64_t{4} * workers;
-    chunks_ = total == 0 ? 0 : std::clamp<int64_t>(total / std::max<int64_t>(min_tiles, 1), 1, most);
+    chunks_ = total == 0 ? 0 : shares(total, workers, min_tiles);
     cut_.resize(static_cast<size_t>(chunks_) + 1);
     for (int64_t c = 0; c <= chunks_; ++c) cut_[c] = c == chunks_ ? total : snap(total * c / chunks_);
     if (static_cast<int64_t>(pieces_size_) < items) {
@@ -35,30 +39,38 @@ class SplitPlan {
     }
     for (int64_t i = 0; i < items; ++i) pieces_[i].store(0, std::memory_order_relaxed);
     for (int64_t c = 0; c < chunks_; ++c) {
-      for_parts(c, [&](int64_t item, int64_t, int64_t, bool) {
+      for_parts(c, [&](int64_t item, int64_t, int64_t, Place) {
         pieces_[item].fetch_add(1, std::memory_order_relaxed);
       });
     }
     next_.store(0, std::memory_order_relaxed);
   }
 
+  // Into how many chunks work is cut. Four a worker even out cores of different speed; where they stay long,
+  // sixteen, because a virtual machine's cores also stand still now and then. One worker needs no cuts.
+  static int64_t shares(int64_t total, int workers, int64_t min_tiles) {
+    if (workers == 1) return 1;
+    const int64_t few = std::min(total / std::max<int64_t>(min_tiles, 1), int64_t{4} * workers);
+    return std::max<int64_t>({1, few, std::min(total / kLongChunk, int64_t{16} * workers)});
+  }
+
   int64_t chunks() const { return chunks_; }
   int64_t tiles(int64_t item) const { return first_[item + 1] - first_[item]; }
 
-  // Calls work.whole(worker, item, tiles) or work.part(worker, item, lo, hi, slot), and work.merge(worker,
-  // item, first_slot_of_each_piece) once per cut item.
+  // Calls work.whole(worker, item, tiles, place) or work.part(worker, item, lo, hi, place, slot), and
+  // work.merge(worker, item, first_slot_of_each_piece) once per cut item.
   template <class Work>
   void run(WorkerPool& pool, Work& work) {
     if (chunks_ == 0) return;
     pool.run(Join::willing, [&](int worker, int) {
       std::vector<int64_t>& slots = slots_of(worker);
       for (int64_t c; (c = next_.fetch_add(1, std::memory_order_relaxed)) < chunks_;) {
-        for_parts(c, [&](int64_t item, int64_t lo, int64_t hi, bool leading) {
+        for_parts(c, [&](int64_t item, int64_t lo, int64_t hi, Place place) {
           if (lo == 0 && hi == tiles(item)) {
-            work.whole(worker, item, hi);
+            work.whole(worker, item, hi, place);
             return;
           }
-          work.part(worker, item, lo, hi, slot(c, leading));
+          work.part(worker, item, lo, hi, place, slot(c, place.first));
           // Release publishes this piece; acquire by the last one makes all pieces visible to it.
           if (pieces_[item].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
           slots.clear();
@@ -75,6 +87,7 @@ class SplitPlan {
   int64_t slots() const { return 2 * chunks_; }
 
  private:
+  static constexpr int64_t kLongChunk = 64;  // tiles
   static int64_t slot(int64_t chunk, bool leading) { return 2 * chunk + (leading ? 0 : 1); }
 
   int64_t item_at(int64_t tile) const {
@@ -100,7 +113,7 @@ class SplitPlan {
     if (at >= end) return;
     for (int64_t item = item_at(at); at < end; ++item) {
       const int64_t stop = std::min(end, first_[item + 1]);
-      if (stop > at) f(item, at - first_[item], stop - first_[item], at == cut_[chunk]);
+      if (stop > at) f(item, at - first_[item], stop - first_[item], Place{at == cut_[chunk], stop == end});
       at = stop;
     }
   }

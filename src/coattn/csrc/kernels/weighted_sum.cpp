@@ -78,10 +78,10 @@ struct Work {
     }
   }
 
-  void whole(int worker, int64_t item, int64_t tiles) const {
+  void whole(int worker, int64_t item, int64_t tiles, SplitPlan::Place) const {
     compute(worker, item, 0, tiles, job.out + first_row(item) * head_size);
   }
-  void part(int worker, int64_t item, int64_t lo, int64_t hi, int64_t slot) const {
+  void part(int worker, int64_t item, int64_t lo, int64_t hi, SplitPlan::Place, int64_t slot) const {
     compute(worker, item, lo, hi, partials.data() + slot * partial_size());
   }
   void merge(int, int64_t item, const std::vector<int64_t>& slots) const {
