@@ -160,6 +160,7 @@ class GraphRunner:
         logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
         largest, best = logits.max(-1)
         self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
+        self.runtime.rejoin()
         return logits, self._best[:rows]
 
     def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:
