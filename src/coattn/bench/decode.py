@@ -19,8 +19,9 @@ from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
 from coattn.method import compose
 from coattn.methods import find_method
-from coattn.ops.drive import Drift, drive
+from coattn.ops.reference.drive import Drift
 from coattn.runtime import Runtime
+from coattn.store.digested.residents import Residents
 from coattn.store.ledger import Ledger
 from coattn.trace.step import StepTrace
 from coattn.types import Step
@@ -45,6 +46,8 @@ class Case:
     have it."""
     schedule: str | None = None
     """In place of the method's own."""
+    age: int = 0
+    """Steps since the first residents were chosen, under `drift`."""
     warm: int = 0
     """Steps before any is timed."""
 
@@ -171,7 +174,7 @@ class Bench:
                 for parts in runtime.groups:
                     parts.store.assume(slots, first, case.kept)
             if case.drift is not None:
-                drive_picks(runtime, case.drift)
+                drive_picks(runtime, case.drift, slots, first, case.age)
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
@@ -241,14 +244,14 @@ class Bench:
         return float(max(hbm, link) / GB * 1e3)
 
 
-def drive_picks(runtime: Runtime, drift: Drift) -> None:
-    """Stores with residents pick by scores that change as `drift` says, whatever the queries are."""
+def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+    """Stores with residents pick by scores that change as `drift` says, whatever the queries are.
+
+    Their first residents are what would have been picked `age` steps before sequences of `length` tokens go on.
+    """
     for parts in runtime.groups:
-        if hasattr(parts.store, "driver"):
-            shapes = parts.store.opening.layers
-            parts.store.driver = lambda layer, rows, ahead, shapes=shapes: drive(
-                rows, shapes[layer].kv_heads, layer, drift, ahead
-            )
+        if isinstance(parts.store, Residents):
+            parts.store.drive(drift, slots, length, age)
 
 
 def _notes(ready: Ready) -> dict[str, float]:

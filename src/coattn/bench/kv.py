@@ -17,7 +17,7 @@ def fill_randomly(runtime: Runtime) -> None:
 def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:
     """Rate at which all threads read one layer's far blocks: the first tokens of the first slots, in their order."""
     tiered = [parts.store for parts in runtime.groups if "far" in parts.store.provides]
-    if not tiered:
+    if not tiered or tokens < tiered[0].block:
         return None
     store = tiered[0]
     memory = store.far[next(iter(store.opening.layers))]

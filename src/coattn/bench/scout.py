@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from coattn.bench.decode import Bench, Case, Ready
-from coattn.ops.drive import Drift, noise_for
+from coattn.bench.drift import noise_for
+from coattn.ops.reference.drive import Drift
 from coattn.store.digested.residents import Residents
 from coattn.types import LayerShape
 
@@ -18,6 +19,8 @@ CHANGE = 0.124
 """Share of the picked blocks that are new in every step: `drift.bound` of results/attention_smollm2.json."""
 PERIOD = 1000
 """Steps after which every block's lasting score has been drawn anew."""
+AGE = 256
+"""Without recall: steps since the residents were chosen, the mean over an answer of 512 tokens."""
 WARM = 10
 """Steps in which pools fill, and every layer is recalled once by default."""
 RESERVE = 1 << 30
@@ -147,7 +150,7 @@ def breakdown(asked: Asked, fits: Fits) -> list[Case]:
 
 
 def ablation(asked: Asked, fits: Fits) -> list[Case]:
-    """Figure 12: without both, with pre-computation, with recall, with both."""
+    """Figure 12: without both, with recall, with pre-computation, with both."""
     cases = []
     for context in asked.context:
         whole = scout(asked, context)
@@ -157,8 +160,8 @@ def ablation(asked: Asked, fits: Fits) -> list[Case]:
                 params = {**whole.params, "recall_interval": interval}
                 if not ahead:
                     params.pop("bound", None)
-                schedule = None if ahead else "same_layer"
-                cases.append(replace(whole, batch=batch, params=params, schedule=schedule))
+                schedule, age = None if ahead else "same_layer", 0 if interval else AGE
+                cases.append(replace(whole, batch=batch, params=params, schedule=schedule, age=age))
     return [case for case in cases if case.batch]
 
 

@@ -86,6 +86,8 @@ class Mailbox:
         self._server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
         self._jobs: list[Any] = []
         self._room = torch.empty(0, dtype=torch.uint8)
+        self._near: dict[Key, tuple[Tensor, Tensor]] = {}
+        """Copies of answers in GPU memory, of jobs that were posted from beside."""
 
     def add(self, job: LayerJob) -> None:
         """A layer of the step, in order; the second time it is only checked."""
@@ -133,6 +135,10 @@ class Mailbox:
             needed = self.step if needed is None else needed
             stamp = self._stamp(place, 2)
             handover.wait(letter.reply, self.step, needed, self.failed, self.verdict, stamp, DEADLINE_S)
+            if beside and key[1] == 0:
+                # the answer is there long before it is wanted: then it had better be near
+                here_out, here_lse = self._copies(key)
+                handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
             self._answered[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._answered[key].record(side)
         q.record_stream(side)
@@ -145,7 +151,8 @@ class Mailbox:
         """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
         torch.cuda.current_stream(self.device).wait_event(self._answered.pop(key))
         letter = self.letters[key]
-        return Split(letter.out[:rows, None], letter.lse[:rows, None])
+        out, lse = self._near.get(key, (letter.out, letter.lse))
+        return Split(out[:rows, None], lse[:rows, None])
 
     def begin(self, rows: int) -> None:
         """Arms the server for the replay that follows on the current stream."""
@@ -186,6 +193,13 @@ class Mailbox:
         if not self._server.stop(100_000):
             _abandoned.append(self)
             native.abandon_pool()
+
+    def _copies(self, key: Key) -> tuple[Tensor, Tensor]:
+        if key not in self._near:
+            letter = self.letters[key]
+            out, lse = (torch.zeros_like(part, device=self.device) for part in (letter.out, letter.lse))
+            self._near[key] = out, lse
+        return self._near[key]
 
     def _stamp(self, place: int, which: int) -> Tensor:
         return self._stamps[place, which : which + 1]

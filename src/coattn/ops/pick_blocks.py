@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.drive import Driven
 from coattn.ops.reference.pick_blocks import Scores
 from coattn.ops.reference.pick_blocks import pick_blocks as reference
 from coattn.ops.reference.pick_blocks import score_parts as score_reference
@@ -24,7 +25,7 @@ def score_parts(
 
 
 def pick_blocks(
-    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Tensor | None = None
+    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
 ) -> None:
     """Fills `lists` by these scores; see the reference."""
     if scores.blocks.device.type == "cuda":

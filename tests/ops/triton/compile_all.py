@@ -12,7 +12,6 @@ from coattn.ops.triton import (
     append,
     attend,
     average,
-    drive,
     handover,
     limits,
     linear,
@@ -50,6 +49,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
     (handover._wait, {}),
+    (handover._receive, {"D": 80, "D_PAD": 128}),
     (linear._vector, {"BIAS": True, "RESIDUAL": True, "BN": 2, "BK": 4096, "FOLLOW": True}),
     (linear._few, {"BIAS": True, "RESIDUAL": True, "M": 16, "BN": 32, "BK": 128, "FOLLOW": False}),
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
@@ -65,7 +65,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             "ROWS": 64,
             "D": 128,
             "D_PAD": 128,
-            "PRECISION": "tf32",
+            "HALVES": True,
             "PARTS": True,
             "CAP": True,
         },
@@ -82,7 +82,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         renew._renew,
         {"RECALL": True, "MEAN": False, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
     ),
-    (drive._drive, {"AHEAD": True, "SIZE": 1024}),
     (renew._bring, {"NUMBERS": 8192, "SIZE": 2048}),
     (look_again._look_again, {"GROUP": 5, "GROUP_PAD": 8, "D": 128, "D_PAD": 128, "K_PAD": 64}),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
@@ -101,6 +100,8 @@ def kind(kernel: Any, name: str) -> str:
     """The type of an argument, from its name."""
     if name in FLOATS:
         return "fp32"
+    if name in ("out_here", "lse_here"):
+        return "*fp32"
     if name.endswith("_out") and name not in ("q_out", "k_out"):
         return "*fp32" if name in ("wanted_out", "worth_out", "values_out") else "*i32"
     others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_c", "lse_c")

@@ -17,15 +17,24 @@ class Drift(NamedTuple):
 
     noise: float
     period: int
+    """In steps."""
     wrong: float
     """Share of the scores that a prediction gets wrong."""
 
 
-def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift, ahead: bool) -> Tensor:
+class Driven(NamedTuple):
+    """Stands in place of a layer's scores."""
+
+    drift: Drift
+    layer: int
+
+
+def drive(rows: Rows, kv_heads: int, driven: Driven, ahead: bool) -> Tensor:
     """float32 `[seqs, kv_heads, n]`, by slot, layer and length alone: nothing is kept from step to step.
 
     ahead: what a prediction would make of it.
     """
+    drift, layer = driven
     n = rows.far.shape[1]
     device = rows.far.device
     length = (rows.far_tokens + rows.window_tokens).long()[:, None, None]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
 from coattn.ops.reference.digest import score_digest
+from coattn.ops.reference.drive import Driven, drive
 
 CHUNK = 64
 """Blocks whose scores are summed up together."""
@@ -45,20 +46,22 @@ def score_parts(
 
 
 def pick_blocks(
-    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Tensor | None = None
+    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
 ) -> None:
     """A KV head's score of a block is the log of the sum, over its query heads, of their softmax over the blocks; it
     picks as many of the highest as `lists.chosen` has room for. Of equal ones the older.
 
-    ahead: only what is missing is wanted: `far`, `far_tokens` and `chosen`. driven: `[seqs, kv_heads, n]` that stands
-    in place of the scores, for benchmarks.
+    ahead: only what is missing is wanted: `far`, `far_tokens` and `chosen`. driven: what
+    stands in place of the scores, in benchmarks.
     """
     seqs, heads, _, n = scores.blocks.shape
     count, block = lists.chosen.shape[-1], pool.block
     blocks = (rows.far_tokens // block)[:, None, None]
     there = torch.arange(n, device=rows.far.device) < blocks
     logs = scores.blocks - scores.sums.logsumexp(-1, keepdim=True)
-    values = (logs.logsumexp(2) if driven is None else driven).masked_fill(~there, -torch.inf)
+    values = (logs.logsumexp(2) if driven is None else drive(rows, heads, driven, ahead)).masked_fill(
+        ~there, -torch.inf
+    )
     order = (
         values.sort(dim=-1, descending=True, stable=True)
         .indices[..., :count]

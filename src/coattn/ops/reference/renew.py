@@ -39,8 +39,8 @@ def renew(
     home = (pool.first + slots[:, None, None] * places + torch.arange(places, device=near.device)).expand_as(held)
     length = rows.far_tokens + rows.window_tokens
     if due.interval:
-        wanted, order = lists.wanted[:seqs].sort(-1, descending=True)
-        worth, place = lists.worth[:seqs].sort(-1)
+        wanted, order = lists.wanted[:seqs].sort(dim=-1, descending=True, stable=True)
+        worth, place = lists.worth[:seqs].sort(dim=-1, stable=True)
         some = min(wanted.shape[-1], places)
         wanted, order, worth, place = (x[..., :some] for x in (wanted, order, worth, place))
         take = (wanted > worth) & ((length + due.shift) % due.interval == 0)[:, None, None]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.drive import Drift, Driven
 from coattn.ops.reference.pick_blocks import Scores
+from coattn.ops.triton.drive import drive
 
 LEAST = tl.constexpr(-2147483648)
 MOST = tl.constexpr(2147483647)
@@ -39,9 +40,9 @@ def _values(
 
 @triton.jit
 def _pick_blocks(
-    scores_ptr, sums_ptr, driven_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
+    scores_ptr, sums_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
     near_out, near_tokens_out, far_out, far_tokens_out, chosen_out, wanted_out, worth_out, values_out,
-    heads, blocks, chunks, most, places, ring, first, far_seq, window_seq,
+    heads, blocks, chunks, most, places, ring, first, far_seq, window_seq, layer, period, noise, wrong,
     AHEAD: tl.constexpr, DRIVEN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, N_PAD: tl.constexpr,
     CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
 ):  # fmt: skip
@@ -49,11 +50,16 @@ def _pick_blocks(
     row = seq * heads + tl.program_id(1)
     n = tl.arange(0, N_PAD)
     full = tl.load(far_tokens_ptr + seq) // BLOCK
+    slot = tl.load(slots_ptr + seq).to(tl.int64)
+    p = tl.arange(0, P_PAD)
+    held = tl.load(held_ptr + (slot * heads + tl.program_id(1)) * places + p, mask=p < places, other=-2)
     there = n < full
     value = _values(scores_ptr, sums_ptr, row, there, n, blocks, chunks, GROUP, CHUNKS_PAD, N_PAD)
     if DRIVEN:
         # a log of shares is never that large, but only we know: the real scores cost what they cost
-        other = tl.load(driven_ptr + row * blocks + n, mask=there, other=float("-inf"))
+        length = tl.load(far_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)
+        pool = slot.to(tl.int32) * heads + tl.program_id(1)
+        other = drive(n, pool, blocks, length, layer, period, noise, wrong, AHEAD)
         value = other + tl.where(value > 1e30, 1.0, 0.0)
     # whole numbers in the order of the scores: the bits of a float, those of negative ones turned round
     bits = value.to(tl.int32, bitcast=True)
@@ -83,11 +89,8 @@ def _pick_blocks(
     tl.debug_barrier()
 
     k = tl.arange(0, K_PAD)
-    p = tl.arange(0, P_PAD)
     counted = k < count
     number = tl.load(chosen_out + row * most + k, mask=counted, other=-1)
-    slot = tl.load(slots_ptr + seq).to(tl.int64)
-    held = tl.load(held_ptr + (slot * heads + tl.program_id(1)) * places + p, mask=p < places, other=-2)
     match = (number[:, None] == held[None, :]) & counted[:, None]
     resident = tl.max(match.to(tl.int32), 1)
     missing = counted & (resident == 0)
@@ -120,7 +123,7 @@ def warps_of(blocks: int) -> int:
 
 
 def pick_blocks(
-    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Tensor | None = None
+    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
 ) -> None:
     """See the reference. `lists.far` may lie in mapped host memory; only what is missing is written there."""
     seqs, heads, group, blocks = scores.blocks.shape
@@ -132,11 +135,12 @@ def pick_blocks(
     )
     values = torch.empty(1 if ahead else seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
     pad = triton.next_power_of_2
+    drift, layer = driven or Driven(Drift(0.0, 1, 0.0), 0)
     _pick_blocks[(seqs, heads)](
-        scores.blocks, scores.sums, scores.sums if driven is None else driven,
-        rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
+        scores.blocks, scores.sums, rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
         lists.near, lists.near_tokens, lists.far, lists.far_tokens, lists.chosen, lists.wanted, lists.worth, values,
         heads, blocks, chunks, most, places, ring, pool.first, rows.far.stride(0), rows.window.stride(0),
+        layer, drift.period, float(drift.noise), float(drift.wrong),
         AHEAD=ahead, DRIVEN=driven is not None, GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
         CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),
     )  # fmt: skip

@@ -14,11 +14,24 @@ ROWS = CHUNK
 
 
 @triton.jit
+def _product(a, b, HALVES: tl.constexpr):
+    """a [g, d] float32 times b [rows, d] as it lies. Digests of 16 bits stay what they are, and a becomes two numbers
+    of 16 bits each: more exact than tf32, and the larger operand is not turned into float32."""
+    if HALVES:
+        first = a.to(b.dtype)
+        rest = (a - first.to(tl.float32)).to(b.dtype)
+        found = tl.dot(first, tl.trans(b)) + tl.dot(rest, tl.trans(b))
+    else:
+        found = tl.dot(a, tl.trans(b), input_precision="ieee")
+    return found
+
+
+@triton.jit
 def _score_digest(
     q_ptr, digests_ptr, table_ptr, tokens_ptr, out_ptr, sums_ptr, slack, scale, softcap, kv_heads, m, block,
     q_seq, q_head, digest_stride, head_stride, side_stride, table_seq,
     PARTS: tl.constexpr, CAP: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -32,11 +45,11 @@ def _score_digest(
     q = tl.load(q_at, mask=(g < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
     at = digests_ptr + ids[:, None] * digest_stride + head * head_stride + d[None, :]
     wanted = listed[:, None] & (d < D)[None, :]
-    low = tl.load(at, mask=wanted, other=0.0).to(tl.float32)
-    high = tl.load(at + side_stride, mask=wanted, other=0.0).to(tl.float32)
+    low = tl.load(at, mask=wanted, other=0.0)
+    high = tl.load(at + side_stride, mask=wanted, other=0.0)
     swing = slack * tl.abs(q)
-    scores = tl.dot((q - swing) * 0.5, tl.trans(low), input_precision=PRECISION)
-    scores += tl.dot((q + swing) * 0.5, tl.trans(high), input_precision=PRECISION)
+    scores = _product((q - swing) * 0.5, low, HALVES)
+    scores += _product((q + swing) * 0.5, high, HALVES)
     line = (seq * kv_heads + head) * GROUP + g
     if PARTS:
         scores *= scale
@@ -94,6 +107,6 @@ def _launch(
         q.stride(0), q.stride(1), digests.stride(0), digests.stride(1), digests.stride(2), table.stride(0),
         PARTS=parts, CAP=softcap is not None, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         ROWS=ROWS, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
+        HALVES=digests.dtype != torch.float32, num_warps=4,
     )  # fmt: skip
     return Scores(out, sums)

@@ -13,9 +13,6 @@ from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
 from coattn.types import LayerShape
 
-Driver = Callable[[int, Rows, bool], Tensor]
-"""`(layer, rows, ahead) -> [seqs, kv_heads, n]`: what stands in place of the scores, in benchmarks."""
-
 
 class Picks:
     """One store's lists, for at most `batch` sequences.

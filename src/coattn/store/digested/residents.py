@@ -9,15 +9,17 @@ from torch import Tensor
 
 from coattn.errors import ConfigError
 from coattn.ops.lists import Residents as Pool
+from coattn.ops.lists import Rows
 from coattn.ops.pick_blocks import pick_blocks, score_parts
 from coattn.ops.recall import recall
+from coattn.ops.reference.drive import Drift, Driven, drive
 from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
 from coattn.store.digested.digest import HELP, SLACK, DigestedBlocks, check_digest, check_slack
-from coattn.store.digested.picks import Driver, Picks, rows_of
+from coattn.store.digested.picks import Picks, rows_of
 from coattn.store.digested.residency import Residency, compact, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
@@ -52,8 +54,7 @@ class Residents(Arena):
     slack: float = 1.0
     _new: set[int] = field(init=False, repr=False, default_factory=set)
     """Slots whose residents are to be chosen before their next decode step."""
-    driver: Driver | None = field(init=False, repr=False, default=None)
-    """For benchmarks, in recorded steps."""
+    _drift: Drift | None = field(init=False, repr=False, default=None)
     _recorded: Picks | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -139,7 +140,7 @@ class Residents(Arena):
         lists = picks.lists(layer, ahead, foreseen, min(count, rows.far.shape[1]))
         softcap = self.opening.layers[layer].softcap
         scores = score_parts(q, self.digests(layer), rows, self.block, scale, softcap, slack)
-        driven = None if self.driver is None else self.driver(layer, rows, ahead)
+        driven = None if self._drift is None else Driven(self._drift, layer)
         pick_blocks(scores, rows, self._pool(layer), lists, ahead, driven)
         # the CPU's side of a recorded step knows its number of sequences by itself
         some = slice(None) if lists.far.device != q.device else slice(recording.rows)
@@ -186,6 +187,23 @@ class Residents(Arena):
             return {}
         shape = next(iter(self.opening.layers.values()))
         return {"recalled_bytes": int(self._recorded.moved) * self.block * shape.token_bytes // shape.kv_heads}
+
+    def drive(self, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+        """For benchmarks: recorded steps pick by scores that change so, whatever the queries are.
+
+        Residents are what would have been picked `age` steps before these sequences had this length.
+        """
+        self._drift = drift
+        assert self.table.rows is not None, "open() was not fixed"
+        width, blocks = self.table.rows.shape[1], self._first_near(length + 1)
+        for layer, shape in self.opening.layers.items():
+            whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
+            table = torch.zeros(len(slots), width, dtype=torch.int32, device=shape.device)
+            zero = torch.zeros_like(whole)
+            rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
+            scores = drive(rows, shape.kv_heads, Driven(drift, layer), False)[..., :blocks]
+            best = scores.topk(min(self.places, blocks), -1).indices
+            self.residency.held[layer][: len(slots), :, : best.shape[-1]] = best.int()
 
     def fill_randomly(self) -> None:
         super().fill_randomly()

@@ -1,24 +1,8 @@
-"""`drive`: scores that change from step to step at a stated rate, for benchmarks."""
+"""How scores have to change so that a stated share of the picks does."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
-from coattn.ops.lists import Rows
-from coattn.ops.reference.drive import Drift
-from coattn.ops.reference.drive import drive as reference
-
-__all__ = ["Drift", "drive", "noise_for"]
-
-
-def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift, ahead: bool) -> Tensor:
-    """float32 `[seqs, kv_heads, n]`; see the reference."""
-    if rows.far.device.type == "cuda":
-        from coattn.ops.triton.drive import drive as kernel
-
-        return kernel(rows, kv_heads, layer, drift, ahead)
-    return reference(rows, kv_heads, layer, drift, ahead)
 
 
 def noise_for(change: float, blocks: int, count: int) -> float:
