@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from coattn.bench.decode import Bench, Case, Ready
+from coattn.bench.decode import Bench, Case, Ready, Row
 from coattn.bench.drift import noise_for
+from coattn.hf.architectures import describe_layers
 from coattn.ops.reference.drive import Drift
 from coattn.store.digested.residents import Residents
+from coattn.store.host_memory import reusing
 from coattn.types import LayerShape
 
 BLOCK = 32
@@ -78,7 +80,19 @@ class Fits:
 
 
 class ScoutBench(Bench):
-    """Adds what was picked to the notes: how much of it changes, how much the CPU has."""
+    """Adds what was picked to the notes: how much of it changes, how much the CPU has.
+
+    All rows have the same mapped memory, one after another.
+    """
+
+    def run(self, cases: list[Case], seconds: float) -> Iterator[Row]:
+        fits = Fits(describe_layers(self.model), None, None)
+        most = max((case.batch * fits.bytes(case)[1] for case in cases), default=0)
+        with reusing(most + (1 << 30), self.device) as memory:
+            for case in cases:
+                if memory is not None:
+                    memory.reset()
+                yield from super().run([case], seconds)
 
     def _after(self, case: Case, ready: Ready) -> dict[str, float]:
         stores = [parts.store for parts in ready.runtime.groups if isinstance(parts.store, Residents)]
