@@ -45,14 +45,14 @@ class Reused:
         from coattn import native
 
         index = torch.cuda.current_device() if device.index is None else device.index
-        self._arena = native.Arena(UNIT, -(-most // UNIT) * UNIT, index)
+        size = -(-most // UNIT) * UNIT
+        self._arena = native.Arena(UNIT, size, index)
+        self._arena.grow(size)  # at once: copies must not cross the border of two registrations
         self._used = 0
 
     def take(self, nbytes: int) -> Tensor:
         start = self._used
         self._used += -(-nbytes // UNIT) * UNIT
-        if self._arena.committed_blocks() * UNIT < self._used:
-            self._arena.grow(self._used)
         return self._arena.memory().view(-1)[start : start + nbytes]
 
     def reset(self) -> None:
