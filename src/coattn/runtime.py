@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -115,21 +116,36 @@ class Runtime:
         picked = parts.schedule.amend(call, picked)
         states = parts.schedule.launch(call, picked)
         self.observe(parts, layer, states, picked)
+        parts.store.after(layer, step)
         return merge_output(states, q)
 
     def foresees(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
         decoding = self.step is not None and self.step.phase is Phase.DECODE
-        return decoding and self._parts[layer].schedule.ahead
+        parts = self._parts[layer]
+        recording = parts.store.recording
+        return decoding and parts.schedule.ahead and (recording is None or recording.far)
+
+    @contextmanager
+    def aside(self, layer: int, hidden: Tensor) -> Iterator[None]:
+        """Inside this block a layer's query is foreseen; `hidden` is what it is made of."""
+        parts = self._parts[layer]
+        with parts.schedule.aside(layer, hidden, parts.store.recording):
+            yield
 
     def foresee(self, layer: int, q: Tensor, scale: float) -> None:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
         assert self.step is not None, "begin() comes first"
         parts = self._parts[layer]
         parts.select.scale = scale
-        picked = parts.select.pick(layer, q[:, None], parts.store, self.step)
-        call = Call(layer, self.layers[layer], q[:, None], scale, self.step, parts.store)
+        picked = parts.select.foresee(layer, q[:, None], parts.store, self.step)
+        call = Call(layer, self.layers[layer], q[:, None], scale, self.step, parts.store, beside=True)
         parts.schedule.foresee(call, picked)
+
+    def rejoin(self) -> None:
+        """The last of what a recorded step does: whatever was started beside it is waited for."""
+        for parts in self.groups:
+            parts.store.rejoin()
 
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
         """What a layer attended to in a decode step, before its parts are merged."""

@@ -38,6 +38,8 @@ class Split:
 
     out: Tensor
     lse: Tensor
+    other: Other | None = None
+    """What stands in its place for some KV heads."""
 
     @staticmethod
     def of(state: AttnState) -> Split:
@@ -46,7 +48,26 @@ class Split:
 
     def merged(self) -> AttnState:
         """`[seqs, 1, q_heads, head_dim]`."""
+        if self.other is not None:
+            return self.other.over(Split(self.out, self.lse).merged())
         return merge(*(AttnState(self.out[:, i : i + 1], self.lse[:, i : i + 1]) for i in range(self.out.shape[1])))
+
+
+@dataclass(frozen=True)
+class Other:
+    """One piece that counts instead of another, for the KV heads `[seqs, kv_heads]` int32 that are not zero."""
+
+    out: Tensor
+    lse: Tensor
+    heads: Tensor
+
+    def over(self, state: AttnState) -> AttnState:
+        """The state with those heads replaced."""
+        gone = (self.heads > 0).repeat_interleave(state.lse.shape[-1] // self.heads.shape[1], 1)[:, None]
+        return AttnState(
+            torch.where(gone[..., None], self.out, state.out),
+            torch.where(gone, self.lse, state.lse),
+        )
 
 
 def merge(*states: AttnState) -> AttnState:

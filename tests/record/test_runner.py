@@ -97,6 +97,9 @@ METHODS = [
     ("cpu", {"block": 8, "window_blocks": 1}),
     ("cpu", {"block": 8, "window_blocks": 40}),
     ("streaming", {"sinks": 4, "recent": 20}),
+    ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "bound": -1.0}),
+    ("scout", {"block": 8, "budget": 32, "window_blocks": 2, "recall_interval": 2, "bound": 0.9}),
+    ("scout", {"block": 8, "budget": 32, "recall_interval": 4, "dense_layers": 1, "bound": 1.0}),
 ]
 
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
 from coattn.method import compose
 from coattn.methods import find_method
+from coattn.ops.reference.drive import Drift
 from coattn.runtime import Runtime
+from coattn.store.digested.residents import Residents
 from coattn.store.ledger import Ledger
 from coattn.trace.step import StepTrace
 from coattn.types import Step
@@ -39,6 +41,15 @@ class Case:
     """Shares of the far entries that heads attend to, under methods that choose; without, what they choose."""
     handover: bool = False
     """Hand over to the CPU although nothing lies far: what the hand-over itself costs."""
+    drift: Drift | None = None
+    """Methods that pick blocks by their digests: how what they pick changes, in recorded steps; else as random weights
+    have it."""
+    schedule: str | None = None
+    """In place of the method's own."""
+    age: int = 0
+    """Steps since the first residents were chosen, under `drift`."""
+    warm: int = 0
+    """Steps before any is timed."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class Row:
     record_s: float | None
     layer_us: dict[str, float] | None = None
     """Of the last step, the mean over layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""
+    notes: dict[str, float] = field(default_factory=dict)
+    """What store and schedule say of themselves."""
 
 
 @dataclass
@@ -92,9 +105,18 @@ class Ready:
 class Bench:
     """A model of given shapes, and the rates measured beside it."""
 
-    def __init__(self, model: Any, shapes: str, limits: dict[str, Any], gpu_memory: int | None, steps: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        shapes: str,
+        limits: dict[str, Any],
+        gpu_memory: int | None,
+        steps: int,
+        host_memory: int | None = None,
+    ) -> None:
+        """gpu_memory, host_memory: most bytes of KV in each tier."""
         self.model, self.shapes, self.limits = model, shapes, limits
-        self.gpu_memory, self.steps = gpu_memory, steps
+        self.gpu_memory, self.host_memory, self.steps = gpu_memory, host_memory, steps
         self.device = next(model.parameters()).device
         self.weights = weight_bytes(model)
 
@@ -111,7 +133,11 @@ class Bench:
             start = time.perf_counter()
             ready.step()
             record_s = time.perf_counter() - start
+            for _ in range(case.warm):
+                ready.step()
+            before = _notes(ready)
             taken = _time(ready.step, self.steps - 1, seconds)
+            notes = _per_step(before, _notes(ready), min(len(taken) + 2, self.steps - 1))
             slots = tuple(range(case.batch))
             near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
             token = sum(shape.token_bytes for shape in ready.runtime.layers)
@@ -119,14 +145,22 @@ class Bench:
             row = self._finish(case, taken, near * token, far * token, ready.ledger, rate)
             trace = ready.runner.trace()
             idle, parts = (None, None) if trace is None else (trace.gpu_idle, _layer_us(trace))
-            return Row(**row, gpu_idle=idle, record_s=record_s, layer_us=parts)
+            notes |= self._after(case, ready)
+            return Row(**row, gpu_idle=idle, record_s=record_s, layer_us=parts, notes=notes)
+
+    def _after(self, case: Case, ready: Ready) -> dict[str, float]:
+        """More notes, from steps after those that were timed."""
+        return {}
 
     @contextmanager
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
-        composed = compose(find_method(case.method), **case.params)
-        ledger = Ledger(self.gpu_memory, None)
-        first = max(1, case.context - self.steps)
+        method = find_method(case.method)
+        if case.schedule is not None:
+            method = replace(method, schedule=case.schedule)
+        composed = compose(method, **case.params)
+        ledger = Ledger(self.gpu_memory, self.host_memory)
+        first = max(1, case.context - self.steps - case.warm)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
             session = undo.enter_context(Session(self.model))
@@ -139,6 +173,8 @@ class Bench:
             if case.kept:
                 for parts in runtime.groups:
                     parts.store.assume(slots, first, case.kept)
+            if case.drift is not None:
+                drive_picks(runtime, case.drift, slots, first, case.age)
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
@@ -185,6 +221,7 @@ class Bench:
                 **case.params,
                 **({"handover": True} if case.handover else {}),
                 **({"kept": list(case.kept)} if case.kept else {}),
+                **({"schedule": case.schedule} if case.schedule else {}),
             },
             "ms_per_step": median * 1e3,
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
@@ -205,6 +242,28 @@ class Bench:
         hbm = (self.weights + near) / self.limits["hbm_gbps"]
         link = far / (dram if on_cpu else self.limits["pcie_gbps"])
         return float(max(hbm, link) / GB * 1e3)
+
+
+def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+    """Stores with residents pick by scores that change as `drift` says, whatever the queries are.
+
+    Their first residents are what would have been picked `age` steps before sequences of `length` tokens go on.
+    """
+    for parts in runtime.groups:
+        if isinstance(parts.store, Residents):
+            parts.store.drive(drift, slots, length, age)
+
+
+def _notes(ready: Ready) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for parts in ready.runtime.groups:
+        found |= {**parts.store.counted(), **parts.schedule.notes()}
+    return found
+
+
+def _per_step(before: dict[str, float], after: dict[str, float], steps: int) -> dict[str, float]:
+    """How much each count grew in a step."""
+    return {name: (value - before.get(name, 0)) / max(1, steps) for name, value in after.items()}
 
 
 def _layer_us(trace: StepTrace) -> dict[str, float] | None:

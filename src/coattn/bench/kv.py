@@ -24,7 +24,7 @@ def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:
     Layer after layer, so that no cache has them; the best of a few passes.
     """
     tiered = [parts.store for parts in runtime.groups if "far" in parts.store.provides]
-    if not tiered:
+    if not tiered or tokens < tiered[0].block:
         return None
     store = tiered[0]
     table = store.far_table(slots, max(1, tokens // store.block))[:, None].contiguous()

@@ -13,8 +13,8 @@ void bind_mailbox(nb::module_& m) {
   nb::class_<Mailbox>(m, "Mailbox")
       .def(nb::init<int64_t>(), nb::arg("deadline_us"))
       .def("add",
-           [](Mailbox& self, const AttendJob& job, uintptr_t post, uintptr_t reply) {
-             self.add(job, reinterpret_cast<uint32_t*>(post), reinterpret_cast<uint32_t*>(reply));
+           [](Mailbox& self, const AttendJob& job, uintptr_t post, uintptr_t reply, int rank) {
+             self.add(job, reinterpret_cast<uint32_t*>(post), reinterpret_cast<uint32_t*>(reply), rank);
            })
       .def("begin", &Mailbox::begin, Release())
       .def("finish", &Mailbox::finish, Release())

@@ -1,5 +1,6 @@
 #include "mailbox.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "errors.h"
@@ -8,6 +9,9 @@
 
 namespace coattn {
 namespace {
+
+// Jobs of several layers are on their way at the same time: how far from the first open one to look.
+constexpr size_t kAhead = 4;
 
 uint32_t load(const uint32_t* word) {
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -21,6 +25,7 @@ struct Mailbox::Server {
     AttendJob job;
     uint32_t* post;
     uint32_t* reply;
+    int rank;
   };
 
   explicit Server(int64_t deadline) : owner(runtime()), deadline_us(deadline) {}
@@ -29,6 +34,7 @@ struct Mailbox::Server {
   const int64_t deadline_us;
   std::vector<Slot> slots;
   std::vector<JobTimes> times;
+  std::vector<bool> done;  // of the step being served
   EventWord armed;                // advanced by begin() and stop()
   std::atomic<uint32_t> step{0};  // the step the server is armed for
   std::atomic<int> seqs{0};
@@ -59,31 +65,42 @@ struct Mailbox::Server {
 
   // False: the thread is to die.
   bool serve(uint32_t now, std::string& failure) {
-    for (size_t j = 0; j < slots.size(); ++j) {
+    done.assign(slots.size(), false);
+    int64_t give_up = now_ns() + deadline_us * 1000;
+    for (size_t first = 0, turn = 0; first < slots.size(); ++turn) {
+      const size_t j = posted(first, now);
+      if (j == slots.size()) {
+        cpu_pause();
+        if (turn % 4096 != 0) continue;
+        if (stopping.load(std::memory_order_relaxed) || off.load(std::memory_order_relaxed)) return true;
+        if (now_ns() > give_up) {
+          failure = "the GPU posted no job within the deadline";
+          return true;
+        }
+        continue;
+      }
       Slot& slot = slots[j];
-      if (!wait_post(slot, now, failure)) return true;
       times[j].posted_ns = now_ns();
       if (take_fault() == Fault::die) return false;
       slot.job.seqs = seqs.load(std::memory_order_relaxed);
       attend(slot.job, owner->pool);
       times[j].done_ns = now_ns();
       __atomic_store_n(slot.reply, now, __ATOMIC_RELEASE);
+      done[j] = true;
+      while (first < slots.size() && done[first]) ++first;
+      give_up = now_ns() + deadline_us * 1000;
     }
     return true;
   }
 
-  bool wait_post(const Slot& slot, uint32_t now, std::string& failure) {
-    const int64_t give_up = now_ns() + deadline_us * 1000;
-    for (int turn = 0; load(slot.post) != now; ++turn) {
-      cpu_pause();
-      if (turn % 4096 != 0) continue;
-      if (stopping.load(std::memory_order_relaxed) || off.load(std::memory_order_relaxed)) return false;
-      if (now_ns() > give_up) {
-        failure = "the GPU posted no job within the deadline";
-        return false;
-      }
+  // Of the next few jobs, the posted one that is wanted soonest; as many as there are: none.
+  size_t posted(size_t first, uint32_t now) const {
+    size_t best = slots.size();
+    for (size_t j = first; j < std::min(first + kAhead, slots.size()); ++j) {
+      if (done[j] || load(slots[j].post) != now) continue;
+      if (best == slots.size() || slots[j].rank < slots[best].rank) best = j;
     }
-    return true;
+    return best;
   }
 };
 
@@ -93,10 +110,11 @@ Mailbox::~Mailbox() {
   stop(100'000);
 }
 
-void Mailbox::add(const AttendJob& job, uint32_t* post, uint32_t* reply) {
+void Mailbox::add(const AttendJob& job, uint32_t* post, uint32_t* reply, int rank) {
   if (thread_.joinable())
     throw Refusal("A job was added to a running mailbox.", "Add all jobs before begin().");
-  server_->slots.push_back({job, post, reply});
+  server_->slots.push_back({job, post, reply, rank});
+  server_->slots.back().job.skip_empty = true;
   server_->times.push_back({});
 }
 

@@ -1,7 +1,8 @@
 // The hand-over between a recorded GPU step and the worker pool, through flags in memory both can see.
 //
-// A step posts its jobs in a fixed order (one per layer that attends on the CPU). Job j has two words, each
-// on a cache line of its own, in memory that is pinned and mapped into the GPU:
+// A step posts the same jobs every time, about in the order in which they were added: one for each layer that
+// attends on the CPU, perhaps a second one. Of a few that are posted the one of the lowest rank is done first.
+// Job j has two words, each on a cache line of its own, in memory that is pinned and mapped into the GPU:
 //
 //   word / area       writer -> reader    meaning
 //   post[j]           GPU -> server       s: the query of job j of step s is complete
@@ -11,7 +12,9 @@
 //   1,
 //                                         which follows, on the same stream, the kernel that read them
 //   block table,      host -> workers     written before begin(s); may be overwritten after finish(s)
-//   tokens
+//   tokens            or GPU -> workers   written before post[j] = s, like the query
+//
+// Of a query head whose list is empty only the lse is written; what stands in its place of out is not read.
 //
 // Ordering. GPU to CPU: the posting kernel stores the query, then post[j] with release at system scope; PCIe
 // keeps posted writes in order, and the server's acquire load pairs with it. CPU to GPU: the pool's barrier
@@ -50,8 +53,8 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
 
   // Before the first begin(). The pointers stay the caller's and must outlive the mailbox, also an abandoned
-  // one.
-  void add(const AttendJob& job, uint32_t* post, uint32_t* reply);
+  // one. rank: what the GPU will wait for first has the lowest.
+  void add(const AttendJob& job, uint32_t* post, uint32_t* reply, int rank);
 
   // Arms the server for step `step` (never 0, never twice the same in a row) over the first `seqs` sequences.
   void begin(uint32_t step, int seqs);

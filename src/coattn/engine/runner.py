@@ -123,7 +123,7 @@ class Clock:
 
     def __init__(self, runtime: Runtime) -> None:
         self._attend = runtime.attend
-        self.foresees, self.foresee = runtime.foresees, runtime.foresee
+        self.foresees, self.foresee, self.aside = runtime.foresees, runtime.foresee, runtime.aside
         self.begin = time.monotonic_ns()
         self.spans: list[Span] = []
 

@@ -24,9 +24,15 @@ DEADLINE_S = 1.0
 """How long the GPU waits for one layer's answer, and the server for one layer's query."""
 
 
+Key = tuple[int, int]
+"""A job of a step: its layer, and whether it is the layer's first or second."""
+PIECE = 4 << 20
+"""Bytes of mapped memory that letters are cut from at a time."""
+
+
 @dataclass(frozen=True)
 class Letter:
-    """One layer's place in the mailbox: query there, answer back, and the two flags. Mapped host memory."""
+    """One job's place in the mailbox: query there, answer back, and the two flags. Mapped host memory."""
 
     q: Tensor
     out: Tensor
@@ -47,6 +53,12 @@ class LayerJob:
     blocks: Tensor
     scale: float
     picked: BlockList | None = None
+    turn: int = 0
+    """0 for a layer's first job of a step, 1 for its second."""
+
+    @property
+    def key(self) -> Key:
+        return self.layer, self.turn
 
 
 class Mailbox:
@@ -58,26 +70,30 @@ class Mailbox:
     def __init__(self, recording: Recording, shapes: dict[int, LayerShape], device: torch.device) -> None:
         self.frame, self.shapes, self.device = recording.frame, shapes, device
         self.batch = recording.frame.batch
-        self.letters = self._cut()
+        self.letters: dict[Key, Letter] = {}
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
-        self.order = {layer: i for i, layer in enumerate(shapes)}
-        self._stamps = torch.zeros(len(shapes), 3, dtype=torch.int64, device=device)
-        """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
+        self._stamps = torch.zeros(2 * len(shapes), 3, dtype=torch.int64, device=device)
+        """On the GPU's clock, in nanoseconds, in the order of the letters: query posted, the GPU's own part done,
+        answer seen. A layer's second job leaves the second column to the first."""
         self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
         self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._count = 0
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._answered: dict[Key, Any] = {}
+        """Events after which a job's answer can be read, of the step that is being recorded."""
         self._server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
         self._jobs: list[Any] = []
-        self._known: set[int] = set()
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._near: dict[Key, tuple[Tensor, Tensor]] = {}
+        """Copies of answers in GPU memory, of jobs that were posted from beside."""
 
     def add(self, job: LayerJob) -> None:
         """A layer of the step, in order; the second time it is only checked."""
-        if job.layer in self._known:
+        if job.key in self.letters:
             return
-        letter, shape = self.letters[job.layer], job.shape
+        letter, shape = self._cut(job.shape), job.shape
         reason = refuses(letter.q, job.blocks)
         if reason is not None:
             raise UnsupportedError(
@@ -97,31 +113,46 @@ class Mailbox:
             into=(letter.out, letter.lse),
             owners=None if picked.owners is None else self.frame.host("slots"),
         )
-        self._server.add(plan.job, letter.post.data_ptr(), letter.reply.data_ptr())
+        self._server.add(plan.job, letter.post.data_ptr(), letter.reply.data_ptr(), 2 * job.layer + job.turn)
         self._jobs.append(plan)
-        self._known.add(job.layer)
+        self.letters[job.key] = letter
 
-    def post(self, layer: int, q: Tensor) -> None:
-        """q `[rows, q_heads, d]` on its way to the CPU, and the wait for the answer, beside what the GPU does next."""
+    def post(self, key: Key, q: Tensor, beside: bool = False, needed: Tensor | None = None) -> None:
+        """q `[rows, q_heads, d]` on its way to the CPU, and the wait for the answer, beside what the GPU does next.
+
+        beside: the current stream is a side one already. needed: see `handover.wait`.
+        """
         from coattn.ops.triton import handover
 
-        letter, place = self.letters[layer], self.order[layer]
+        letter, place = self.letters[key], list(self.letters).index(key)
         q = q.contiguous()
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
+        here = torch.cuda.current_stream(self.device)
+        side = here if beside else self._side
+        if side is not here:
+            side.wait_stream(here)
+        with torch.cuda.stream(side):
             handover.post(q, letter.q, letter.post, self.step, self._stamp(place, 0))
-            handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(place, 2), DEADLINE_S)
-        q.record_stream(self._side)
+            needed = self.step if needed is None else needed
+            stamp = self._stamp(place, 2)
+            handover.wait(letter.reply, self.step, needed, self.failed, self.verdict, stamp, DEADLINE_S)
+            if beside and key[1] == 0:
+                # the answer is there long before it is wanted: then it had better be near
+                here_out, here_lse = self._copies(key)
+                handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
+            self._answered[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._answered[key].record(side)
+        q.record_stream(side)
 
     def stamp(self, layer: int) -> Tensor:
         """Where the GPU's own part of a layer leaves the time of its end."""
-        return self._stamp(self.order[layer], 1)
+        return self._stamp(list(self.letters).index((layer, 0)), 1)
 
-    def fetch(self, layer: int, rows: int) -> Split:
+    def fetch(self, key: Key, rows: int) -> Split:
         """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
-        torch.cuda.current_stream(self.device).wait_stream(self._side)
-        letter = self.letters[layer]
-        return Split(letter.out[:rows, None], letter.lse[:rows, None])
+        torch.cuda.current_stream(self.device).wait_event(self._answered.pop(key))
+        letter = self.letters[key]
+        out, lse = self._near.get(key, (letter.out, letter.lse))
+        return Split(out[:rows, None], lse[:rows, None])
 
     def begin(self, rows: int) -> None:
         """Arms the server for the replay that follows on the current stream."""
@@ -145,13 +176,17 @@ class Mailbox:
     def spans(self) -> list[Span]:
         """What each layer of the last step did when, on the host's monotonic clock."""
         server: list[tuple[int, int]] = self._server.times()
-        stamps = self._stamps.tolist()
+        stamps = dict(zip(self.letters, self._stamps.tolist(), strict=False))
         # the server sees a post about a microsecond after it was made: the closest pair sets one clock by the other
-        ahead = min((seen - stamp[0] for (seen, _), stamp in zip(server, stamps, strict=True)), default=0) - 1000
-        return [
-            Span(layer, stamp[0] + ahead, stamp[1] + ahead, stamp[2] + ahead, seen, done)
-            for layer, stamp, (seen, done) in zip(self.order, stamps, server, strict=True)
-        ]
+        pairs = zip(server, stamps.values(), strict=True)
+        ahead = min((seen - stamp[0] for (seen, _), stamp in pairs), default=0) - 1000
+        spans = []
+        for (layer, turn), (seen, done) in zip(self.letters, server, strict=True):
+            posted, ready, answered = stamps[layer, turn]
+            if turn:
+                ready = max(stamps[layer, 0][1:])
+            spans.append(Span(layer, posted + ahead, ready + ahead, answered + ahead, seen, done))
+        return spans
 
     def close(self) -> None:
         """Stops the server. One that does not come back keeps this memory, and its pool is given up."""
@@ -159,33 +194,32 @@ class Mailbox:
             _abandoned.append(self)
             native.abandon_pool()
 
+    def _copies(self, key: Key) -> tuple[Tensor, Tensor]:
+        if key not in self._near:
+            letter = self.letters[key]
+            out, lse = (torch.zeros_like(part, device=self.device) for part in (letter.out, letter.lse))
+            self._near[key] = out, lse
+        return self._near[key]
+
     def _stamp(self, place: int, which: int) -> Tensor:
         return self._stamps[place, which : which + 1]
 
-    def _cut(self) -> dict[int, Letter]:
-        areas = {}
-        size = 0
-        for layer, shape in self.shapes.items():
-            heads = self.batch * shape.q_heads
-            parts = (heads * shape.head_dim * shape.dtype.itemsize, heads * shape.head_dim * 4, heads * 4, LINE, LINE)
-            starts = []
-            for part in parts:
-                starts.append(size)
-                size += -(-part // LINE) * LINE
-            areas[layer] = (starts, parts)
-        memory = host_memory(size, self.device)
-        letters = {}
-        for layer, (starts, parts) in areas.items():
-            shape = self.shapes[layer]
-            q, out, lse, post, reply = (memory[s : s + n] for s, n in zip(starts, parts, strict=True))
-            letters[layer] = Letter(
-                q.view(shape.dtype).view(self.batch, shape.q_heads, shape.head_dim),
-                out.view(torch.float32).view(self.batch, shape.q_heads, shape.head_dim),
-                lse.view(torch.float32).view(self.batch, shape.q_heads),
-                post.view(torch.int32)[:1],
-                reply.view(torch.int32)[:1],
-            )
-        return letters
+    def _cut(self, shape: LayerShape) -> Letter:
+        heads = self.batch * shape.q_heads
+        sizes = (heads * shape.head_dim * shape.dtype.itemsize, heads * shape.head_dim * 4, heads * 4, LINE, LINE)
+        whole = [-(-size // LINE) * LINE for size in sizes]
+        if len(self._room) < sum(whole):
+            self._room = host_memory(max(PIECE, sum(whole)), self.device)
+        parts = torch.split(self._room[: sum(whole)], whole)
+        self._room = self._room[sum(whole) :]
+        q, out, lse, post, reply = (part[:size] for part, size in zip(parts, sizes, strict=True))
+        return Letter(
+            q.view(shape.dtype).view(self.batch, shape.q_heads, shape.head_dim),
+            out.view(torch.float32).view(self.batch, shape.q_heads, shape.head_dim),
+            lse.view(torch.float32).view(self.batch, shape.q_heads),
+            post.view(torch.int32)[:1],
+            reply.view(torch.int32)[:1],
+        )
 
 
 _abandoned: list[Mailbox] = []

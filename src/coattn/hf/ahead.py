@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ class Ahead:
         device = self.shapes[layer].device
         rope = rope_of(self.model, layer, hidden, options)
         there = None if rope is None else (rope[0].to(device), rope[1].to(device))
+        fused = getattr(self.layers[layer].forward, "query", None)
+        if fused is not None:
+            return cast("Tensor", fused(hidden, there))
         return query_of(self.modules[layer], self.shapes[layer], self.norms[layer](hidden.to(device)), there)
 
     @contextmanager
@@ -53,7 +56,7 @@ class Ahead:
             if not hasattr(runtime, "foresee") or not runtime.foresees(following):
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]
-            with torch.no_grad():
+            with torch.no_grad(), runtime.aside(following, hidden):
                 q = pack(self.predict(following, hidden, options), user.tokens)
                 runtime.foresee(following, q, self.scales[following])
 

@@ -26,6 +26,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 1 << 20,
         "tie_word_embeddings": False,
     },
+    "qwen3-14b": {
+        "model_type": "qwen3",
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": False,
+    },
     "llama-3-8b": {
         "model_type": "llama",
         "hidden_size": 4096,

@@ -32,6 +32,12 @@ class Call:
     scale: float
     step: Step
     store: Store
+    turn: int = 0
+    """1 for a layer that is attended a second time in the same step."""
+    beside: bool = False
+    """Whether what calls is itself beside the stream that the layers run on."""
+    needed: Tensor | None = None
+    """int32 `[1]` in a recorded step: the last step that wants the result; None: every step does."""
 
 
 @dataclass
@@ -71,6 +77,10 @@ class Place(Part):
 
     def arm(self, rows: int) -> None:
         """A recorded step of so many sequences is about to be replayed."""
+
+    def number(self) -> Tensor:
+        """int32 `[1]` on the GPU: the number of the recorded step that is being replayed; only host places."""
+        raise AttributeError(f"place {self.name!r} does not count steps")
 
     def settle(self) -> None:
         """The replay is over. Raises if this place's part of it failed."""

@@ -86,6 +86,10 @@ class Cpu(Place):
 
             self.mailbox = Mailbox(recording, dict(layers), device)
 
+    def number(self) -> Tensor:
+        assert self.mailbox is not None, "prepare() comes first"
+        return self.mailbox.step
+
     def _post(self, call: Call, picked: Selection, recording: Recording) -> Result:
         if picked.far is None:
             return lambda: AttnState.empty(call.q)
@@ -93,11 +97,13 @@ class Cpu(Place):
 
         mailbox = self.mailbox
         assert mailbox is not None, "prepare() comes first"
-        own = picked.far if picked.far.memory is not None else None
-        mailbox.add(LayerJob(call.layer, call.shape, _blocks(call, picked.far), call.scale, own))
-        mailbox.post(call.layer, call.q[:, 0])
-        recording.stamps[call.layer] = mailbox.stamp(call.layer)
-        return lambda: mailbox.fetch(call.layer, recording.rows)
+        own = picked.far if picked.far.memory is not None or picked.far.table.device.type == "cpu" else None
+        job = LayerJob(call.layer, call.shape, _blocks(call, picked.far), call.scale, own, call.turn)
+        mailbox.add(job)
+        mailbox.post(job.key, call.q[:, 0], call.beside, call.needed)
+        if not call.turn:
+            recording.stamps[call.layer] = mailbox.stamp(call.layer)
+        return lambda: mailbox.fetch(job.key, recording.rows)
 
 
 def _blocks(call: Call, far: BlockList) -> Tensor:

@@ -88,9 +88,12 @@ class GraphRunner:
         self.runtime.begin(step)
         try:
             far = self.frames.write(step) or self.always_far
-            self._write_inputs(tokens, history)
             rows = rung(self.rungs, len(slots))
-            recorded = self._recorded.get((rows, far)) or self.record(rows, far)
+            recorded = self._recorded.get((rows, far))
+            if recorded is None:
+                recorded = self.record(rows, far)
+                self.frames.write(step)
+            self._write_inputs(tokens, history)
             begin = time.monotonic_ns()
             self._replay(recorded, rows, far)
             self._last = (begin, time.monotonic_ns(), step, far)
@@ -104,8 +107,11 @@ class GraphRunner:
         return recorded.logits[: len(slots)]
 
     def record(self, rows: int, far: bool) -> Recorded:
-        """Records a step over what the frames hold now; run once for real, it would only write the same again."""
+        """Records a step. It runs once for real before, over frames in which every row is nobody's: what a step leaves
+        behind for the next one must not be left twice."""
         start = time.perf_counter()
+        self.frames.write(Step(Phase.DECODE, (), (), ()))
+        self._write_inputs((), ())
         graph = torch.cuda.CUDAGraph()
         with self.frames.recording(rows, far), self.fusion.active(), torch.no_grad():
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -121,9 +127,6 @@ class GraphRunner:
         return made
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Over frames in which every row is nobody's: recording then writes to no sequence."""
-        self.frames.write(Step(Phase.DECODE, (), (), ()))
-        self._write_inputs((), ())
         for rows in sorted({rung(self.rungs, size) for size in sizes or self.rungs}):
             for far in (False, True) if self.runtime.tiered() else (False,):
                 if (rows, far) not in self._recorded:
@@ -160,6 +163,7 @@ class GraphRunner:
         logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
         largest, best = logits.max(-1)
         self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
+        self.runtime.rejoin()
         return logits, self._best[:rows]
 
     def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+from torch import Tensor
 
 from coattn.part import Part
 from coattn.place.base import Call, Place, State
 from coattn.select.base import Select
+from coattn.store.frame import Recording
 from coattn.types import Selection
 
 
@@ -29,6 +33,10 @@ class Schedule(Part):
         """Tells the schedule whom it commands, and the layers it will see, in order."""
         self.places, self.select, self.layers = places, select, layers
 
+    def aside(self, layer: int, hidden: Tensor, recording: Recording | None) -> AbstractContextManager[None]:
+        """Inside this block a layer's query is made, of `hidden`, and foreseen."""
+        return nullcontext()
+
     def foresee(self, call: Call, picked: Selection) -> None:
         """Hears a layer's probable query and what it picks, in a decode step, before `launch`; only if `ahead`."""
 
@@ -44,6 +52,10 @@ class Schedule(Part):
         """The places whose part of the selection is there: an empty part costs kernels, and changes nothing."""
         found = [place for place in self.places if getattr(picked, place.covers) is not None]
         return found or [self.places[0]]
+
+    def notes(self) -> dict[str, int]:
+        """What a report should say of this schedule's work so far."""
+        return {}
 
     def release(self) -> None:
         """Stops what the schedule started."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +14,9 @@ from coattn.errors import ConfigError
 from coattn.ops.merge import merge_states
 from coattn.place.base import Call, Result, State
 from coattn.schedule.same_layer import SameLayer
+from coattn.schedule.second_look import SecondLook
 from coattn.state import AttnState
+from coattn.store.frame import Recording
 from coattn.types import BlockList, Selection, Step
 
 
@@ -24,6 +29,8 @@ class Started:
     step: Step
     far: BlockList | None
     results: list[Result]
+    made: Any = None
+    """In a recorded step: the event after which q is there."""
     again: BlockList | None = None
     """What has to be attended to once more, with the real query."""
 
@@ -45,10 +52,14 @@ class LayerAhead(SameLayer):
 
     bound: float = 0.8
     checked: int = field(init=False, default=0)
-    """KV heads, over sequences, layers and steps, whose prediction was compared with the real query."""
+    """KV heads, over sequences, layers and steps, whose prediction was compared with the real query; in recorded steps
+    `notes` counts them."""
     recomputed: int = field(init=False, default=0)
     """Of those, the ones whose CPU part was computed again."""
     _started: dict[int, Started] = field(init=False, repr=False, default_factory=dict)
+    _streams: list[Any] = field(init=False, repr=False, default_factory=list)
+    """Two, for every other layer: while one waits for the CPU's answer, the other makes the next query."""
+    _second: SecondLook = field(init=False, repr=False, default_factory=SecondLook)
 
     def __post_init__(self) -> None:
         if isinstance(self.bound, bool) or not isinstance(self.bound, int | float) or not -1 <= self.bound <= 1:
@@ -56,13 +67,34 @@ class LayerAhead(SameLayer):
                 f"bound is {self.bound!r}, but must be a cosine.", "Set bound to a number from -1 to 1, such as 0.8."
             )
 
+    @contextmanager
+    def aside(self, layer: int, hidden: Tensor, recording: Recording | None) -> Iterator[None]:
+        """In a recorded step all of this is beside the layer before; `launch` waits for it."""
+        if recording is None or hidden.device.type != "cuda":
+            yield
+            return
+        if not self._streams:
+            self._streams = [torch.cuda.Stream(hidden.device) for _ in range(2)]  # type: ignore[no-untyped-call]
+        stream = self._streams[layer % 2]
+        stream.wait_stream(torch.cuda.current_stream(hidden.device))
+        hidden.record_stream(stream)
+        with torch.cuda.stream(stream):
+            yield
+
     def foresee(self, call: Call, picked: Selection) -> None:
         places = [place for place in self.needed(picked) if place.asynchronous and picked.far is not None]
-        self._started[call.layer] = Started(call.q, call.step, picked.far, [p.start(call, picked) for p in places])
+        made = None
+        if _recorded(call):
+            made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            made.record()
+        if call.store.recording is not None:
+            call.store.recording.foreseen.add(call.layer)
+        results = [place.start(call, picked) for place in places]
+        self._started[call.layer] = Started(call.q, call.step, picked.far, results, made)
 
     def amend(self, call: Call, picked: Selection) -> Selection:
         started = self._started.get(call.layer)
-        if started is None or started.step is not call.step:
+        if started is None or started.step is not call.step or _recorded(call):
             return picked
         if self.bound <= -1:
             return Selection(picked.near, started.far)
@@ -76,6 +108,8 @@ class LayerAhead(SameLayer):
         started = self._started.pop(call.layer, None)
         if started is None or started.step is not call.step:
             return super().launch(call, picked)
+        if _recorded(call):
+            return self._launch_recorded(call, picked, started)
         inline = [place.run(call, picked) for place in self.needed(picked) if not place.asynchronous]
         states = inline + [fetch() for fetch in started.results]
         if self.bound <= -1:
@@ -85,13 +119,32 @@ class LayerAhead(SameLayer):
         real = [place.run(call, redo) for place in self.places if place.asynchronous]
         return [*inline, *(_instead(old, below) for old in states[len(inline) :]), *real]
 
+    def notes(self) -> dict[str, int]:
+        checked, recomputed = self._second.counts()
+        return {"checked_heads": self.checked + checked, "recomputed_heads": self.recomputed + recomputed}
+
     def release(self) -> None:
         self._started.clear()
+        self._second = SecondLook()
+
+    def _launch_recorded(self, call: Call, picked: Selection, started: Started) -> list[State]:
+        """Nothing here waits on the host: whether a head is attended again is known on the GPU alone."""
+        again = None
+        if self.bound > -1 and picked.far is not None:
+            place = next(place for place in self.places if place.asynchronous)
+            again = self._second.start(call, place, picked.far, started.q, started.made, self.bound)
+        states = [place.run(call, picked) for place in self.needed(picked) if not place.asynchronous]
+        parts = [fetch() for fetch in started.results]
+        return states + (parts if again is None else [again(part) for part in parts])
 
     def _below(self, predicted: Tensor, call: Call) -> Tensor:
         """`[seqs, kv_heads]`: whether any query head of the group was predicted worse than the bound allows."""
         cosine = torch.cosine_similarity(predicted[:, 0].float(), call.q[:, 0].float(), dim=-1)
         return cosine.view(len(cosine), call.shape.kv_heads, -1).amin(-1) < self.bound
+
+
+def _recorded(call: Call) -> bool:
+    return call.store.recording is not None and call.q.device.type == "cuda"
 
 
 def _instead(state: State, gone: Tensor) -> State:

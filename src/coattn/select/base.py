@@ -42,6 +42,10 @@ class Select(Part):
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         """What q `[seqs, queries, q_heads, head_dim]` attends to of what the store shows in this step."""
 
+    def foresee(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        """The same for a query that is only probable; of the result only what lies far is used."""
+        return self.pick(layer, q, store, step)
+
     def pick_ahead(self, layer: int, store: Store, step: Step) -> Selection:
         """The same before the layer's query is known; only rules that provide `query_free`."""
         raise AttributeError(f"select {self.name!r} needs the query")

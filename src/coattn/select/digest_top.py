@@ -72,6 +72,12 @@ class DigestTop(Select):
         return self.budget
 
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        return self._pick(layer, q, store, step, False)
+
+    def foresee(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
+        return self._pick(layer, q, store, step, True)
+
+    def _pick(self, layer: int, q: Tensor, store: Store, step: Step, ahead: bool) -> Selection:
         if q.shape[1] != 1 or layer < self.dense_layers:
             return store.view(layer, step)
         inside, beside = self._store.always()
@@ -80,6 +86,10 @@ class DigestTop(Select):
         self.last.pop(layer, None)
         if listed is None:
             return store.view(layer, step)
+        if store.recording is not None:
+            found = self._store.split(layer, q[:, 0], count, self.scale, self.slack, ahead)
+            if found is not None:
+                return found
         softcap = store.opening.layers[layer].softcap
         scores = score_blocks(
             q[:, 0],

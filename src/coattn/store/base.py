@@ -123,6 +123,10 @@ class Store(Part):
         """What a report on a decode step should say of this store, beside its bytes."""
         return {}
 
+    def counted(self) -> dict[str, int]:
+        """What the store has counted since it was opened. May wait for the GPU."""
+        return {}
+
     def assume(self, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
         """For benchmarks: sequences of so many tokens, of which nobody has asked anything, as if choices had been made.
 
@@ -176,6 +180,12 @@ class Store(Part):
     def average(self, layer: int) -> Average | None:
         """The average weights of the near entries that every decode step adds to, where somebody wants them."""
         return None
+
+    def after(self, layer: int, step: Step) -> None:
+        """A layer's attention in a decode step has been started; what follows may be beside it."""
+
+    def rejoin(self) -> None:
+        """The last of what a recorded step does: whatever was started beside it is waited for."""
 
     def reaches_far(self, step: Step) -> bool:
         """Whether a decode step may attend to anything far."""

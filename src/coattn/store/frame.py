@@ -90,6 +90,8 @@ class Recording:
     """Whether anything far is attended; a step without it is recorded for sequences that lie near altogether."""
     stamps: dict[int, Tensor] = field(default_factory=dict)
     """By layer: where the GPU's part leaves the time of its end, if somebody beside it wants to know."""
+    foreseen: set[int] = field(default_factory=set)
+    """Layers for which the CPU has been started before their turn."""
 
     @property
     def ids(self) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
     """
     if device.type != "cuda" or nbytes == 0:
         return torch.zeros(nbytes, dtype=torch.uint8)
+    if _reused is not None and nbytes >= Reused.LEAST:
+        return _reused.take(nbytes)
     from coattn import native
 
     size = -(-nbytes // UNIT) * UNIT
@@ -26,6 +30,48 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
     arena = native.Arena(UNIT, size, index)
     arena.grow(size)
     return arena.memory().view(-1)[:nbytes]
+
+
+class Reused:
+    """Large pieces of mapped memory that one store after another has: mapping it takes longer than most benchmarks.
+
+    Only what is asked for since the last `reset` is in use; it is not zeroed.
+    """
+
+    LEAST = 1 << 30
+    """Bytes of a piece that comes from here."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        from coattn import native
+
+        index = torch.cuda.current_device() if device.index is None else device.index
+        size = -(-most // UNIT) * UNIT
+        self._arena = native.Arena(UNIT, size, index)
+        self._arena.grow(size)  # at once: copies must not cross the border of two registrations
+        self._used = 0
+
+    def take(self, nbytes: int) -> Tensor:
+        start = self._used
+        self._used += -(-nbytes // UNIT) * UNIT
+        return self._arena.memory().view(-1)[start : start + nbytes]
+
+    def reset(self) -> None:
+        """Whoever had a piece is done with it."""
+        self._used = 0
+
+
+_reused: Reused | None = None
+
+
+@contextmanager
+def reusing(most: int, device: torch.device) -> Iterator[Reused | None]:
+    """Inside this block large pieces of mapped memory, `most` bytes together, are those of before; see `Reused`."""
+    global _reused
+    before, _reused = _reused, Reused(most, device) if device.type == "cuda" and most else None
+    try:
+        yield _reused
+    finally:
+        _reused = before
 
 
 class Growing:

@@ -54,7 +54,7 @@ struct World {
       job.block = kBlock;
       job.out = layer.out.data();
       job.lse = layer.lse.data();
-      mailbox.add(job, &layer.post, &layer.reply);
+      mailbox.add(job, &layer.post, &layer.reply, 0);
     }
   }
 

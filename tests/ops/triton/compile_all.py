@@ -15,19 +15,24 @@ from coattn.ops.triton import (
     handover,
     limits,
     linear,
+    look_again,
     merge,
     model,
+    pick_blocks,
     recall,
+    renew,
     score_digest,
     score_pq,
 )
 
-POINTERS = {"table": "*i32", "tokens": "*i32", "ids": "*i32", "places": "*i32", "spill": "*i32", "order": "*i32"} | {
-    "out": "*fp32", "lse": "*fp32", "stamp": "*i64", "post": "*i32", "step": "*i32", "reply": "*i32"
-} | {
-    "failed": "*i32", "verdict": "*i32", "scores": "*fp32", "values": "*fp32", "to": "*i32", "source": "*i32"
-}  # fmt: skip
-FLOATS = {"scale", "softcap", "eps", "alpha", "slack"}
+KINDS = {
+    "*i32": "table tokens ids places spill order post step reply failed verdict to source far_tokens window "
+    "window_tokens slots held chosen far_table present needed",
+    "*i64": "stamp moved counts",
+    "*fp32": "out lse scores values sums driven wanted worth",
+}
+POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
+FLOATS = {"scale", "softcap", "eps", "alpha", "slack", "bound", "noise", "wrong"}
 
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
@@ -40,10 +45,11 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "MEAN": False},
     ),
     (append._append, {"SPILL": True, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}),
-    (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "FOLLOW": True}),
+    (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "OTHER": True} | {"FOLLOW": True}),
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
     (handover._wait, {}),
+    (handover._receive, {"D": 80, "D_PAD": 128}),
     (linear._vector, {"BIAS": True, "RESIDUAL": True, "BN": 2, "BK": 4096, "FOLLOW": True}),
     (linear._few, {"BIAS": True, "RESIDUAL": True, "M": 16, "BN": 32, "BK": 128, "FOLLOW": False}),
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
@@ -53,8 +59,31 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (recall._recall, {"NUMBERS": 8192, "SIZE": 2048}),
     (
         score_digest._score_digest,
-        {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "PRECISION": "tf32"},
+        {
+            "GROUP": 4,
+            "GROUP_PAD": 16,
+            "ROWS": 64,
+            "D": 128,
+            "D_PAD": 128,
+            "HALVES": True,
+            "PARTS": True,
+            "CAP": True,
+        },
     ),
+    *(
+        (
+            pick_blocks._pick_blocks,
+            {"AHEAD": ahead, "DRIVEN": not ahead, "GROUP": 5, "BLOCK": 32, "N_PAD": 2048, "CHUNKS_PAD": 32, "K_PAD": 64}
+            | {"P_PAD": 64, "R_PAD": 2},
+        )
+        for ahead in (True, False)
+    ),
+    (
+        renew._renew,
+        {"RECALL": True, "MEAN": False, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
+    ),
+    (renew._bring, {"NUMBERS": 8192, "SIZE": 2048}),
+    (look_again._look_again, {"GROUP": 5, "GROUP_PAD": 8, "D": 128, "D_PAD": 128, "K_PAD": 64}),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
     (
         score_pq._score_pq,
@@ -71,14 +100,21 @@ def kind(kernel: Any, name: str) -> str:
     """The type of an argument, from its name."""
     if name in FLOATS:
         return "fp32"
-    if not name.endswith("_ptr") and name not in ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b"):
+    if name in ("out_here", "lse_here"):
+        return "*fp32"
+    if name.endswith("_out") and name not in ("q_out", "k_out"):
+        return "*fp32" if name in ("wanted_out", "worth_out", "values_out") else "*i32"
+    others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_c", "lse_c")
+    if not name.endswith("_ptr") and name not in others:
         return "i32"
+    if name == "far_ptr" and kernel in (pick_blocks._pick_blocks, look_again._look_again):
+        return "*i32"
     if kernel is limits._read:
         return "*i32"
     if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
         return "*bf16"
     if kernel is merge._merge:
-        return "*bf16" if name == "result_ptr" else "*fp32"
+        return {"result_ptr": "*bf16", "other_ptr": "*i32"}.get(name, "*fp32")
     if kernel is score_pq._score_pq and name == "codes_ptr":
         return "*u8"
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")

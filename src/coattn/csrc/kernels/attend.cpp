@@ -132,7 +132,7 @@ struct Work {
     }
     float* out = job.out + at * job.head_size;
     if (sum == 0) {
-      std::memset(out, 0, sizeof(float) * job.head_size);
+      if (!job.skip_empty) std::memset(out, 0, sizeof(float) * job.head_size);
       job.lse[at] = -kInf;
       return;
     }

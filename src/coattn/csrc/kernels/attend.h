@@ -44,6 +44,7 @@ struct AttendJob {
   float* lse;      // [seqs, q_tokens, q_heads]
   float* weights;  // [seqs, q_tokens, q_heads, max_tokens], zero past the list's end, or null
   int64_t max_tokens;
+  bool skip_empty;  // leave out as it is where a list is empty; lse is -inf
 };
 
 void attend(const AttendJob& job, WorkerPool& pool);

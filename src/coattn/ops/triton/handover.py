@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-ONE_PROGRAM = 1 << 16
+ONE_PROGRAM = 1 << 15
 """Elements of a query that one program copies by itself; larger ones are copied by a kernel of their own."""
 
 
@@ -34,10 +34,10 @@ def _post(q_ptr, there_ptr, post_ptr, step_ptr, stamp_ptr, count, COPY: tl.const
 
 
 @triton.jit
-def _wait(reply_ptr, step_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
+def _wait(reply_ptr, step_ptr, needed_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
     step = tl.load(step_ptr)
-    # once a wait of this step was given up, the later ones do not wait at all
-    if tl.load(failed_ptr, volatile=True) == 0:
+    # once a wait of this step was given up, the later ones do not wait at all; nor where nothing was asked for
+    if (tl.load(failed_ptr, volatile=True) == 0) & (tl.load(needed_ptr) == step):
         begin = tl_cuda.globaltimer()
         seen = tl.load(reply_ptr, volatile=True)
         late = begin < begin
@@ -50,6 +50,17 @@ def _wait(reply_ptr, step_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
     tl.store(stamp_ptr, tl_cuda.globaltimer())
 
 
+@triton.jit
+def _receive(out_ptr, lse_ptr, out_here, lse_here, D: tl.constexpr, D_PAD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lse = tl.load(lse_ptr + row)
+    tl.store(lse_here + row, lse)
+    # of an empty list only the log-sum-exp is there
+    if lse > float("-inf"):
+        d = tl.arange(0, D_PAD)
+        tl.store(out_here + row * D + d, tl.load(out_ptr + row * D + d, mask=d < D), mask=d < D)
+
+
 def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor, stamp: Tensor) -> None:
     """Copies contiguous q to mapped host memory `there`, then sets the word to the step's number."""
     count = q.numel()
@@ -59,6 +70,17 @@ def post(q: Tensor, there: Tensor, word: Tensor, step: Tensor, stamp: Tensor) ->
     _post[(1,)](q, there, word, step, stamp, count, COPY=alone, SIZE=8192, num_warps=16 if alone else 1)
 
 
-def wait(word: Tensor, step: Tensor, failed: Tensor, verdict: Tensor, stamp: Tensor, deadline_s: float) -> None:
-    """Until the word is the step's number, or the deadline; then `failed` in GPU memory and mapped `verdict` are 1."""
-    _wait[(1,)](word, step, failed, verdict, stamp, int(deadline_s * 1e9), num_warps=1)
+def wait(
+    word: Tensor, step: Tensor, needed: Tensor, failed: Tensor, verdict: Tensor, stamp: Tensor, deadline_s: float
+) -> None:
+    """Until the word is the step's number, or the deadline; then `failed` in GPU memory and mapped `verdict` are 1.
+
+    needed: does not wait unless it is the step's number too; the step itself: always waits.
+    """
+    _wait[(1,)](word, step, needed, failed, verdict, stamp, int(deadline_s * 1e9), num_warps=1)
+
+
+def receive(out: Tensor, lse: Tensor, out_here: Tensor, lse_here: Tensor) -> None:
+    """An answer out `[rows, q_heads, d]`, lse `[rows, q_heads]` from mapped host memory into GPU memory."""
+    d = out.shape[-1]
+    _receive[(lse.numel(),)](out, lse, out_here, lse_here, D=d, D_PAD=triton.next_power_of_2(d), num_warps=1)

@@ -18,15 +18,17 @@ def _read(out_ptr, lse_ptr, seq, head, q_heads, P: tl.constexpr, P_PAD: tl.const
     p = tl.arange(0, P_PAD)
     row = (seq * P + p) * q_heads + head
     lse = tl.load(lse_ptr + row, mask=p < P, other=float("-inf"))
-    out = tl.load(out_ptr + row[:, None] * D + d[None, :], mask=(p < P)[:, None] & (d < D)[None, :], other=0.0)
+    # of an empty piece only the log-sum-exp is read: the rest may be anything, and far away
+    some = lse > float("-inf")
+    out = tl.load(out_ptr + row[:, None] * D + d[None, :], mask=some[:, None] & (d < D)[None, :], other=0.0)
     return lse, out
 
 
 @triton.jit
 def _merge(
-    out_a, lse_a, out_b, lse_b, result_ptr, q_heads,
+    out_a, lse_a, out_b, lse_b, out_c, lse_c, other_ptr, result_ptr, q_heads, group,
     A: tl.constexpr, A_PAD: tl.constexpr, B: tl.constexpr, B_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    FOLLOW: tl.constexpr,
+    OTHER: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -37,6 +39,10 @@ def _merge(
     lse, out = _read(out_a, lse_a, seq, head, q_heads, A, A_PAD, D, d)
     top = tl.max(lse, 0)
     if B > 0:
+        if OTHER:  # noqa: SIM102
+            if tl.load(other_ptr + seq * (q_heads // group) + head // group) > 0:
+                out_b = out_c
+                lse_b = lse_c
         more_lse, more_out = _read(out_b, lse_b, seq, head, q_heads, B, B_PAD, D, d)
         top = tl.maximum(top, tl.max(more_lse, 0))
     # nothing attended at all: every weight is exp(-inf) = 0, and the result is 0
@@ -54,15 +60,18 @@ def _merge(
 
 
 def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The normalised output `[seqs, q_heads, d]` over one or two sets of pieces."""
+    """The normalised output `[seqs, q_heads, d]` over one or two sets of pieces; only the second may have another."""
     first, second = pieces[0], pieces[-1]
     seqs, a, q_heads, d = first.out.shape
     b = second.out.shape[1] if len(pieces) > 1 else 0
     result = torch.empty(seqs, q_heads, d, dtype=dtype, device=device)
+    other = second.other
+    third = (second.out, second.lse, second.lse) if other is None else (other.out, other.lse, other.heads)
+    group = 1 if other is None else q_heads // other.heads.shape[1]
     _merge[(seqs, q_heads)](
-        first.out, first.lse, second.out, second.lse, result, q_heads,
+        first.out, first.lse, second.out, second.lse, *third, result, q_heads, group,
         A=a, A_PAD=triton.next_power_of_2(a), B=b, B_PAD=triton.next_power_of_2(max(1, b)),
-        D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+        D=d, D_PAD=triton.next_power_of_2(d), OTHER=other is not None, num_warps=4,
         # after a join the kernel in front is on another stream too, so nothing may start early
         **(options(seqs) if b == 0 else {"FOLLOW": False}),
     )  # fmt: skip

@@ -44,6 +44,12 @@ class Digested(Protocol):
         of them count.
         """
 
+    def split(self, layer: int, q: Tensor, count: int, scale: float, slack: float, ahead: bool) -> Selection | None:
+        """While a step is recorded: candidates, scores, `count` picks and `divide` in one, where the store has it.
+
+        q: `[seqs, q_heads, d]`. ahead: the query is a foreseen one. None: the store has no such way.
+        """
+
     def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
         """The layer's attention has been started: scores `[seqs, kv_heads, n]` of the candidates, and what was picked.
 

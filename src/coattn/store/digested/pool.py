@@ -62,6 +62,9 @@ class DigestPool(Pool):
         tokens = counts * self.block - (-listed.tokens % self.block)
         return Selection(BlockList(table, tokens.clamp(min=0).to(torch.int32), k * self.block))
 
+    def split(self, layer: int, q: Tensor, count: int, scale: float, slack: float, ahead: bool) -> Selection | None:
+        return None
+
     def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
         pass
 

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
+from coattn.ops.lists import Residents as Pool
+from coattn.ops.lists import Rows
+from coattn.ops.pick_blocks import pick_blocks, score_parts
 from coattn.ops.recall import recall
+from coattn.ops.reference.drive import Drift, Driven, drive
+from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
 from coattn.store.digested.digest import HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.digested.picks import Picks, rows_of
 from coattn.store.digested.residency import Residency, compact, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
@@ -29,7 +35,6 @@ class Residents(Arena):
 
     name = "residents"
     provides = frozenset({"near", "far", "all_tokens", "digests"})
-    recordable = False
     help_text = {
         "block": "tokens per block",
         **HELP,
@@ -51,6 +56,8 @@ class Residents(Arena):
     slack: float = 1.0
     _new: set[int] = field(init=False, repr=False, default_factory=set)
     """Slots whose residents are to be chosen before their next decode step."""
+    _drift: Drift | None = field(init=False, repr=False, default=None)
+    _recorded: Picks | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,8 +92,11 @@ class Residents(Arena):
             i: torch.zeros(opening.seqs, s.q_heads, s.head_dim, dtype=s.dtype, device=s.device)
             for i, s in opening.layers.items()
         }
-
         self._scales = dict.fromkeys(opening.layers, 1.0)
+
+    def release(self) -> None:
+        self._recorded = None
+        super().release()
 
     def plan(self, step: Step) -> None:
         super().plan(step)
@@ -104,32 +114,104 @@ class Residents(Arena):
                 self._queries[layer][slot] = q[end - 1]
                 self._new.add(slot)
 
-    def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        super().append(layer, k, v, step)
-        if self.recording is not None:
-            spill, ids = self.recording.spill, self.recording.ids
-            assert spill is not None, "an arena's frames have it"
-            whole = self.window[layer][ids.long()]
-            self._digested.write_digests(layer, spill.long().where(spill >= 0, self.far.capacity), whole)
-            self._admit(layer, step, ids, spill >= 0)
-        elif step.phase is Phase.DECODE and any(length % self.block == 0 for length in step.lengths):
-            near = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
-            full = self._lengths(layer, step) % self.block == 0
-            self._admit(layer, step, torch.tensor(near, dtype=torch.int32, device=k.device), full)
-
-    def _admit(self, layer: int, step: Step, ids: Tensor, full: Tensor) -> None:
+    def after(self, layer: int, step: Step) -> None:
         """Blocks of the window that are full now become residents while there are empty places."""
-        numbers = self._lengths(layer, step) // self.block - 1
-        to = self.residency.admit(layer, numbers, self._slots(layer, step), full)
-        recall(self.near[layer], self.near[layer], to, ids[:, None, None].expand_as(to))
+        if self.recording is not None:
+            self._picks().beside(lambda: self._renew(layer))
+        elif any(length % self.block == 0 for length in step.lengths):
+            near = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
+            lengths = self._lengths(layer, step)
+            ids = torch.tensor(near, dtype=torch.int32, device=lengths.device)
+            full, slots = lengths % self.block == 0, self._slots(layer, step)
+            to = self.residency.admit(layer, lengths // self.block - 1, slots, full)
+            recall(self.near[layer], self.near[layer], to, ids[:, None, None].expand_as(to))
+
+    @property
+    def picks(self) -> Picks | None:
+        """What recorded steps pick; None before one was recorded."""
+        return self._recorded
+
+    def rejoin(self) -> None:
+        if self._recorded is not None:
+            self._recorded.rejoin()
+
+    def split(self, layer: int, q: Tensor, count: int, scale: float, slack: float, ahead: bool) -> Selection | None:
+        recording = self.recording
+        assert recording is not None, "only while a step is recorded"
+        rows, picks = rows_of(recording), self._picks()
+        foreseen = layer in recording.foreseen
+        lists = picks.lists(layer, ahead, foreseen, min(count, rows.far.shape[1]))
+        softcap = self.opening.layers[layer].softcap
+        scores = score_parts(q, self.digests(layer), rows, self.block, scale, softcap, slack)
+        driven = None if self._drift is None else Driven(self._drift, layer)
+        pick_blocks(scores, rows, self._pool(layer), lists, ahead, driven)
+        # the CPU's side of a recorded step knows its number of sequences by itself
+        some = slice(None) if lists.far.device != q.device else slice(recording.rows)
+        far = BlockList(lists.far[some], lists.far_tokens[some], self.block * lists.far.shape[-1])
+        if ahead:
+            return Selection(None, far)
+        table = lists.near[: recording.rows]
+        return Selection(BlockList(table, lists.near_tokens[: recording.rows], self.block * table.shape[-1]), far)
+
+    def _renew(self, layer: int) -> None:
+        recording = self.recording
+        assert recording is not None
+        picks = self._picks()
+        lists = picks.of(layer, layer in recording.foreseen) if recording.far else None
+        interval = 0 if lists is None else self._interval(layer)
+        lists = lists or picks.nothing(layer)
+        far, digests = self.far[layer], Digests(self.digests(layer), self.digest)
+        pool, due = self._pool(layer), Due(interval, layer)
+        renew(self.near[layer], far, digests, rows_of(recording), pool, lists, due, picks.moved)
+
+    def _interval(self, layer: int) -> int:
+        return self.recall_interval if self._intervals is None else self._intervals[layer]
+
+    def _pool(self, layer: int) -> Pool:
+        return Pool(self.residency.held[layer], self.residency.first, self.block)
+
+    def _picks(self) -> Picks:
+        assert self.recording is not None
+        if self._recorded is None:
+            layers = dict(self.opening.layers)
+            self._recorded = Picks(layers, self.recording.frame.batch, self.ring, lambda _: self.places)
+        return self._recorded
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         super().truncate(slot, length, keep)
         self.residency.forget(slot, keep // self.block)
 
     def attended(self, step: Step) -> tuple[float, float]:
-        found = self.residency.counts()
+        found = self.residency.counts() if self._recorded is None else self._recorded.attended(step.seqs)
         return super().attended(step) if found is None else found
+
+    def counted(self) -> dict[str, int]:
+        if self._recorded is None:
+            return {}
+        shape = next(iter(self.opening.layers.values()))
+        return {"recalled_bytes": int(self._recorded.moved) * self.block * shape.token_bytes // shape.kv_heads}
+
+    def drive(self, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+        """For benchmarks: recorded steps pick by scores that change so, whatever the queries are.
+
+        Residents are what would have been picked `age` steps before these sequences had this length.
+        """
+        self._drift = drift
+        assert self.table.rows is not None, "open() was not fixed"
+        width, blocks = self.table.rows.shape[1], self._first_near(length + 1)
+        for layer, shape in self.opening.layers.items():
+            whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
+            table = torch.zeros(len(slots), width, dtype=torch.int32, device=shape.device)
+            zero = torch.zeros_like(whole)
+            rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
+            scores = drive(rows, shape.kv_heads, Driven(drift, layer), False)[..., :blocks]
+            best = scores.topk(min(self.places, blocks), -1).indices
+            self.residency.held[layer][: len(slots), :, : best.shape[-1]] = best.int()
+
+    def fill_randomly(self) -> None:
+        super().fill_randomly()
+        for layer in self.opening.layers:
+            self.digests(layer).normal_()
 
     def columns(self) -> dict[str, int]:
         return {**super().columns(), "slots": 0}
@@ -168,7 +250,7 @@ class Residents(Arena):
     def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
         """Recall: every few steps of a sequence, and at another one in every layer, its misses take the places of the
         residents with the lowest scores. They are used from the next step on."""
-        interval = self.recall_interval if self._intervals is None else self._intervals[layer]
+        interval = self._interval(layer)
         if not interval:
             return
         slots = self._slots(layer, step)
@@ -224,15 +306,10 @@ class Residents(Arena):
         self._digested.write_digests(layer, torch.tensor(ids, device=k.device), blocks)
 
     def _slots(self, layer: int, step: Step) -> Tensor:
-        if self.recording is not None:
-            return self.recording.frame.there("slots", self.recording.rows).long()
         device = self.opening.layers[layer].device
         return self._once(("slots", device), lambda: torch.tensor(step.slots, device=device))
 
     def _lengths(self, layer: int, step: Step) -> Tensor:
-        if self.recording is not None:
-            frame, rows = self.recording.frame, self.recording.rows
-            return frame.there("near_tokens", rows) + frame.there("far_tokens", rows)
         device = self.opening.layers[layer].device
         return self._once(("lengths", device), lambda: torch.tensor(step.lengths, device=device))
 
@@ -246,9 +323,7 @@ class Residents(Arena):
         )
 
     def _to_host(self, layer: int, far: BlockList) -> BlockList | None:
-        """What the CPU is asked for. Waits for the GPU, but in a recorded step."""
-        if self.recording is not None:
-            return far
+        """What the CPU is asked for. Waits for the GPU."""
         table, tokens = far.table.cpu(), far.tokens.cpu()
         longest = int(tokens.max())
         return BlockList(table, tokens, longest) if longest else None

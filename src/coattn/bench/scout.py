@@ -1,0 +1,221 @@
+"""The figures of the ScoutAttention paper as cases of the decode bench, with batches as large as fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from coattn.bench.decode import Bench, Case, Ready, Row
+from coattn.bench.drift import noise_for
+from coattn.hf.architectures import describe_layers
+from coattn.ops.reference.drive import Drift
+from coattn.store.digested.residents import Residents
+from coattn.store.host_memory import reusing
+from coattn.types import LayerShape
+
+BLOCK = 32
+CHANGE = 0.124
+"""Share of the picked blocks that are new in every step: `drift.bound` of results/attention_smollm2.json."""
+PERIOD = 1000
+"""Steps after which every block's lasting score has been drawn anew."""
+AGE = 256
+"""Without recall: steps since the residents were chosen, the mean over an answer of 512 tokens."""
+WARM = 10
+"""Steps in which pools fill, and every layer is recalled once by default."""
+RESERVE = 1 << 30
+"""Bytes of a GPU that neither weights nor KV can have: CUDA's own, activations, graphs."""
+SPARE_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    context: Sequence[int]
+    batch: Sequence[int]
+    """Where a figure fixes it; elsewhere the largest that fits, and no larger than the largest of these."""
+    budget: int
+    change: float
+    wrong: float
+    """Share of the scores that a prediction gets wrong."""
+    params: dict[str, Any]
+    """More parameters of `scout`."""
+    blocks: Sequence[int] = (16, 32, 64)
+
+
+class Fits:
+    """How many sequences of a method fit in so much memory."""
+
+    def __init__(self, layers: Sequence[LayerShape], gpu: int | None, host: int | None) -> None:
+        """gpu, host: bytes for KV, None for no limit."""
+        self.token = sum(shape.token_bytes for shape in layers)
+        self.gpu, self.host = gpu, host
+
+    def batch(self, case: Case, most: int) -> int:
+        """The largest batch of a case, at most `most`; 0: not even one."""
+        near, far = self.bytes(case)
+        counts = [most]
+        if self.gpu is not None and near:
+            counts.append(self.gpu // near)
+        if self.host is not None and far:
+            counts.append(self.host // far)
+        return max(0, min(counts))
+
+    def bytes(self, case: Case) -> tuple[int, int]:
+        """Of one sequence, in GPU memory and in DRAM."""
+        block = int(case.params.get("block", BLOCK))
+        tokens = -(-(case.context + SPARE_TOKENS) // block) * block
+        whole, digests = tokens * self.token, tokens // block * self.token
+        window = int(case.params.get("window_blocks", 2)) * block * self.token
+        if case.method == "full":
+            return whole, 0
+        if case.method == "quest":
+            return whole + digests, 0
+        if case.method == "scout":
+            return int(case.params["budget"]) * self.token + window + digests, whole
+        return window + block * self.token, int(whole * (1 + float(case.params.get("context", 0.0))))
+
+
+class ScoutBench(Bench):
+    """Adds what was picked to the notes: how much of it changes, how much the CPU has.
+
+    All rows have the same mapped memory, one after another.
+    """
+
+    def run(self, cases: list[Case], seconds: float) -> Iterator[Row]:
+        fits = Fits(describe_layers(self.model), None, None)
+        most = max((case.batch * fits.bytes(case)[1] for case in cases), default=0)
+        with reusing(most + (1 << 30), self.device) as memory:
+            for case in cases:
+                if memory is not None:
+                    memory.reset()
+                yield from super().run([case], seconds)
+
+    def _after(self, case: Case, ready: Ready) -> dict[str, float]:
+        stores = [parts.store for parts in ready.runtime.groups if isinstance(parts.store, Residents)]
+        if not stores or stores[0].picks is None:
+            return {}
+        store, picks, changed, ratio = stores[0], stores[0].picks, [], []
+        before = None
+        for _ in range(4):
+            ready.step()
+            now = picks.chosen(case.batch)
+            if before is not None:
+                changed.append(_changed(before, now))
+            before = now
+            ratio.append((picks.attended(case.batch) or (0.0, 0.0))[1] / case.batch / store.budget)
+        return {"change": sum(changed) / len(changed), "cpu_of_budget": sum(ratio) / len(ratio)}
+
+
+def _changed(before: torch.Tensor, now: torch.Tensor) -> float:
+    """Share of the blocks picked now, `[layers, seqs, kv_heads, k]`, that were not picked before."""
+    return 1 - float((now[..., :, None] == before[..., None, :]).any(-1).float().mean())
+
+
+def scout(asked: Asked, context: int, batch: int = 1, **params: Any) -> Case:
+    """The row of the paper, picks driven to the change rate that was asked for."""
+    given = {"budget": asked.budget, "block": BLOCK, **asked.params, **params}
+    blocks, window = context // given["block"], int(given.get("window_blocks", 2))
+    count = min(given["budget"] // given["block"] - window, blocks)
+    noise = noise_for(asked.change, blocks, count) if count < blocks else 0.0
+    return Case("scout", batch, context, given, drift=Drift(noise, PERIOD, asked.wrong), warm=WARM)
+
+
+def hgca(asked: Asked, context: int, batch: int = 1) -> Case:
+    """With the same budget: half of it the window, half the CPU's."""
+    window = asked.budget // 2
+    kept = min(1.0, (asked.budget - window) / max(1, context - window))
+    params = {"window_blocks": window // BLOCK, "block": BLOCK, "context": min(1.0, 1.25 * kept + 0.02)}
+    return Case("hgca", batch, context, params, (kept,))
+
+
+def methods(asked: Asked, fits: Fits) -> list[Case]:
+    """Figure 8: throughput by input length, each method with the largest batch that fits."""
+    cases = []
+    for context in asked.context:
+        rows = [
+            Case("full", 1, context, {"block": BLOCK}),
+            Case("offload", 1, context, {"block": BLOCK, "window_blocks": asked.budget // BLOCK}),
+            Case("quest", 1, context, {"block": BLOCK, "budget": asked.budget}),
+            hgca(asked, context),
+            scout(asked, context),
+        ]
+        cases += largest(rows, asked, fits)
+    return cases
+
+
+def batches(asked: Asked, fits: Fits) -> list[Case]:
+    """Figure 9: throughput by batch size."""
+    rows = [make(asked, c, b) for c in asked.context for b in asked.batch for make in (hgca, scout)]
+    return [row for row in rows if fits.batch(row, row.batch) == row.batch]
+
+
+def block_sizes(asked: Asked, fits: Fits) -> list[Case]:
+    """Figure 10: throughput by block size; larger blocks have fewer digests, so more sequences fit."""
+    return largest([scout(asked, c, block=b) for c in asked.context for b in asked.blocks], asked, fits)
+
+
+def breakdown(asked: Asked, fits: Fits) -> list[Case]:
+    """Figures 3 and 11: how long the GPU waits, at the same batch."""
+    return batches(asked, fits)
+
+
+def ablation(asked: Asked, fits: Fits) -> list[Case]:
+    """Figure 12: without both, with recall, with pre-computation, with both."""
+    cases = []
+    for context in asked.context:
+        whole = scout(asked, context)
+        batch = fits.batch(whole, max(asked.batch))
+        for ahead in (False, True):
+            for interval in (0, int(whole.params.get("recall_interval", 8))):
+                params = {**whole.params, "recall_interval": interval}
+                if not ahead:
+                    params.pop("bound", None)
+                schedule, age = None if ahead else "same_layer", 0 if interval else AGE
+                cases.append(replace(whole, batch=batch, params=params, schedule=schedule, age=age))
+    return [case for case in cases if case.batch]
+
+
+def lengths(asked: Asked, fits: Fits) -> list[Case]:
+    """Step time by input length at fixed batch and budget."""
+    rows = [scout(asked, c, b) for b in asked.batch for c in asked.context]
+    return [row for row in rows if fits.batch(row, row.batch) == row.batch]
+
+
+def largest(rows: list[Case], asked: Asked, fits: Fits) -> list[Case]:
+    """Each row with the largest batch that fits; without those of which none does."""
+    sized = [replace(row, batch=fits.batch(row, max(asked.batch))) for row in rows]
+    return [row for row in sized if row.batch]
+
+
+FIGURES: dict[str, Callable[[Asked, Fits], list[Case]]] = {
+    "3": breakdown,
+    "8": methods,
+    "9": batches,
+    "10": block_sizes,
+    "11": breakdown,
+    "12": ablation,
+    "lengths": lengths,
+}
+"""Figure of the paper -> its cases; `lengths` is ours."""
+
+
+def speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens per second of each row, as a multiple of every other method's at the same context."""
+    found = []
+    for row in rows:
+        for other in rows:
+            if row["context"] == other["context"] and row["method"] == "scout" and other["method"] != "scout":
+                found.append(
+                    {
+                        "context": row["context"],
+                        "batch": row["batch"],
+                        "over": other["method"],
+                        "its_batch": other["batch"],
+                        "times": row["tokens_per_s"] / other["tokens_per_s"],
+                    }
+                )
+    return found

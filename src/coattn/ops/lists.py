@@ -1,0 +1,58 @@
+"""What a recorded step with residents reads and leaves behind: tensors at fixed addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The frame of a decode step, on its device: `[seqs]` int32 each but for the two lists `[seqs, n]`."""
+
+    far: Tensor
+    """Arena blocks that may be picked."""
+    far_tokens: Tensor
+    """Tokens in them; every one is full."""
+    window: Tensor
+    window_tokens: Tensor
+    slots: Tensor
+    ids: Tensor
+    """The near block of the new token."""
+    spill: Tensor
+    """The arena block that it becomes when it is full now; negative: it is not."""
+
+
+@dataclass(frozen=True)
+class Residents:
+    """One layer's pool: place p of slot s is block `first + s * places + p` of near memory.
+
+    held: `[slots + 1, kv_heads, places]` int32 block numbers, -1 for none; the last row is nobody's.
+    """
+
+    held: Tensor
+    first: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What one layer picked: `[seqs, kv_heads, ..]` each.
+
+    Owner: the store, one for each layer, and one more for picks that were made ahead. Writer: `pick_blocks`. Readers:
+    the attention of the same layer, the CPU's workers, `renew`; all before the next step begins.
+    """
+
+    near: Tensor
+    """int32 near blocks: picked residents, then the window."""
+    near_tokens: Tensor
+    far: Tensor
+    """int32 arena blocks that were picked and are not resident; in mapped host memory where the CPU reads it."""
+    far_tokens: Tensor
+    chosen: Tensor
+    """int32 numbers of all picked blocks, rising."""
+    wanted: Tensor
+    """float32, of each chosen one: its score if it is missing, else -inf."""
+    worth: Tensor
+    """float32, of each place of the pool: the score of its block, inf if it was picked, -inf if there is none."""

@@ -1,0 +1,36 @@
+"""`pick_blocks`: the best blocks of each KV head, split by where they lie, in one kernel."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.drive import Driven
+from coattn.ops.reference.pick_blocks import Scores
+from coattn.ops.reference.pick_blocks import pick_blocks as reference
+from coattn.ops.reference.pick_blocks import score_parts as score_reference
+
+__all__ = ["Scores", "pick_blocks", "score_parts"]
+
+
+def score_parts(
+    q: Tensor, digests: Tensor, rows: Rows, block: int, scale: float, softcap: float | None, slack: float
+) -> Scores:
+    """q `[seqs, q_heads, d]` against the digests of the blocks that may be picked; see the reference."""
+    if q.device.type == "cuda":
+        from coattn.ops.triton.score_digest import score_parts as kernel
+
+        return kernel(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
+    return score_reference(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
+
+
+def pick_blocks(
+    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
+) -> None:
+    """Fills `lists` by these scores; see the reference."""
+    if scores.blocks.device.type == "cuda":
+        from coattn.ops.triton.pick_blocks import pick_blocks as kernel
+
+        kernel(scores, rows, pool, lists, ahead, driven)
+    else:
+        reference(scores, rows, pool, lists, ahead, driven)

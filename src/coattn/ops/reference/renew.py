@@ -1,0 +1,62 @@
+"""Residents after a layer's attention: what was missed comes in, and what has just become full."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.digest import digest
+from coattn.ops.reference.recall import recall
+
+
+class Digests(NamedTuple):
+    """Of a layer's arena blocks, `[n, kv_heads, 2, d]`, and what they are."""
+
+    memory: Tensor
+    kind: str
+
+
+class Due(NamedTuple):
+    """A sequence is due when its length and `shift` together are a multiple of `interval`; 0: never."""
+
+    interval: int
+    shift: int
+
+
+def renew(
+    near: Tensor, far: Tensor, digests: Digests, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+) -> None:
+    """Where a sequence is due, the best missed blocks take the places of residents with lower scores, the lowest first.
+
+    Then a near block that is full now gets its digest, and an empty place where there is one. moved: `[1]` int64, to
+    which the blocks that were brought from the arena are added.
+    """
+    seqs, slots, places = len(rows.slots), rows.slots.long(), pool.held.shape[-1]
+    held = pool.held[slots]
+    home = (pool.first + slots[:, None, None] * places + torch.arange(places, device=near.device)).expand_as(held)
+    length = rows.far_tokens + rows.window_tokens
+    if due.interval:
+        wanted, order = lists.wanted[:seqs].sort(dim=-1, descending=True, stable=True)
+        worth, place = lists.worth[:seqs].sort(dim=-1, stable=True)
+        some = min(wanted.shape[-1], places)
+        wanted, order, worth, place = (x[..., :some] for x in (wanted, order, worth, place))
+        take = (wanted > worth) & ((length + due.shift) % due.interval == 0)[:, None, None]
+        number = lists.chosen[:seqs].gather(-1, order).where(take, 0)
+        source = rows.far[:, None].expand(-1, held.shape[1], -1).gather(2, number.long())
+        recall(near, far, home.gather(-1, place).where(take, -1), source)
+        held = held.scatter(-1, place, number.where(take, held.gather(-1, place)))
+        moved += take.sum()
+    full = rows.spill >= 0
+    ids = rows.ids.long()[full]
+    digests.memory[rows.spill.long()[full]] = digest(near[ids][:, :, 0], digests.kind)
+    empty = held == -1
+    place = empty.int().argmax(-1, keepdim=True)
+    take = empty.any(-1, keepdim=True) & full[:, None, None]
+    number = (length // pool.block - 1)[:, None, None].int().where(take, held.gather(-1, place))
+    held = held.scatter(-1, place, number)
+    recall(near, near, home.gather(-1, place).where(take, -1), rows.ids[:, None, None].expand_as(place))
+    somebody = slots != len(pool.held) - 1
+    pool.held[slots[somebody]] = held[somebody]

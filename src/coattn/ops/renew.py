@@ -1,0 +1,23 @@
+"""`renew`: a pool's residents after a layer's attention: misses come in, full blocks of the window too."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.renew import Digests, Due
+from coattn.ops.reference.renew import renew as reference
+
+__all__ = ["Digests", "Due", "renew"]
+
+
+def renew(
+    near: Tensor, far: Tensor, digests: Digests, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+) -> None:
+    """near, far `[n, kv_heads, 2, block, d]`; see the reference."""
+    if near.device.type == "cuda":
+        from coattn.ops.triton.renew import renew as kernel
+
+        kernel(near, far, digests, rows, pool, lists, due, moved)
+    else:
+        reference(near, far, digests, rows, pool, lists, due, moved)

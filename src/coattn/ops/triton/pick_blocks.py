@@ -1,0 +1,146 @@
+"""`pick_blocks`: one program for each sequence and KV head; the lowest picked score is found by halving."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.drive import Drift, Driven
+from coattn.ops.reference.pick_blocks import Scores
+from coattn.ops.triton.drive import drive
+
+LEAST = tl.constexpr(-2147483648)
+MOST = tl.constexpr(2147483647)
+
+
+@triton.jit
+def _values(
+    scores_ptr, sums_ptr, row, there, n, blocks, chunks,
+    GROUP: tl.constexpr, CHUNKS_PAD: tl.constexpr, N_PAD: tl.constexpr,
+):  # fmt: skip
+    """float32 [N_PAD]: the log of the sum of the group's softmaxes, block by block."""
+    best = tl.full([N_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([N_PAD], tl.float32)
+    c = tl.arange(0, CHUNKS_PAD)
+    for g in tl.static_range(GROUP):
+        at = row * GROUP + g
+        part = tl.load(sums_ptr + at * chunks + c, mask=c < chunks, other=float("-inf"))
+        top = tl.max(part, 0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        whole = top + tl.log(tl.sum(tl.exp(part - top), 0))
+        x = tl.load(scores_ptr + at * blocks + n, mask=there, other=float("-inf")) - whole
+        higher = tl.maximum(best, x)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(best - shift) + tl.exp(x - shift)
+        best = higher
+    return best + tl.log(total)
+
+
+@triton.jit
+def _pick_blocks(
+    scores_ptr, sums_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
+    near_out, near_tokens_out, far_out, far_tokens_out, chosen_out, wanted_out, worth_out, values_out,
+    heads, blocks, chunks, most, places, ring, first, far_seq, window_seq, layer, period, noise, wrong,
+    AHEAD: tl.constexpr, DRIVEN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, N_PAD: tl.constexpr,
+    CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
+):  # fmt: skip
+    seq = tl.program_id(0).to(tl.int64)
+    row = seq * heads + tl.program_id(1)
+    n = tl.arange(0, N_PAD)
+    full = tl.load(far_tokens_ptr + seq) // BLOCK
+    slot = tl.load(slots_ptr + seq).to(tl.int64)
+    p = tl.arange(0, P_PAD)
+    held = tl.load(held_ptr + (slot * heads + tl.program_id(1)) * places + p, mask=p < places, other=-2)
+    there = n < full
+    value = _values(scores_ptr, sums_ptr, row, there, n, blocks, chunks, GROUP, CHUNKS_PAD, N_PAD)
+    if DRIVEN:
+        # a log of shares is never that large, but only we know: the real scores cost what they cost
+        length = tl.load(far_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)
+        pool = slot.to(tl.int32) * heads + tl.program_id(1)
+        other = drive(n, pool, blocks, length, layer, period, noise, wrong, AHEAD)
+        value = other + tl.where(value > 1e30, 1.0, 0.0)
+    # whole numbers in the order of the scores: the bits of a float, those of negative ones turned round
+    bits = value.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ MOST, bits)
+    count = tl.minimum(full, most)
+    low = tl.min(tl.where(there, key, MOST), 0).to(tl.int64)
+    high = tl.max(tl.where(there, key, LEAST), 0).to(tl.int64) + 1
+    found = full
+    # at least `count` keys are `low` or more, fewer are `high` or more
+    while (found > count) & (high - low > 1):
+        middle = low + (high - low) // 2
+        above = tl.sum((there & (key >= middle.to(tl.int32))).to(tl.int32), 0)
+        enough = above >= count
+        low = tl.where(enough, middle, low)
+        found = tl.where(enough, above, found)
+        high = tl.where(enough, high, middle)
+    bar = low.to(tl.int32)
+    taken = there & (key >= bar)
+    if found > count:
+        tie = taken & (key == bar)
+        kept = tl.sum(tie.to(tl.int32), 0) - (found - count)
+        taken = taken & ((key > bar) | (tl.cumsum(tie.to(tl.int32), 0) <= kept))
+    place = tl.cumsum(taken.to(tl.int32), 0) - 1
+    tl.store(chosen_out + row * most + place, n, mask=taken)
+    if not AHEAD:
+        tl.store(values_out + row * blocks + n, value, mask=there)
+    tl.debug_barrier()
+
+    k = tl.arange(0, K_PAD)
+    counted = k < count
+    number = tl.load(chosen_out + row * most + k, mask=counted, other=-1)
+    match = (number[:, None] == held[None, :]) & counted[:, None]
+    resident = tl.max(match.to(tl.int32), 1)
+    missing = counted & (resident == 0)
+    ids = tl.load(far_ptr + seq * far_seq + number, mask=missing, other=0)
+    tl.store(far_out + row * most + tl.cumsum(missing.to(tl.int32), 0) - 1, ids, mask=missing)
+    tl.store(far_tokens_out + row, tl.sum(missing.to(tl.int32), 0) * BLOCK)
+    if not AHEAD:
+        at = tl.sum(tl.where(match, p[None, :], 0), 1)
+        width = most + ring
+        near = (first + slot * places + at).to(tl.int32)
+        tl.store(near_out + row * width + tl.cumsum(resident, 0) - 1, near, mask=resident > 0)
+        residents = tl.sum(resident, 0)
+        r = tl.arange(0, R_PAD)
+        recent = tl.load(window_tokens_ptr + seq)
+        used = (r < ring) & (r * BLOCK < recent)
+        newest = tl.load(window_ptr + seq * window_seq + r, mask=used, other=0)
+        tl.store(near_out + row * width + residents + r, newest, mask=used)
+        tl.store(near_tokens_out + row, residents * BLOCK + recent)
+        score = tl.load(values_out + row * blocks + number, mask=missing, other=float("-inf"))
+        tl.store(wanted_out + row * most + k, score, mask=k < most)
+        present = (held >= 0) & (held < full)
+        worth = tl.load(values_out + row * blocks + held, mask=present, other=float("-inf"))
+        worth = tl.where(tl.max(match.to(tl.int32), 0) > 0, float("inf"), worth)
+        tl.store(worth_out + row * places + p, worth, mask=p < places)
+
+
+def warps_of(blocks: int) -> int:
+    """Warps of a program over so many blocks: about eight each thread."""
+    return int(max(4, min(32, triton.next_power_of_2(blocks) // 256)))
+
+
+def pick_blocks(
+    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
+) -> None:
+    """See the reference. `lists.far` may lie in mapped host memory; only what is missing is written there."""
+    seqs, heads, group, blocks = scores.blocks.shape
+    chunks, most, places, ring = (
+        scores.sums.shape[-1],
+        lists.chosen.shape[-1],
+        pool.held.shape[-1],
+        rows.window.shape[1],
+    )
+    values = torch.empty(1 if ahead else seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
+    pad = triton.next_power_of_2
+    drift, layer = driven or Driven(Drift(0.0, 1, 0.0), 0)
+    _pick_blocks[(seqs, heads)](
+        scores.blocks, scores.sums, rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
+        lists.near, lists.near_tokens, lists.far, lists.far_tokens, lists.chosen, lists.wanted, lists.worth, values,
+        heads, blocks, chunks, most, places, ring, pool.first, rows.far.stride(0), rows.window.stride(0),
+        layer, drift.period, float(drift.noise), float(drift.wrong),
+        AHEAD=ahead, DRIVEN=driven is not None, GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
+        CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),
+    )  # fmt: skip

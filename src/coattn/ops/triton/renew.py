@@ -1,0 +1,119 @@
+"""`renew`: who leaves and who comes is decided by one program for each sequence and KV head; the copies are many."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coattn.ops.lists import Lists, Residents, Rows
+from coattn.ops.reference.renew import Digests, Due
+
+COPIERS = 8
+"""Programs that share the copies of a sequence and KV head."""
+
+
+@triton.jit
+def _renew(
+    near_ptr, digests_ptr, far_table_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, ids_ptr, spill_ptr, held_ptr,
+    chosen_ptr, wanted_ptr, worth_ptr, source_out, moved_ptr,
+    heads, most, places, first, nobody, interval, shift, far_seq, block_stride, head_stride, digest_stride,
+    digest_head, side_stride,
+    RECALL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    K_PAD: tl.constexpr, P_PAD: tl.constexpr,
+):  # fmt: skip
+    seq = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = seq * heads + head
+    slot = tl.load(slots_ptr + seq).to(tl.int64)
+    length = tl.load(far_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)
+    p = tl.arange(0, P_PAD)
+    mine = held_ptr + (slot * heads + head) * places + p
+    held = tl.load(mine, mask=p < places, other=-2)
+    if RECALL:
+        source = tl.full([P_PAD], -1, tl.int32)
+        if (slot != nobody) & ((length + shift) % interval == 0):
+            k = tl.arange(0, K_PAD)
+            wanted = tl.load(wanted_ptr + row * most + k, mask=k < most, other=float("-inf"))
+            worth = tl.load(worth_ptr + row * places + p, mask=p < places, other=float("inf"))
+            better = (wanted[None, :] > wanted[:, None]) | (
+                (wanted[None, :] == wanted[:, None]) & (k[None, :] < k[:, None])
+            )
+            worse = (worth[None, :] < worth[:, None]) | ((worth[None, :] == worth[:, None]) & (p[None, :] < p[:, None]))
+            # the best of the missed for the place of the worst, and so on
+            pair = tl.sum(worse.to(tl.int32), 1)[:, None] == tl.sum(better.to(tl.int32), 1)[None, :]
+            offer = tl.max(tl.where(pair, wanted[None, :], float("-inf")), 1)
+            take = (offer > worth) & (p < places)
+            number = tl.load(chosen_ptr + row * most + k, mask=wanted > float("-inf"), other=0)
+            comes = tl.sum(tl.where(pair, number[None, :], 0), 1)
+            source = tl.load(far_table_ptr + seq * far_seq + comes, mask=take, other=-1)
+            held = tl.where(take, comes, held)
+            tl.store(mine, held, mask=take)
+            tl.atomic_add(moved_ptr, tl.sum(take.to(tl.int64), 0), sem="relaxed")
+        tl.store(source_out + row * places + p, source, mask=p < places)
+    to = tl.load(spill_ptr + seq).to(tl.int64)
+    if to >= 0:
+        d = tl.arange(0, D_PAD)
+        at = tl.arange(0, BLOCK)[:, None] * D + d[None, :]
+        inside = (d < D)[None, :]
+        here = near_ptr + tl.load(ids_ptr + seq).to(tl.int64) * block_stride + head.to(tl.int64) * head_stride
+        keys = tl.load(here + at, mask=inside, other=0.0)
+        if MEAN:
+            low = tl.sum(keys.to(tl.float32), 0) / BLOCK
+            high = low
+        else:
+            low = tl.min(keys.to(tl.float32), 0)
+            high = tl.max(keys.to(tl.float32), 0)
+        there = digests_ptr + to * digest_stride + head * digest_head + d
+        tl.store(there, low.to(digests_ptr.dtype.element_ty), mask=d < D)
+        tl.store(there + side_stride, high.to(digests_ptr.dtype.element_ty), mask=d < D)
+        place = tl.min(tl.where(held == -1, p, P_PAD), 0)
+        if place < P_PAD:
+            tl.store(mine, tl.full([P_PAD], 0, tl.int32) + (length // BLOCK - 1), mask=p == place)
+            home = near_ptr + (first + slot * places + place) * block_stride + head.to(tl.int64) * head_stride
+            tl.store(home + at, keys, mask=inside)
+            tl.store(home + BLOCK * D + at, tl.load(here + BLOCK * D + at, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def _bring(
+    near_ptr, far_ptr, source_ptr, slots_ptr, heads, places, first, block_stride, head_stride, far_block, far_head,
+    NUMBERS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    head = (row % heads).to(tl.int64)
+    slot = tl.load(slots_ptr + row // heads).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    for place in range(tl.program_id(1), places, tl.num_programs(1)):
+        source = tl.load(source_ptr + row * places + place).to(tl.int64)
+        if source >= 0:
+            from_ptr = far_ptr + source * far_block + head * far_head
+            to_ptr = near_ptr + (first + slot * places + place) * block_stride + head * head_stride
+            for start in range(0, NUMBERS, SIZE):
+                inside = start + at < NUMBERS
+                tl.store(to_ptr + start + at, tl.load(from_ptr + start + at, mask=inside), mask=inside)
+
+
+def renew(
+    near: Tensor, far: Tensor, digests: Digests, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+) -> None:
+    """See the reference; far may lie in mapped host memory. What comes is decided and copied on the GPU alone."""
+    seqs, (_, heads, _, block, d) = len(rows.slots), near.shape
+    most, places = lists.chosen.shape[-1], pool.held.shape[-1]
+    source = torch.empty(seqs * heads * places if due.interval else 1, dtype=torch.int32, device=near.device)
+    memory, pad = digests.memory, triton.next_power_of_2
+    _renew[(seqs, heads)](
+        near, memory, rows.far, rows.far_tokens, rows.window_tokens, rows.slots, rows.ids, rows.spill, pool.held,
+        lists.chosen, lists.wanted, lists.worth, source, moved,
+        heads, most, places, pool.first, len(pool.held) - 1, max(1, due.interval), due.shift, rows.far.stride(0),
+        near.stride(0), near.stride(1), memory.stride(0), memory.stride(1), memory.stride(2),
+        RECALL=due.interval > 0, MEAN=digests.kind == "mean", BLOCK=block, D=d, D_PAD=pad(d),
+        K_PAD=pad(most), P_PAD=pad(places), num_warps=4,
+    )  # fmt: skip
+    if due.interval:
+        _bring[(seqs * heads, min(places, COPIERS))](
+            near, far, source, rows.slots, heads, places, pool.first,
+            near.stride(0), near.stride(1), far.stride(0), far.stride(1),
+            NUMBERS=2 * block * d, SIZE=2048, num_warps=4,
+        )  # fmt: skip
