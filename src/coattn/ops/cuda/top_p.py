@@ -1,0 +1,110 @@
+"""Top-p without sorting, and the entries it keeps in order. `top_p.cu` says how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.ops.cuda.nvrtc import Int64, Module, available, module
+
+CHUNK, THREADS, BINS = 8192, 512, 2048
+ALL = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Entries that the query heads of a group keep, in GPU memory; as in `types.Weighted`, in order of position."""
+
+    index: Tensor
+    """`[seqs, kv_heads, most]` int32"""
+    count: Tensor
+    """`[seqs, kv_heads]` int32"""
+    weights: Tensor
+    """`[seqs, q_heads, most]` float32; past the count, anything."""
+    lse: Tensor
+    """`[seqs, q_heads]` float32"""
+    others: Tensor
+    """The same over what was left out; -inf where that does not count."""
+
+
+@dataclass
+class Work:
+    """Memory that the kernels share from call to call, all zero between calls: bins and maxima. One stream at a time."""
+
+    device: torch.device
+    _by_rows: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    def of(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts, lacks and maxima for so many query heads. Made outside of a recording, before it."""
+        if rows not in self._by_rows:
+            counts = torch.zeros(rows, BINS, dtype=torch.int32, device=self.device)
+            self._by_rows[rows] = (counts, torch.zeros_like(counts, dtype=torch.int64), counts.new_zeros(rows))
+        return self._by_rows[rows]
+
+
+def refuses(device: torch.device, group: int, n: int) -> str | None:
+    """Why the kernels cannot take scores of so many query heads a KV head, `n` a row, or None."""
+    if not available(device):
+        return "kernels cannot be compiled for this device"
+    return None if group <= 8 and n % 4 == 0 else f"{group} query heads a KV head, or {n} scores a row"
+
+
+def kernels_of(group: int, device: torch.device) -> Module:
+    """The compiled kernels."""
+    return module("top_p.cu", (("GROUP", group),), device)
+
+
+def top_p(
+    scores: Tensor,
+    tokens: Tensor,
+    near: Tensor | None,
+    tau: float,
+    cap: int | None,
+    renormalise: bool,
+    most: int,
+    work: Work,
+    know_top: bool,
+) -> Chosen:
+    """scores `[seqs, kv_heads, group, n]` of which the first `tokens` `[seqs]` count -> what is kept, at most `most`.
+
+    near: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4.
+    know_top: whether the work's maxima are those of the scores already. No synchronisation.
+    """
+    seqs, kv_heads, group, n = scores.shape
+    q_heads, device = kv_heads * group, scores.device
+    counts, lacks, top = work.of(seqs * q_heads)
+    chunks = -(-n // CHUNK)
+    rows = torch.empty(3, seqs, q_heads, dtype=torch.float32, device=device)
+    places = torch.empty(2, seqs, q_heads, dtype=torch.int32, device=device)
+    edges = torch.empty(seqs, q_heads, chunks, dtype=torch.int32, device=device)
+    kept = torch.empty(seqs, kv_heads, chunks, dtype=torch.int32, device=device)
+    index = torch.empty(seqs, kv_heads, most, dtype=torch.int32, device=device)
+    count = torch.empty(seqs, kv_heads, dtype=torch.int32, device=device)
+    weights = torch.empty(seqs, q_heads, most, dtype=torch.float32, device=device)
+    kernels = kernels_of(group, device)
+    by_head, by_list, long = (chunks, q_heads, seqs), (chunks, kv_heads, seqs), Int64(n)
+    if not know_top:
+        kernels.launch("largest", by_head, THREADS, scores, tokens, top, q_heads, long)
+    kernels.launch("histogram", by_head, THREADS, scores, tokens, top, counts, lacks, q_heads, long)
+    (high, lse, others), (bins, limit) = rows, places
+    kernels.launch(
+        "threshold", (q_heads, seqs, 1), 256, counts, lacks, top, tokens, near, 0 if near is None else near.shape[1],
+        float(tau), ALL if cap is None else cap, int(renormalise), q_heads, high, bins, limit, lse, others,
+    )  # fmt: skip
+    if cap is not None:
+        kernels.launch("edge", by_head, THREADS, scores, tokens, high, bins, limit, edges, q_heads, long, chunks)
+    same = (scores, tokens, high, bins, limit, edges, kept)
+    kernels.launch("count", by_list, THREADS, *same, kv_heads, long, chunks)
+    kernels.launch("choose", by_list, THREADS, *same, lse, index, weights, count, kv_heads, long, chunks, most)
+    return Chosen(index, count, weights, lse, others)
+
+
+def send(chosen: Chosen, index: Tensor, weights: Tensor, count: Tensor) -> None:
+    """Copies what is kept, and no more, to mapped host memory of the same shapes."""
+    seqs, kv_heads, most = chosen.index.shape
+    kernels_of(chosen.weights.shape[1] // kv_heads, chosen.index.device).launch(
+        "send", (16, kv_heads, seqs), 256,
+        chosen.index, chosen.weights, chosen.count, index, weights, count, kv_heads, most,
+    )  # fmt: skip
