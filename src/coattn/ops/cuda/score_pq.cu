@@ -15,6 +15,9 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef long long i64;
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
 
 constexpr int CODES = GROUPS % 32 == 0 ? 8 : 4;  // of one thread in one strip of a row
 constexpr int STRIPS = GROUPS / (4 * CODES);

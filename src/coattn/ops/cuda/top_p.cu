@@ -19,6 +19,9 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
 
 constexpr int BINS = 2048, PER_UNIT = 64, THREADS = 512, CHUNK = 8192, ALL = 0x7fffffff;
 constexpr float FINE = 2097152.0f;  // 2^21

@@ -31,7 +31,7 @@ class Chosen:
 
 @dataclass
 class Work:
-    """Memory that the kernels share from call to call, all zero between calls: bins and maxima. One stream at a time."""
+    """Bins and maxima that the kernels share from call to call, all zero between calls. One stream at a time."""
 
     device: torch.device
     _by_rows: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
