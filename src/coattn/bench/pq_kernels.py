@@ -74,7 +74,7 @@ def measure(context: int, form: Form, tau: float, kept: float, hbm_gbps: float, 
         return score_pq.score_pq(q, codes[i], table, tokens, book, form.bits, D**-0.5, None, top)
 
     def choose(found: Tensor) -> object:
-        return top_p.top_p(found, tokens, None, tau, cap, True, -(-context // 4) * 4, work, True)
+        return top_p.top_p(found, tokens, None, tau, cap, True, -(-context // 4) * 4, work)
 
     held = [scores(i) for i in range(min(copies, max(1, SPREAD // (context * Q_HEADS * 4))))]
     score_s = seconds(scores, copies)

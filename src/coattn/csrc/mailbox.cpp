@@ -13,12 +13,19 @@ uint32_t load(const uint32_t* word) {
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+void run(const AttendJob& job, WorkerPool& pool) {
+  attend(job, pool);
+}
+void run(const WeightedSumJob& job, WorkerPool& pool) {
+  weighted_sum(job, pool);
+}
+
 }  // namespace
 
 // Everything the thread touches: shared with it, so that an abandoned thread finds it intact.
 struct Mailbox::Server {
   struct Slot {
-    AttendJob job;
+    MailJob job;
     uint32_t* post;
     uint32_t* reply;
   };
@@ -64,8 +71,12 @@ struct Mailbox::Server {
       if (!wait_post(slot, now, failure)) return true;
       times[j].posted_ns = now_ns();
       if (take_fault() == Fault::die) return false;
-      slot.job.seqs = seqs.load(std::memory_order_relaxed);
-      attend(slot.job, owner->pool);
+      std::visit(
+          [&](auto& job) {
+            job.seqs = seqs.load(std::memory_order_relaxed);
+            run(job, owner->pool);
+          },
+          slot.job);
       times[j].done_ns = now_ns();
       __atomic_store_n(slot.reply, now, __ATOMIC_RELEASE);
     }
@@ -93,7 +104,7 @@ Mailbox::~Mailbox() {
   stop(100'000);
 }
 
-void Mailbox::add(const AttendJob& job, uint32_t* post, uint32_t* reply) {
+void Mailbox::add(const MailJob& job, uint32_t* post, uint32_t* reply) {
   if (thread_.joinable())
     throw Refusal("A job was added to a running mailbox.", "Add all jobs before begin().");
   server_->slots.push_back({job, post, reply});

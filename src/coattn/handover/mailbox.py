@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn import native
-from coattn.errors import UnsupportedError, WorkerError
-from coattn.native.core import extension
+from coattn.errors import UnsupportedError
+from coattn.handover.box import DEADLINE_S, LINE, Box
 from coattn.ops.native.attend import refuses, source
 from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
-from coattn.trace.step import Span
 from coattn.types import BlockList, LayerShape
-
-LINE = 64
-"""Bytes between two flags: each has a cache line of its own."""
-DEADLINE_S = 1.0
-"""How long the GPU waits for one layer's answer, and the server for one layer's query."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +42,13 @@ class LayerJob:
     picked: BlockList | None = None
 
 
-class Mailbox:
-    """Letters for the layers of one group, for at most `batch` sequences; see `csrc/mailbox.h` for the memory map.
-
-    Life: `post` and `wait` are recorded into the step; around each replay come `begin` and `finish`.
-    """
+class Mailbox(Box):
+    """Letters with queries: the CPU attends to blocks."""
 
     def __init__(self, recording: Recording, shapes: dict[int, LayerShape], device: torch.device) -> None:
-        self.frame, self.shapes, self.device = recording.frame, shapes, device
-        self.batch = recording.frame.batch
+        super().__init__(recording, shapes, device)
+        self.shapes = shapes
         self.letters = self._cut()
-        self.step = torch.zeros(1, dtype=torch.int32, device=device)
-        self.failed = torch.zeros(1, dtype=torch.int32, device=device)
-        self.order = {layer: i for i, layer in enumerate(shapes)}
-        self._stamps = torch.zeros(len(shapes), 3, dtype=torch.int64, device=device)
-        """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
-        self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
-        self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._count = 0
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
-        self._jobs: list[Any] = []
-        self._known: set[int] = set()
 
     def add(self, job: LayerJob) -> None:
         """A layer of the step, in order; the second time it is only checked."""
@@ -113,54 +90,11 @@ class Mailbox:
             handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(place, 2), DEADLINE_S)
         q.record_stream(self._side)
 
-    def stamp(self, layer: int) -> Tensor:
-        """Where the GPU's own part of a layer leaves the time of its end."""
-        return self._stamp(self.order[layer], 1)
-
     def fetch(self, layer: int, rows: int) -> Split:
         """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
         torch.cuda.current_stream(self.device).wait_stream(self._side)
         letter = self.letters[layer]
         return Split(letter.out[:rows, None], letter.lse[:rows, None])
-
-    def begin(self, rows: int) -> None:
-        """Arms the server for the replay that follows on the current stream."""
-        self._count += 1
-        self._number.fill_(self._count)
-        self.step.copy_(self._number, non_blocking=True)
-        self._server.begin(self._count, rows)
-
-    def finish(self) -> None:
-        """After the replay is over. Raises WorkerError if the CPU's part is missing; the mailbox is then useless."""
-        late = bool(self.verdict)
-        if late:
-            self._server.call_off()
-        reason: str = self._server.finish(100_000 if late else int(2 * DEADLINE_S * 1e6))
-        if late or reason:
-            raise WorkerError(
-                f"The CPU's part of a step is missing: {reason or 'it came after the deadline'}.",
-                "The requests of that step are lost; later ones are served by new workers.",
-            )
-
-    def spans(self) -> list[Span]:
-        """What each layer of the last step did when, on the host's monotonic clock."""
-        server: list[tuple[int, int]] = self._server.times()
-        stamps = self._stamps.tolist()
-        # the server sees a post about a microsecond after it was made: the closest pair sets one clock by the other
-        ahead = min((seen - stamp[0] for (seen, _), stamp in zip(server, stamps, strict=True)), default=0) - 1000
-        return [
-            Span(layer, stamp[0] + ahead, stamp[1] + ahead, stamp[2] + ahead, seen, done)
-            for layer, stamp, (seen, done) in zip(self.order, stamps, server, strict=True)
-        ]
-
-    def close(self) -> None:
-        """Stops the server. One that does not come back keeps this memory, and its pool is given up."""
-        if not self._server.stop(100_000):
-            _abandoned.append(self)
-            native.abandon_pool()
-
-    def _stamp(self, place: int, which: int) -> Tensor:
-        return self._stamps[place, which : which + 1]
 
     def _cut(self) -> dict[int, Letter]:
         areas = {}
@@ -186,7 +120,3 @@ class Mailbox:
                 reply.view(torch.int32)[:1],
             )
         return letters
-
-
-_abandoned: list[Mailbox] = []
-"""Mailboxes whose threads may still write to them: never freed."""

@@ -50,6 +50,11 @@ class Codebook:
 
     def encode(self, keys: Tensor) -> Tensor:
         """keys `[..., d]` -> codes `[..., groups]` int16."""
+        if keys.device.type == "cuda":
+            from coattn.ops.triton.nearest import nearest
+
+            rows = keys.reshape(-1, keys.shape[-1])
+            return nearest(rows, self).view(*keys.shape[:-1], self.groups)
         pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
         if self.shared:
             found = self._nearest[0](pieces.reshape(-1, pieces.shape[-1]))

@@ -7,11 +7,37 @@ a multiple of 64 bytes. An int4 byte j of a row holds channel j in its low and c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 LEVELS = {"int8": 255, "int4": 15}
 FORMS = ("model", *LEVELS)
+
+
+@dataclass(frozen=True)
+class ValueBlocks:
+    """Values of one layer, in the form they are kept."""
+
+    memory: Tensor
+    """`[blocks, kv_heads, block, d]` in the model's dtype, or `[blocks, kv_heads, bytes]` uint8."""
+    form: str
+    block: int
+    d: int
+
+    @staticmethod
+    def of(values: Tensor) -> ValueBlocks:
+        """Plain values `[blocks, kv_heads, block, d]`."""
+        return ValueBlocks(values, "model", *values.shape[2:])
+
+    def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Whole blocks, `[..., kv_heads, block, d]`."""
+        found = self.memory[ids]
+        if self.form == "model":
+            return found.to(dtype)
+        flat = unpack_values(found.flatten(0, -3), self.form, self.block, self.d, dtype)
+        return flat.view(*found.shape[:-1], self.block, self.d)
 
 
 def block_bytes(form: str, block: int, d: int) -> int:

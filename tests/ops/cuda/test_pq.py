@@ -96,15 +96,18 @@ def _floats(ordered: Tensor) -> Tensor:
 @pytest.mark.parametrize(("tau", "cap"), [(0.9, None), (0.5, 40), (1.0, None), (1.0, 300), (0.95, 3000)])
 @pytest.mark.parametrize("spread", [0.0, 0.7, 6.0])
 def test_top_p(spread: float, tau: float, cap: int | None, renormalise: bool) -> None:
-    from coattn.ops.cuda.top_p import Work, top_p
+    from coattn.ops.cuda.top_p import Work, largest, top_p
 
     seqs, kv_heads, group, n = 3, 2, 3, 20_000
     scores = torch.randn(seqs, kv_heads, group, n, device="cuda") * spread + 3
     tokens = torch.tensor([n, 0, 17_001], dtype=torch.int32, device="cuda")
     near = torch.randn(seqs, 2, kv_heads * group, device="cuda") + 5
     work, most = Work(scores.device), n
-    first = top_p(scores, tokens, near, tau, cap, renormalise, most, work, False)
-    again = top_p(scores, tokens, near, tau, cap, renormalise, most, work, False)
+    made = []
+    for _ in range(2):
+        largest(scores, tokens, work.of(seqs * kv_heads * group)[2])
+        made.append(top_p(scores, tokens, near, tau, cap, renormalise, most, work))
+    first, again = made
     assert all(not x.any() for x in work.of(seqs * kv_heads * group))
     for seq, many in enumerate(tokens.tolist()):
         for head in range(kv_heads):
@@ -162,15 +165,16 @@ def check(
 
 @pytest.mark.gpu
 def test_what_is_kept_is_sent_to_host_memory() -> None:
-    from coattn.ops.cuda.top_p import Work, send, top_p
+    from coattn.ops.cuda.top_p import Work, largest, send, top_p
 
     scores = torch.randn(2, 2, 4, 9000, device="cuda")
     tokens = torch.tensor([9000, 33], dtype=torch.int32, device="cuda")
-    chosen = top_p(scores, tokens, None, 0.3, None, True, 9000, Work(scores.device), False)
-    index, weights, count = (
-        torch.zeros_like(x, device="cpu").pin_memory() for x in (chosen.index, chosen.weights, chosen.count)
-    )
-    send(chosen, index, weights, count)
+    work = Work(scores.device)
+    largest(scores, tokens, work.of(16)[2])
+    chosen = top_p(scores, tokens, None, 0.3, None, True, 9000, work)
+    there = (chosen.index, chosen.weights, chosen.count)
+    index, weights, count = (torch.zeros_like(x, device="cpu").pin_memory() for x in there)
+    send(*there, index, weights, count)
     torch.cuda.synchronize()
     assert torch.equal(count, chosen.count.cpu())
     for seq in range(2):

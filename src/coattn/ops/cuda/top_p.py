@@ -56,6 +56,13 @@ def kernels_of(group: int, device: torch.device) -> Module:
     return module("top_p.cu", (("GROUP", group),), device)
 
 
+def largest(scores: Tensor, tokens: Tensor, top: Tensor) -> None:
+    """The largest of each row of scores, into zeros `top`, as integers of the same order."""
+    seqs, kv_heads, group, n = scores.shape
+    grid = (-(-n // CHUNK), kv_heads * group, seqs)
+    kernels_of(group, scores.device).launch("largest", grid, THREADS, scores, tokens, top, grid[1], Int64(n))
+
+
 def top_p(
     scores: Tensor,
     tokens: Tensor,
@@ -65,12 +72,11 @@ def top_p(
     renormalise: bool,
     most: int,
     work: Work,
-    know_top: bool,
 ) -> Chosen:
     """scores `[seqs, kv_heads, group, n]` of which the first `tokens` `[seqs]` count -> what is kept, at most `most`.
 
-    near: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4.
-    know_top: whether the work's maxima are those of the scores already. No synchronisation.
+    near: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4. The work holds the
+    scores' maxima. No synchronisation.
     """
     seqs, kv_heads, group, n = scores.shape
     q_heads, device = kv_heads * group, scores.device
@@ -85,8 +91,6 @@ def top_p(
     weights = torch.empty(seqs, q_heads, most, dtype=torch.float32, device=device)
     kernels = kernels_of(group, device)
     by_head, by_list, long = (chunks, q_heads, seqs), (chunks, kv_heads, seqs), Int64(n)
-    if not know_top:
-        kernels.launch("largest", by_head, THREADS, scores, tokens, top, q_heads, long)
     kernels.launch("histogram", by_head, THREADS, scores, tokens, top, counts, lacks, q_heads, long)
     (high, lse, others), (bins, limit) = rows, places
     kernels.launch(
@@ -101,10 +105,12 @@ def top_p(
     return Chosen(index, count, weights, lse, others)
 
 
-def send(chosen: Chosen, index: Tensor, weights: Tensor, count: Tensor) -> None:
-    """Copies what is kept, and no more, to mapped host memory of the same shapes."""
-    seqs, kv_heads, most = chosen.index.shape
-    kernels_of(chosen.weights.shape[1] // kv_heads, chosen.index.device).launch(
+def send(
+    index: Tensor, weights: Tensor, count: Tensor, index_there: Tensor, weights_there: Tensor, count_there: Tensor
+) -> None:
+    """Copies what is kept, and no more, to mapped host memory: for more sequences perhaps, else of the same shapes."""
+    seqs, kv_heads, most = index.shape
+    kernels_of(weights.shape[1] // kv_heads, index.device).launch(
         "send", (16, kv_heads, seqs), 256,
-        chosen.index, chosen.weights, chosen.count, index, weights, count, kv_heads, most,
+        index, weights, count, index_there, weights_there, count_there, kv_heads, most,
     )  # fmt: skip
