@@ -55,8 +55,8 @@ def seconds(run: Callable[[int], object], copies: int, least: float = 0.02) -> f
     return best
 
 
-def measure(context: int, form: Form, tau: float, kept: float, hbm_gbps: float, device: torch.device) -> dict[str, Any]:
-    """One row: one layer of one sequence."""
+def measure(context: int, form: Form, kept: float, hbm_gbps: float, device: torch.device) -> dict[str, Any]:
+    """One row: one layer of one sequence, top-p at the tau that keeps about `kept` of the tokens of a KV head."""
     width = D // form.groups
     row = packed_bytes(form.groups, form.bits)
     blocks, nbytes = context // BLOCK, context * KV_HEADS * row
@@ -67,20 +67,25 @@ def measure(context: int, form: Form, tau: float, kept: float, hbm_gbps: float, 
     q = torch.randn(1, Q_HEADS, D, device=device).to(torch.bfloat16)
     table = torch.randperm(blocks, device=device).int()[None]
     tokens = torch.tensor([context], dtype=torch.int32, device=device)
-    work, cap = top_p.Work(device), max(4, int(kept * context))
+    work = top_p.Work(device)
     _, _, top = work.of(Q_HEADS)
 
     def scores(i: int) -> Tensor:
         return score_pq.score_pq(q, codes[i], table, tokens, book, form.bits, D**-0.5, None, top)
 
-    def choose(found: Tensor) -> object:
-        return top_p.top_p(found, tokens, None, tau, cap, True, -(-context // 4) * 4, work)
+    first = scores(0)
+    # heads choose independently here, so each keeps a part of what its group keeps
+    own = 1 - (1 - kept) ** (KV_HEADS / Q_HEADS)
+    ordered = first[0, 0].double().softmax(-1).sort(-1, descending=True).values
+    tau = float(ordered[:, : int(own * context)].sum(-1).mean())
 
+    def choose(found: Tensor) -> top_p.Chosen:
+        return top_p.top_p(found, tokens, None, tau, None, True, context, work)
+
+    share = float(choose(first).count.float().mean()) / context
     held = [scores(i) for i in range(min(copies, max(1, SPREAD // (context * Q_HEADS * 4))))]
-    score_s = seconds(scores, copies)
-    top.zero_()
-    scores(0)
     maxima = top.clone()
+    score_s = seconds(scores, copies)
 
     def select(i: int) -> object:
         top.copy_(maxima)
@@ -101,7 +106,8 @@ def measure(context: int, form: Form, tau: float, kept: float, hbm_gbps: float, 
         "top_p_us": select_s * 1e6,
         "both_us": both_s * 1e6,
         "both_gbps": nbytes / both_s / 1e9,
-        "cap": cap,
+        "tau": tau,
+        "kept_share": share,
         "triton_score_us": decode_s * 1e6,
     }
 
@@ -117,15 +123,13 @@ def attention_us(context: int, device: torch.device) -> float:
     return seconds(lambda i: attend(q, memory[i], BlockList(table, tokens, context), D**-0.5, None), copies) * 1e6
 
 
-def run(
-    contexts: list[int], tau: float, kept: float, hbm_gbps: float, device: torch.device
-) -> Iterator[dict[str, Any]]:
+def run(contexts: list[int], kept: float, hbm_gbps: float, device: torch.device) -> Iterator[dict[str, Any]]:
     """Row after row."""
     for context in contexts:
         keys_us = attention_us(context, device)
         torch.cuda.empty_cache()
         for form in FORMS:
-            yield {**measure(context, form, tau, kept, hbm_gbps, device), "attention_16_bit_us": keys_us}
+            yield {**measure(context, form, kept, hbm_gbps, device), "attention_16_bit_us": keys_us}
             torch.cuda.empty_cache()
 
 

@@ -28,6 +28,7 @@ from coattn.cli import (
     generate,
     methods,
     models,
+    plan,
     profile,
     trace,
 )
@@ -68,6 +69,7 @@ for command in (
     generate.generate,
     evaluate.evaluate,
     bench.bench,
+    plan.plan,
     profile.profile,
     calibrate.calibrate,
     trace.trace,

@@ -8,7 +8,6 @@ from torch import Tensor
 from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.quantise.codebook import Codebook
 
-THREADS = 512
 PROGRAMS = 264
 """Two for each multiprocessor of a large GPU: as many as are there at a time."""
 SHARED = 100 << 10
@@ -46,17 +45,20 @@ def score_pq(
         top = torch.zeros(seqs, q_heads, dtype=torch.int32, device=q.device)
     _, count, width = book.centroids.shape
     eights = book.eights
+    # a program's registers: more of them for longer rows
+    threads = 384 if book.groups >= 64 else 512
     constants = {
-        "BITS": bits, "GROUPS": book.groups, "WIDTH": width, "GROUP": group, "BLOCK": block, "COUNT": count,
+        "THREADS": threads, "BITS": bits, "GROUPS": book.groups, "WIDTH": width, "GROUP": group, "BLOCK": block,
+        "COUNT": count,
         "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "BYTES": int(eights is not None),
     }  # fmt: skip
     kernels = module("score_pq.cu", tuple(constants.items()), q.device)
     held, steps = (book.centroids, None) if eights is None else eights
     programs = min(max(1, PROGRAMS // (seqs * kv_heads)), -(-n // 256))
     kernels.launch(
-        "score_pq", (programs, kv_heads, seqs), THREADS,
+        "score_pq", (programs, kv_heads, seqs), threads,
         q, kept, held, table, tokens, steps, out, top, scale, softcap or 1.0,
-        Int64(q.stride(0)), Int64(q.stride(1)), Int64(kept.stride(0) * size), Int64(kept.stride(1) * size),
-        Int64(table.stride(0)), Int64(n), kv_heads, shared=held.nbytes,
+        q.stride(0), q.stride(1), kept.stride(0) * size, kept.stride(1) * size, table.stride(0), Int64(n), kv_heads,
+        shared=held.nbytes,
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@
 //   histogram   scores -> bins, by chunks of the sequence
 //   threshold   bins -> the last bin that is kept, lse; leaves the bins at zero
 //   edge        entries of a bin that the cap cuts, by chunk
-//   count       entries that any head of a group keeps, by chunk
+//   count       which entries each head keeps; how many any head of a group does, by chunk
 //   choose      positions and weights of those, in order
 //   send        the same to host memory, as many as there are
 //
@@ -23,7 +23,7 @@ typedef long long i64;
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
-constexpr int BINS = 2048, PER_UNIT = 64, THREADS = 512, CHUNK = 8192, ALL = 0x7fffffff;
+constexpr int BINS = 2048, PER_UNIT = 64, THREADS = 512, ALL = 0x7fffffff;
 constexpr float FINE = 2097152.0f;  // 2^21
 
 struct Place {
@@ -61,8 +61,8 @@ __device__ __forceinline__ int2 scan(int x, int* room) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    largest(const float* scores, const int* tokens, u32* top, int q_heads, i64 n) {
-  const int seq = blockIdx.z, first = blockIdx.x * CHUNK, last = min(first + CHUNK, tokens[seq]);
+    largest(const float* scores, const int* tokens, u32* top, int q_heads, i64 n, int chunk) {
+  const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   const i64 row = i64{seq} * q_heads + blockIdx.y;
   float x = -INFINITY;
   for (int i = first + threadIdx.x; i < last; i += THREADS) x = fmaxf(x, scores[row * n + i]);
@@ -72,9 +72,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    histogram(const float* scores, const int* tokens, const u32* top, u32* count, u64* lack, int q_heads, i64 n) {
+    histogram(const float* scores, const int* tokens, const u32* top, u32* count, u64* lack, int q_heads, i64 n,
+              int chunk) {
   __shared__ u32 held[BINS], less[BINS];
-  const int seq = blockIdx.z, first = blockIdx.x * CHUNK, last = min(first + CHUNK, tokens[seq]);
+  const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   if (first >= last) return;
   const i64 row = i64{seq} * q_heads + blockIdx.y;
   for (int i = threadIdx.x; i < BINS; i += THREADS) held[i] = less[i] = 0;
@@ -183,9 +184,9 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     edge(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit, int* edges,
-         int q_heads, i64 n, int chunks) {
+         int q_heads, i64 n, int chunks, int chunk) {
   __shared__ int room[THREADS / 32];
-  const int seq = blockIdx.z, first = blockIdx.x * CHUNK, last = min(first + CHUNK, tokens[seq]);
+  const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   const i64 row = i64{seq} * q_heads + blockIdx.y;
   if (first >= last || limit[row] == ALL) return;
   int found = 0;
@@ -214,18 +215,17 @@ __device__ __forceinline__ void prepare(Heads& h, const float* most, const int* 
 }
 
 // Which of 4 entries of a thread each head keeps, as 4 bits a head.
-__device__ __forceinline__ u32 mark(Heads& h, const float* scores, i64 row, i64 n, int at, int last, int* room,
-                                    float (&s)[GROUP][4]) {
+__device__ __forceinline__ u32 mark(Heads& h, const float* scores, i64 row, i64 n, int at, int last, int* room) {
   u32 flags = 0;
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
     u32 edge = 0;
     if (at < last) {
       const float4 four = *reinterpret_cast<const float4*>(scores + (row + g) * n + at);
-      s[g][0] = four.x, s[g][1] = four.y, s[g][2] = four.z, s[g][3] = four.w;
+      const float s[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int b = place(h.most[g], s[g][j]).bin;
+        const int b = place(h.most[g], s[j]).bin;
         const bool here = at + j < last;
         flags |= static_cast<u32>(here && b < h.bin[g]) << (4 * g + j);
         edge |= static_cast<u32>(here && b == h.bin[g]) << j;
@@ -256,27 +256,29 @@ __device__ __forceinline__ u32 any(u32 flags) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     count(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit, const int* edges,
-          int* kept, int kv_heads, i64 n, int chunks) {
+          int* kept, u32* flags, int kv_heads, i64 n, int chunks, int chunk) {
   __shared__ int room[THREADS / 32];
-  const int seq = blockIdx.z, first = blockIdx.x * CHUNK, last = min(first + CHUNK, tokens[seq]);
+  const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   if (first >= last) return;
   const i64 list = i64{seq} * kv_heads + blockIdx.y, row = list * GROUP;
   Heads h;
   prepare(h, most, bin, limit, edges, row, chunks, room);
   int found = 0;
-  float s[GROUP][4];
-  for (int i = first; i < last; i += 4 * THREADS)
-    found += __popc(any(mark(h, scores, row, n, i + 4 * static_cast<int>(threadIdx.x), last, room, s)));
+  for (int i = first; i < last; i += 4 * THREADS) {
+    const int at = i + 4 * static_cast<int>(threadIdx.x);
+    const u32 mine = mark(h, scores, row, n, at, last, room);
+    if (at < last) flags[list * (n / 4) + at / 4] = mine;
+    found += __popc(any(mine));
+  }
   const int all = scan(found, room).y;
   if (threadIdx.x == 0) kept[list * chunks + blockIdx.x] = all;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    choose(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit,
-           const int* edges, const int* kept, const float* lse, int* index, float* weights, int* total, int kv_heads,
-           i64 n, int chunks, int room_for) {
+    choose(const float* scores, const int* tokens, const u32* flags, const int* kept, const float* lse, int* index,
+           float* weights, int* total, int kv_heads, i64 n, int chunks, int chunk, int room_for) {
   __shared__ int room[THREADS / 32];
-  const int seq = blockIdx.z, first = blockIdx.x * CHUNK, last = min(first + CHUNK, tokens[seq]);
+  const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   const i64 list = i64{seq} * kv_heads + blockIdx.y, row = list * GROUP;
   if (first >= last) {
     if (blockIdx.x == 0 && threadIdx.x == 0) total[list] = 0;
@@ -285,28 +287,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int sum = 0;
   for (int i = threadIdx.x; i < static_cast<int>(blockIdx.x); i += THREADS) sum += kept[list * chunks + i];
   int place_in = scan(sum, room).y;
-  Heads h;
-  prepare(h, most, bin, limit, edges, row, chunks, room);
-  float own[GROUP];
-#pragma unroll
-  for (int g = 0; g < GROUP; ++g) own[g] = lse[row + g];
   for (int i = first; i < last; i += 4 * THREADS) {
     const int at = i + 4 * static_cast<int>(threadIdx.x);
-    float s[GROUP][4];
-    const u32 flags = mark(h, scores, row, n, at, last, room, s), found = any(flags);
+    const u32 mine = at < last ? flags[list * (n / 4) + at / 4] : 0, found = any(mine);
     const int2 where = scan(__popc(found), room);
-    int to = place_in + where.x;
+    const int to = place_in + where.x;
     place_in += where.y;
+    if (!found) continue;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0, k = to; j < 4; ++j) {
       if (!(found >> j & 1)) continue;
-      if (to < room_for) {
-        index[list * room_for + to] = at + j;
+      if (k < room_for) index[list * room_for + k] = at + j;
+      ++k;
+    }
 #pragma unroll
-        for (int g = 0; g < GROUP; ++g)
-          weights[(row + g) * room_for + to] = flags >> (4 * g + j) & 1 ? __expf(s[g][j] - own[g]) : 0.0f;
+    for (int g = 0; g < GROUP; ++g) {
+      const u32 own = mine >> (4 * g) & 15;
+      float4 four = {0, 0, 0, 0};
+      if (own) four = *reinterpret_cast<const float4*>(scores + (row + g) * n + at);
+      const float s[4] = {four.x, four.y, four.z, four.w}, norm = lse[row + g];
+#pragma unroll
+      for (int j = 0, k = to; j < 4; ++j) {
+        if (!(found >> j & 1)) continue;
+        if (k < room_for) weights[(row + g) * room_for + k] = own >> j & 1 ? __expf(s[j] - norm) : 0.0f;
+        ++k;
       }
-      ++to;
     }
   }
   if (last == tokens[seq] && threadIdx.x == 0) total[list] = min(place_in, room_for);

@@ -9,7 +9,11 @@ from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, Module, available, module
 
-CHUNK, THREADS, BINS = 8192, 512, 2048
+THREADS, BINS = 512, 2048
+TILE = 4 * THREADS
+"""Entries that a program looks at at a time."""
+PROGRAMS = 1056
+"""Programs wanted: eight for each multiprocessor of a large GPU."""
 ALL = 2**31 - 1
 
 
@@ -51,6 +55,11 @@ def refuses(device: torch.device, group: int, n: int) -> str | None:
     return None if group <= 8 and n % 4 == 0 else f"{group} query heads a KV head, or {n} scores a row"
 
 
+def chunk_of(n: int, rows: int, most: int) -> int:
+    """Entries of a row that one program takes, so that there are enough programs; a multiple of a tile."""
+    return min(max(1, n * rows // PROGRAMS // TILE), most // TILE) * TILE
+
+
 def kernels_of(group: int, device: torch.device) -> Module:
     """The compiled kernels."""
     return module("top_p.cu", (("GROUP", group),), device)
@@ -59,8 +68,9 @@ def kernels_of(group: int, device: torch.device) -> Module:
 def largest(scores: Tensor, tokens: Tensor, top: Tensor) -> None:
     """The largest of each row of scores, into zeros `top`, as integers of the same order."""
     seqs, kv_heads, group, n = scores.shape
-    grid = (-(-n // CHUNK), kv_heads * group, seqs)
-    kernels_of(group, scores.device).launch("largest", grid, THREADS, scores, tokens, top, grid[1], Int64(n))
+    chunk = chunk_of(n, seqs * kv_heads * group, 1 << 17)
+    grid = (-(-n // chunk), kv_heads * group, seqs)
+    kernels_of(group, scores.device).launch("largest", grid, THREADS, scores, tokens, top, grid[1], Int64(n), chunk)
 
 
 def top_p(
@@ -81,27 +91,35 @@ def top_p(
     seqs, kv_heads, group, n = scores.shape
     q_heads, device = kv_heads * group, scores.device
     counts, lacks, top = work.of(seqs * q_heads)
-    chunks = -(-n // CHUNK)
+    # a bin of a program holds fewer than 2**17 entries without an overflow
+    wide, chunk = chunk_of(n, seqs * q_heads, 1 << 17), chunk_of(n, seqs * kv_heads, 1 << 13)
+    chunks = -(-n // chunk)
     rows = torch.empty(3, seqs, q_heads, dtype=torch.float32, device=device)
     places = torch.empty(2, seqs, q_heads, dtype=torch.int32, device=device)
     edges = torch.empty(seqs, q_heads, chunks, dtype=torch.int32, device=device)
     kept = torch.empty(seqs, kv_heads, chunks, dtype=torch.int32, device=device)
+    flags = torch.empty(seqs, kv_heads, n // 4, dtype=torch.int32, device=device)
     index = torch.empty(seqs, kv_heads, most, dtype=torch.int32, device=device)
     count = torch.empty(seqs, kv_heads, dtype=torch.int32, device=device)
     weights = torch.empty(seqs, q_heads, most, dtype=torch.float32, device=device)
     kernels = kernels_of(group, device)
     by_head, by_list, long = (chunks, q_heads, seqs), (chunks, kv_heads, seqs), Int64(n)
-    kernels.launch("histogram", by_head, THREADS, scores, tokens, top, counts, lacks, q_heads, long)
+    grid = (-(-n // wide), q_heads, seqs)
+    kernels.launch("histogram", grid, THREADS, scores, tokens, top, counts, lacks, q_heads, long, wide)
     (high, lse, others), (bins, limit) = rows, places
     kernels.launch(
         "threshold", (q_heads, seqs, 1), 256, counts, lacks, top, tokens, near, 0 if near is None else near.shape[1],
         float(tau), ALL if cap is None else cap, int(renormalise), q_heads, high, bins, limit, lse, others,
     )  # fmt: skip
     if cap is not None:
-        kernels.launch("edge", by_head, THREADS, scores, tokens, high, bins, limit, edges, q_heads, long, chunks)
-    same = (scores, tokens, high, bins, limit, edges, kept)
-    kernels.launch("count", by_list, THREADS, *same, kv_heads, long, chunks)
-    kernels.launch("choose", by_list, THREADS, *same, lse, index, weights, count, kv_heads, long, chunks, most)
+        kernels.launch("edge", by_head, THREADS, scores, tokens, high, bins, limit, edges, q_heads, long, chunks, chunk)
+    kernels.launch(
+        "count", by_list, THREADS, scores, tokens, high, bins, limit, edges, kept, flags, kv_heads, long, chunks, chunk
+    )
+    kernels.launch(
+        "choose", by_list, THREADS, scores, tokens, flags, kept, lse, index, weights, count, kv_heads, long, chunks,
+        chunk, most,
+    )  # fmt: skip
     return Chosen(index, count, weights, lse, others)
 
 

@@ -35,9 +35,9 @@ def _spill_values(
                 x = tl.load(source + at + part * size, mask=there, other=0.0).to(tl.float32)
                 low = tl.min(tl.where(there, x, float("inf")), 1).to(tl.float16)
                 high = tl.max(tl.where(there, x, float("-inf")), 1)
-                step = ((high - low.to(tl.float32)) / LEVELS).to(tl.float16)
+                step = tl.div_rn(high - low.to(tl.float32), tl.full([ROWS], LEVELS, tl.float32)).to(tl.float16)
                 over = tl.where(step > 0, step.to(tl.float32), 1.0)
-                code = (x - low.to(tl.float32)[:, None]) / over[:, None] + 0.5
+                code = tl.div_rn(x - low.to(tl.float32)[:, None], over[:, None] + tl.zeros_like(x)) + 0.5
                 code = tl.minimum(tl.maximum(tl.floor(code), 0.0), LEVELS).to(tl.int32)
                 packed = packed | (code << (4 * part))
                 tl.store(scales + part * ROWS + r, step)

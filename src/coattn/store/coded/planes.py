@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.quantise.pack import packed_bytes
-from coattn.quantise.values import ValueBlocks, block_bytes
+from coattn.quantise.values import ValueBlocks, block_bytes, pack_values
 from coattn.store.blocks import BlockMemory
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
@@ -53,6 +53,17 @@ class ValueMemory(BlockMemory):
         whole = self[layer]
         memory = whole.as_strided((len(whole), shape.kv_heads, size), (whole.stride(0), size, 1))
         return ValueBlocks(memory, self.form, self.block, shape.head_dim)
+
+    def fill_randomly(self) -> None:
+        if self.form == "model":
+            super().fill_randomly()
+            return
+        for i, shape in self.layers.items():
+            memory = self[i]
+            size = (min(len(memory), 512), shape.kv_heads, self.block, shape.head_dim)
+            some = pack_values(torch.randn(size, device=shape.device), self.form).flatten(1)
+            for part in torch.split(memory[:, : some.shape[1]], max(1, len(some))):
+                part.copy_(some[: len(part)])
 
     def keys(self, layer: int) -> Tensor:
         """The same of keys, where they are kept."""
