@@ -25,6 +25,8 @@ CASES = [
     ("scout", {"block": 8, "budget": 48, "recall_interval": 0, "resident": 2, "dense_layers": 1}),
     ("streaming", {"sinks": 3, "recent": 17, "block": 4}),
     ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3}),
+    ("hcattention", {"block": 8, "window_blocks": 2, "groups": 8, "centroids": 32, "tau": 0.8}),
+    ("hcattention", {"block": 8, "groups": 0, "tau": 1.0, "values": "int8"}),
 ]
 
 

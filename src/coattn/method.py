@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coattn.errors import ConfigError, MethodError
+from coattn.ops.blockwise import NAMES, Blockwise
 from coattn.part import Part
 from coattn.parts import PARTS
 from coattn.place.base import Place
@@ -64,6 +65,8 @@ class Composed:
     """Every parameter of the row with its value, defaults included."""
     exact: bool
     """Whether its result equals full attention."""
+    blockwise: Blockwise | None = None
+    """How prompts are read, where not as a whole: of every method, by its parameters `prefill_block` and `anchor`."""
 
     def describe(self) -> dict[str, Any]:
         """The method, whether it is exact, and its parameters, as reports name them."""
@@ -105,10 +108,14 @@ def compose(method: Method, **overrides: Any) -> Composed:
             f"Method {method.name!r} does not fit together: " + "; ".join(problems) + ".",
             "Change the named parts; `coattn methods` shows rows that fit.",
         )
-    params = _parameters(method, kinds, overrides)
-    composed = Composed(method, params, exact=False)
+    given = {**method.params, **overrides}
+    blockwise = Blockwise.of(*(given.get(name) for name in NAMES))
+    params = _parameters(method, kinds, {name: value for name, value in given.items() if name not in NAMES})
+    composed = Composed(method, params, exact=False, blockwise=blockwise)
     parts = composed.build()  # they check their own values
-    return replace(composed, exact=parts.store.is_exact() and parts.select.is_exact())
+    exact = parts.store.is_exact() and parts.select.is_exact() and blockwise is None
+    extra = {} if blockwise is None else {"prefill_block": blockwise.block, "anchor": blockwise.anchor}
+    return replace(composed, exact=exact, params={**params, **extra})
 
 
 def _find_parts(method: Method) -> list[type[Part]]:
@@ -142,15 +149,14 @@ def _mismatches(method: Method, kinds: list[type[Part]]) -> list[str]:
     return found
 
 
-def _parameters(method: Method, kinds: list[type[Part]], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for kind in kinds:
         known |= kind.parameters()
-    given = {**method.params, **overrides}
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(
             f"Method {method.name!r} has no parameter {', '.join(map(repr, unknown))}.",
-            f"It has: {', '.join(sorted(known)) or 'none'}; `coattn methods {method.name}` explains them.",
+            f"It has: {', '.join(sorted([*known, *NAMES]))}; `coattn methods {method.name}` explains them.",
         )
     return {**known, **given}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
+from coattn.ops.blockwise import Prompt
 from coattn.ops.merge import merge_output, merge_states
 from coattn.ops.prefill import extend, follow, prefill
 from coattn.ops.reference.attend_causal import attend_causal
@@ -47,6 +48,9 @@ class Runtime:
         self._pulls: dict[int, Pull] = {}
         """By id of a group's parts: what brings its far blocks to the GPU when many queries want them."""
         self.step: Step | None = None
+        self.blockwise = composed.blockwise
+        self._prompts: dict[tuple[int, int], Prompt] = {}
+        """By slot and layer: a prompt that is being read block by block."""
         self._parts: dict[int, Parts] = {}
         self.groups: list[Parts] = []
         """The parts of each group of layers: sliding windows first, then the method's."""
@@ -97,6 +101,8 @@ class Runtime:
         for parts in self.groups:
             parts.store.plan(step)
         self.step = step
+        if self._prompts and step.phase is Phase.DECODE:
+            self._end_prompts(step.slots)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
@@ -160,6 +166,10 @@ class Runtime:
                 continue
             alone = Step(step.phase, step.slots[i : i + 1], step.history[i : i + 1], step.new[i : i + 1])
             own_q, own_k, own_v = q[start:end], k[start:end], v[start:end]
+            prompt = self._prompt(step.slots[i], layer, step.history[i])
+            if prompt is not None:
+                out[start:end] = prompt.attend(own_q, own_k, own_v, scale, shape)
+                continue
             if not step.history[i]:
                 out[start:end] = prefill(own_q, own_k, own_v, scale, shape)
                 continue
@@ -178,6 +188,19 @@ class Runtime:
         parts.store.notice(layer, q, step, scale)
         parts.store.append(layer, k, v, step)
         return out
+
+    def _prompt(self, slot: int, layer: int, history: int) -> Prompt | None:
+        """The prompt whose next tokens these are, where prompts are read block by block; not those of a later turn."""
+        if self.blockwise is None or self.layers[layer].sliding_window is not None:
+            return None
+        if history == 0:
+            self._prompts[slot, layer] = Prompt(self.blockwise)
+        found = self._prompts.get((slot, layer))
+        return found if found is not None and found.length == history else None
+
+    def _end_prompts(self, slots: Sequence[int]) -> None:
+        for key in [key for key in self._prompts if key[0] in slots]:
+            del self._prompts[key]
 
     def _attend_history(self, parts: Parts, call: Call, last: bool) -> AttnState:
         """Many queries over what a sequence has stored. last: the next layer is not what comes next."""
@@ -222,6 +245,8 @@ class Runtime:
 
     def abort(self) -> None:
         """Gives up a step that failed midway: the stores are what their history says."""
+        if self.step is not None:
+            self._end_prompts(self.step.slots)
         for parts in self.groups:
             parts.store.abort()
         self.step = None
@@ -241,6 +266,7 @@ class Runtime:
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
+        self._end_prompts((slot,))
         for parts in self.groups:
             parts.store.truncate(slot, length, keep)
 
@@ -251,6 +277,7 @@ class Runtime:
         self.groups.clear()
         self._parts.clear()
         self._pulls.clear()
+        self._prompts.clear()
 
 
 def _sum(counts: list[dict[Tier, int]]) -> dict[Tier, int]:

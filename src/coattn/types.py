@@ -118,6 +118,8 @@ class BlockList:
 class Weighted:
     """Single entries in DRAM and what they weigh: which, per sequence and KV head; how much, per query head.
 
+    Tensors on the host; while a step is recorded on a GPU, there.
+
     table: `[seqs, 1, blocks]` int32 arena block ids of each sequence, on the host.
     index: `[seqs, kv_heads, n]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use.
     weights: `[seqs, q_heads, n]` float32 shares of `exp(lse)`; zero where a query head leaves an entry to its group,

@@ -217,7 +217,7 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
     assert measured[0] + measured[2] == 32 * shape.token_bytes + (
         0 if not store.split else 256 * 128 // store.split * 2
     )
-    assert store.values[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
+    assert store.stored[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
     runtime.release()
     assert runtime.ledger.held == {"gpu": 0, "host": 0}
 

@@ -9,6 +9,7 @@ from coattn.ops.native import weighted_sum as native
 from coattn.ops.reference.top_p import top_p
 from coattn.ops.reference.weighted_sum import weighted_sum as reference
 from coattn.ops.weighted_sum import weighted_sum
+from coattn.quantise.values import ValueBlocks, pack_values, unpack_values
 
 NOTHING = torch.tensor(-torch.inf)
 
@@ -51,7 +52,7 @@ def test_weighted_sum_is_what_the_textbook_says(dtype: torch.dtype, planes: int,
     values, table = memory[:, :, -1], torch.tensor([[[3, 0, 7]], [[8, 1, 2]]], dtype=torch.int32)
     index, count = torch.randint(0, 24, (2, 2, 10), dtype=torch.int32), torch.tensor([[10, 0], [3, 7]]).int()
     weights = torch.rand(2, 6, 10)
-    assert (native.refuses(values) is None) == (d != 12)
+    assert (native.refuses(ValueBlocks.of(values)) is None) == (d != 12)
     exact = torch.zeros(2, 6, d, dtype=torch.float64)
     for seq in range(2):
         for head in range(6):
@@ -61,6 +62,20 @@ def test_weighted_sum_is_what_the_textbook_says(dtype: torch.dtype, planes: int,
                 exact[seq, head] += weights[seq, head, i].double() * row.double()
     for way in (reference, weighted_sum):
         torch.testing.assert_close(way(weights, index, count, values, table).double(), exact, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("d", [16, 64, 128, 12])
+def test_weighted_sum_of_values_in_few_bits(form: str, d: int) -> None:
+    values, table = torch.randn(9, 2, 8, d), torch.tensor([[[3, 0, 7]], [[8, 1, 2]]], dtype=torch.int32)
+    packed = pack_values(values, form)
+    index, count = torch.randint(0, 24, (2, 2, 10), dtype=torch.int32), torch.tensor([[10, 0], [3, 7]]).int()
+    weights = torch.rand(2, 6, 10)
+    blocks = ValueBlocks(packed, form, 8, d)
+    assert (native.refuses(blocks) is None) == (d != 12)
+    want = reference(weights, index, count, unpack_values(packed, form, 8, d, torch.float32), table)
+    got = weighted_sum(weights, index, count, blocks, table)
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
 
 
 def test_no_entries_sum_to_nothing() -> None:

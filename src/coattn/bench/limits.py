@@ -37,12 +37,21 @@ def measure(device: torch.device, host_bytes: int = HOST_BYTES) -> dict[str, Any
     return found
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
+def hbm_gbps(device: torch.device) -> float:
+    """GB/s at which a GPU reads its own memory."""
     from coattn.ops.triton.limits import read_gbps
 
     memory = torch.zeros(GPU_BYTES // 4, dtype=torch.int32, device=device)
     programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
-    hbm = read_gbps(memory, 8192, programs, gather=False)
+    return read_gbps(memory, 8192, programs, gather=False)
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    from coattn.ops.triton.limits import read_gbps
+
+    hbm = hbm_gbps(device)
+    memory = torch.zeros(GPU_BYTES // 4, dtype=torch.int32, device=device)
+    programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
     host = host_memory(HOST_BYTES, device).view(torch.int32)
     gather = read_gbps(host, PIECE, programs // 8, gather=True)
     target = memory[: len(host)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from coattn.cli.bench import bench
+from coattn.cli.bench import bench, numbers
 from coattn.cli.evaluate import Subject, prepare
 from coattn.cli.options import json_option, model_options
 from coattn.cli.output import err, out, print_json, progress, writable
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from coattn.bench.hcattention import Row
 
 TABLES = ("budgets", "3", "4", "renormalise")
+SPEED = ("kernels", "long", "prompt")
 
 
 @bench.command()
-@click.option("--table", "name", default="budgets", show_default=True, type=click.Choice(TABLES), help="Which rows.")
+@click.option(
+    "--table", "name", default="budgets", show_default=True, type=click.Choice(TABLES + SPEED), help="Which rows."
+)
 @model_options
 @click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
 @click.option("--length", default=8192, show_default=True, type=click.IntRange(4), help="Tokens of the text.")
@@ -31,13 +34,32 @@ TABLES = ("budgets", "3", "4", "renormalise")
 @click.option(
     "--books", metavar="FOLDER", help="Codebooks, named like groups16_centroids8192.safetensors or ..._separate."
 )
+@click.option("--shapes", default="llama-3-8b", show_default=True, help="long, prompt: model shapes by name.")
+@click.option(
+    "--context", default="32768,131072,1048576", show_default=True, callback=numbers, help="kernels: context lengths."
+)
+@click.option("--rows", default="1m,4m", show_default=True, help="long: which rows, of 1m and 4m.")
+@click.option("--kept", default=0.065, show_default=True, help="kernels, long: share of tokens a KV head attends to.")
+@click.option("--tokens", default=262144, show_default=True, type=click.IntRange(64), help="prompt: its length.")
+@click.option("--block", default=8192, show_default=True, type=click.IntRange(1), help="prompt: tokens of a block.")
+@click.option("--anchor", type=click.IntRange(0), help="prompt: tokens of the anchor; default: a block.")
+@click.option("--steps", default=16, show_default=True, type=click.IntRange(3), help="long, prompt: decode steps.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="long, prompt: a parameter; repeatable.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there; goes on from a run that was cut off.")
 @json_option
 def hcattention(**options: Any) -> None:
     """What the thresholds and codebooks of HCAttention cost, row by row, against full attention.
 
     The text is prefilled exactly, once for all rows; each row then decodes the rest of it under its setting.
+
+    kernels, long and prompt measure speed instead, on random numbers: the GPU's kernels alone; decode steps over one
+    and four million tokens; a prompt read block by block and decoded.
     """
+    if options["name"] in SPEED:
+        from coattn.cli.hcattention_speed import run as run_speed
+
+        run_speed(options)
+        return
     from coattn.bench import hcattention as paper
     from coattn.hf.architectures import describe_layers
 

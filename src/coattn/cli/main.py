@@ -29,6 +29,7 @@ from coattn.cli import (
     generate,
     methods,
     models,
+    plan,
     profile,
     trace,
 )
@@ -70,6 +71,7 @@ for command in (
     generate.generate,
     evaluate.evaluate,
     bench.bench,
+    plan.plan,
     profile.profile,
     calibrate.calibrate,
     trace.trace,

@@ -26,6 +26,7 @@ void bind_source(nb::module_& m) {
   field(c, "head_stride", &EntrySource::head_stride);
   field(c, "num_blocks", &EntrySource::num_blocks);
   field(c, "block", &EntrySource::block);
+  field(c, "values_only", &EntrySource::values_only);
   field(c, "k", &EntrySource::k);
   field(c, "v", &EntrySource::v);
   field(c, "k_seq", &EntrySource::k_seq);

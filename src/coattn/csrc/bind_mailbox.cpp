@@ -16,6 +16,10 @@ void bind_mailbox(nb::module_& m) {
            [](Mailbox& self, const AttendJob& job, uintptr_t post, uintptr_t reply, int rank) {
              self.add(job, reinterpret_cast<uint32_t*>(post), reinterpret_cast<uint32_t*>(reply), rank);
            })
+      .def("add",
+           [](Mailbox& self, const WeightedSumJob& job, uintptr_t post, uintptr_t reply, int rank) {
+             self.add(job, reinterpret_cast<uint32_t*>(post), reinterpret_cast<uint32_t*>(reply), rank);
+           })
       .def("begin", &Mailbox::begin, Release())
       .def("finish", &Mailbox::finish, Release())
       .def("call_off", &Mailbox::call_off)

@@ -4,7 +4,7 @@
 
 namespace coattn {
 
-BlockLayout block_layout(Elem elem, int block, int head_size) {
+BlockLayout block_layout(Elem elem, int block, int head_size, bool keys) {
   if (head_size < 8 || head_size > 1024 || head_size % 8 != 0) {
     throw Refusal("Head size " + std::to_string(head_size) + " is not a multiple of 8 between 8 and 1024.",
                   "Pad the heads with zero channels.");
@@ -18,16 +18,17 @@ BlockLayout block_layout(Elem elem, int block, int head_size) {
   b.block = block;
   b.head_size = head_size;
   b.row_bytes = elem_bytes(elem, head_size);
-  b.v = b.row_bytes * block;
-  b.k_scale = b.k_min = b.v_scale = b.v_min = 2 * b.v;
+  b.v = keys ? b.row_bytes * block : 0;
+  const int64_t rows = b.v + b.row_bytes * block, scales = keys ? 2 * head_size : 0;
+  b.k_scale = b.k_min = b.v_scale = b.v_min = rows;
   if (is_quantised(elem)) {
     b.v_groups = elem == Elem::int8 ? 1 : 2;
-    b.k_min = b.k_scale + 2 * head_size;
-    b.v_scale = b.k_min + 2 * head_size;
+    b.k_min = b.k_scale + scales;
+    b.v_scale = b.k_min + scales;
     b.v_min = b.v_scale + int64_t{2} * b.v_groups * block;
     b.bytes = b.v_min + int64_t{2} * b.v_groups * block;
   } else {
-    b.bytes = 2 * b.v;
+    b.bytes = rows;
   }
   b.bytes = (b.bytes + 63) / 64 * 64;
   return b;

@@ -17,12 +17,19 @@ uint32_t load(const uint32_t* word) {
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+void run(const AttendJob& job, WorkerPool& pool) {
+  attend(job, pool);
+}
+void run(const WeightedSumJob& job, WorkerPool& pool) {
+  weighted_sum(job, pool);
+}
+
 }  // namespace
 
 // Everything the thread touches: shared with it, so that an abandoned thread finds it intact.
 struct Mailbox::Server {
   struct Slot {
-    AttendJob job;
+    MailJob job;
     uint32_t* post;
     uint32_t* reply;
     int rank;
@@ -34,7 +41,7 @@ struct Mailbox::Server {
   const int64_t deadline_us;
   std::vector<Slot> slots;
   std::vector<JobTimes> times;
-  std::vector<bool> done;  // of the step being served
+  std::vector<bool> done;         // of the step being served
   EventWord armed;                // advanced by begin() and stop()
   std::atomic<uint32_t> step{0};  // the step the server is armed for
   std::atomic<int> seqs{0};
@@ -82,8 +89,12 @@ struct Mailbox::Server {
       Slot& slot = slots[j];
       times[j].posted_ns = now_ns();
       if (take_fault() == Fault::die) return false;
-      slot.job.seqs = seqs.load(std::memory_order_relaxed);
-      attend(slot.job, owner->pool);
+      std::visit(
+          [&](auto& job) {
+            job.seqs = seqs.load(std::memory_order_relaxed);
+            run(job, owner->pool);
+          },
+          slot.job);
       times[j].done_ns = now_ns();
       __atomic_store_n(slot.reply, now, __ATOMIC_RELEASE);
       done[j] = true;
@@ -110,11 +121,11 @@ Mailbox::~Mailbox() {
   stop(100'000);
 }
 
-void Mailbox::add(const AttendJob& job, uint32_t* post, uint32_t* reply, int rank) {
+void Mailbox::add(const MailJob& job, uint32_t* post, uint32_t* reply, int rank) {
   if (thread_.joinable())
     throw Refusal("A job was added to a running mailbox.", "Add all jobs before begin().");
   server_->slots.push_back({job, post, reply, rank});
-  server_->slots.back().job.skip_empty = true;
+  if (auto* attending = std::get_if<AttendJob>(&server_->slots.back().job)) attending->skip_empty = true;
   server_->times.push_back({});
 }
 

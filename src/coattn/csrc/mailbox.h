@@ -8,9 +8,9 @@
 //   post[j]           GPU -> server       s: the query of job j of step s is complete
 //   reply[j]          server -> GPU       s: out and lse of job j of step s are complete
 //   query of j        GPU -> workers      written before post[j] = s; may be overwritten after reply[j] = s
-//   out, lse of j     workers -> GPU      written before reply[j] = s; may be overwritten after post[j] = s +
-//   1,
-//                                         which follows, on the same stream, the kernel that read them
+//                                         (or the positions, weights and counts of a job that adds up values)
+//   out, lse of j     workers -> GPU      written before reply[j] = s; may be overwritten after post[j] is
+//                                         s + 1, which follows, on the same stream, the kernel that read them
 //   block table,      host -> workers     written before begin(s); may be overwritten after finish(s)
 //   tokens            or GPU -> workers   written before post[j] = s, like the query
 //
@@ -34,12 +34,16 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "kernels/attend.h"
+#include "kernels/weighted_sum.h"
 #include "runtime.h"
 
 namespace coattn {
+
+using MailJob = std::variant<AttendJob, WeightedSumJob>;
 
 struct JobTimes {
   int64_t posted_ns, done_ns;
@@ -54,7 +58,7 @@ class Mailbox {
 
   // Before the first begin(). The pointers stay the caller's and must outlive the mailbox, also an abandoned
   // one. rank: what the GPU will wait for first has the lowest.
-  void add(const AttendJob& job, uint32_t* post, uint32_t* reply, int rank);
+  void add(const MailJob& job, uint32_t* post, uint32_t* reply, int rank);
 
   // Arms the server for step `step` (never 0, never twice the same in a row) over the first `seqs` sequences.
   void begin(uint32_t step, int seqs);

@@ -32,9 +32,9 @@ class BlockLayout:
     bytes: int
 
 
-def block_layout(element: str, block: int, head_size: int) -> BlockLayout:
-    """Layout of one (block, KV head). Refuses head sizes that are not multiples of 8."""
-    return BlockLayout(**extension.block_layout(elem(element), block, head_size))
+def block_layout(element: str, block: int, head_size: int, keys: bool = True) -> BlockLayout:
+    """Layout of one (block, KV head), with keys or of values alone. Refuses head sizes that are not multiples of 8."""
+    return BlockLayout(**extension.block_layout(elem(element), block, head_size, keys))
 
 
 def cuda_unavailable(device: int = 0) -> str | None:

@@ -62,11 +62,13 @@ class Entries:
         return 0 if first is None else first.shape[0]
 
 
-def plan_weighted_sum(weights: Tensor, index: Tensor, count: Tensor, entries: Entries) -> Call[Tensor]:
+def plan_weighted_sum(
+    weights: Tensor, index: Tensor, count: Tensor, entries: Entries, into: Tensor | None = None
+) -> Call[Tensor]:
     """Sum of the chosen entries' values under given weights -> `[seqs, q_heads, head_size]` float32.
 
     weights: `[seqs, q_heads, max_entries]` float32. index: `[seqs, kv_heads, max_entries]` int32 positions.
-    count: `[seqs, kv_heads]` int32 entries in use. Bit-identical between runs.
+    count: `[seqs, kv_heads]` int32 entries in use. into: where the result goes. Bit-identical between runs.
     """
     source, kv_heads, head_size = entries.source()
     check_tensor("index", index, [entries.seqs, kv_heads, None], torch.int32)
@@ -74,7 +76,8 @@ def plan_weighted_sum(weights: Tensor, index: Tensor, count: Tensor, entries: En
     check_tensor("weights", weights, [entries.seqs, None, index.shape[2]], torch.float32)
     q_heads = weights.shape[1]
     check(q_heads % kv_heads == 0, f"{q_heads} query heads cannot share {kv_heads} KV heads.", "Use a multiple.")
-    out = torch.empty(entries.seqs, q_heads, head_size)
+    out = torch.empty(entries.seqs, q_heads, head_size) if into is None else into
+    check_tensor("into", out, [entries.seqs, q_heads, head_size], torch.float32)
     job = extension.WeightedSumJob()
     job.source, job.seqs, job.q_heads = source, entries.seqs, q_heads
     job.index, job.count, job.max_entries = index.data_ptr(), count.data_ptr(), index.shape[2]

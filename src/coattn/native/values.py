@@ -7,23 +7,30 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.native.blocks import Blocks
+from coattn.native.blocks import BlockLayout, Blocks, block_layout
 from coattn.native.core import check, elem
 
 
 @dataclass(frozen=True)
 class Values(Blocks):
-    """Values `[blocks, kv_heads, block, head_size]`, rows packed; for calls that read no keys.
+    """Values `[blocks, kv_heads, block, head_size]`, rows packed; of int8 and int4, blocks `[blocks, kv_heads, bytes]`.
 
-    The extension is shown where the keys would begin, had the values any before them.
+    For calls that read no keys.
     """
 
     memory: Tensor
 
     def __post_init__(self) -> None:
         rows = self.memory
-        packed = rows.stride(3) == 1 and rows.stride(2) == self.head_size
+        if rows.dim() == 4:
+            packed = rows.stride(3) == 1 and rows.stride(2) == self.head_size
+        else:
+            packed = rows.stride(2) == 1 and rows.shape[2] >= self.layout.bytes
         check(packed, "The rows of a block of values do not follow each other.", "Call contiguous().")
+
+    @property
+    def layout(self) -> BlockLayout:
+        return block_layout(self.element, self.block, self.head_size, keys=False)
 
     @property
     def num_blocks(self) -> int:
@@ -31,6 +38,6 @@ class Values(Blocks):
 
     def fill(self, job: Any) -> None:
         size = self.memory.element_size()
-        job.base = self.memory.data_ptr() - self.layout.v
+        job.base, job.values_only = self.memory.data_ptr(), 1
         job.block_stride, job.head_stride = self.memory.stride(0) * size, self.memory.stride(1) * size
         job.num_blocks, job.block, job.elem = self.num_blocks, self.block, elem(self.element)

@@ -17,15 +17,28 @@ def score_pq(
     bits: int,
     scale: float,
     softcap: float | None,
+    top: Tensor | None = None,
 ) -> Tensor:
     """q `[seqs, q_heads, d]` against kept `[blocks, kv_heads, block, width]` -> `[seqs, kv_heads, group, n]` float32.
 
-    table `[seqs, blocks]` int32, tokens `[seqs]` int32; see the reference. Triton on a GPU where there are codes.
+    table `[seqs, blocks]` int32, tokens `[seqs]` int32; see the reference. On a GPU: CUDA C++ on tensor cores where the
+    codes have a form for it, else Triton. What lies past a sequence's end may then be anything.
+    top: on a GPU, `[seqs * q_heads]` int32 of zeros, where each head's largest score is left, see `ops/cuda/top_p.py`.
     """
-    if q.device.type == "cuda" and book is not None:
-        from coattn.ops.triton.score_pq import refuses
-        from coattn.ops.triton.score_pq import score_pq as kernel
+    if q.device.type != "cuda":
+        return reference(q, kept, table, tokens, book, bits, scale, softcap)
+    from coattn.ops.cuda import score_pq as cuda
+    from coattn.ops.cuda.top_p import largest
+    from coattn.ops.triton import score_keys, score_pq
 
-        if refuses(kept) is None:
-            return kernel(q, kept, table, tokens, book, bits, scale, softcap)
-    return reference(q, kept, table, tokens, book, bits, scale, softcap)
+    if book is not None and cuda.refuses(q, kept, book, bits) is None:
+        return cuda.score_pq(q, kept, table, tokens, book, bits, scale, softcap, top)
+    if book is not None and score_pq.refuses(kept) is None:
+        found = score_pq.score_pq(q, kept, table, tokens, book, bits, scale, softcap)
+    elif book is None and kept.shape[-1] <= 256:
+        found = score_keys.score_keys(q, kept, table, tokens, scale, softcap)
+    else:
+        found = reference(q, kept, table, tokens, book, bits, scale, softcap)
+    if top is not None:
+        largest(found, tokens, top)
+    return found

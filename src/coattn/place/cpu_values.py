@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +13,14 @@ from coattn.ops.reference.weighted_sum import gather_rows
 from coattn.ops.weighted_sum import weighted_sum
 from coattn.place.base import Call, Place, Result, State
 from coattn.state import AttnState
+from coattn.store.base import Opening, Store
+from coattn.store.frame import Recording
+from coattn.trace.step import Span
 from coattn.types import Selection, Weighted
+
+if TYPE_CHECKING:
+    from coattn.handover.sums import SumBox
+    from coattn.store.coded.store import Coded
 
 
 @dataclass
@@ -25,7 +33,21 @@ class CpuValues(Place):
     provides = frozenset({"host_place"})
     asynchronous = True
 
+    box: SumBox | None = field(init=False, repr=False, default=None)
+    _store: Coded = field(init=False, repr=False)
     _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+
+    def open(self, opening: Opening, store: Store) -> None:
+        super().open(opening, store)
+        self._store = cast("Coded", store)
+
+    def prepare(self, recording: Recording) -> None:
+        """Makes the mailbox, before the first step is recorded."""
+        device = next(iter(self.opening.layers.values())).device
+        if self.box is None and device.type == "cuda":
+            from coattn.handover.sums import SumBox
+
+            self.box = SumBox(recording, dict(self.opening.layers), self._store.most_entries(), device)
 
     def run(self, call: Call, picked: Selection) -> State:
         if picked.weighted is None:
@@ -33,23 +55,53 @@ class CpuValues(Place):
         return self._sum(call, picked.weighted, call.q.cpu() if picked.weighted.others is not None else None)
 
     def start(self, call: Call, picked: Selection) -> Result:
+        recording = call.store.recording
+        if recording is not None and call.q.device.type == "cuda" and picked.weighted is not None:
+            return self._post(call, picked.weighted, recording)
         if call.q.device.type == "cpu" or picked.weighted is None:
             return super().start(call, picked)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "coattn-values")
         return self._thread.submit(self.run, call, picked).result
 
+    def arm(self, rows: int) -> None:
+        if self.box is not None:
+            self.box.begin(rows)
+
+    def settle(self) -> None:
+        if self.box is not None:
+            self.box.finish()
+            self._store.counts = self.box.taken
+
+    def spans(self) -> list[Span]:
+        return [] if self.box is None else self.box.spans()
+
+    def forget_recordings(self) -> None:
+        if self.box is not None:
+            self._store.counts = None
+            self.box.close()
+            self.box = None
+
     def release(self) -> None:
+        self.forget_recordings()
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
+    def _post(self, call: Call, picked: Weighted, recording: Recording) -> Result:
+        box = self.box
+        assert box is not None, "prepare() comes first"
+        box.add(call.layer, self._store.stored.blocks_of(call.layer))
+        box.post(call.layer, picked)
+        recording.stamps[call.layer] = box.stamp(call.layer)
+        return lambda: box.fetch(call.layer, picked)
+
     def _sum(self, call: Call, picked: Weighted, q: Tensor | None) -> AttnState:
-        memory = call.store.far[call.layer]  # [blocks, kv_heads, 1 or 2, block, head_dim]: values last
+        values = self._store.stored
         weights, lse = picked.weights, picked.lse
         if q is not None:
-            weights, lse = rescore(q[:, 0], memory[:, :, 0], picked, call.scale, call.shape.softcap)
-        out = weighted_sum(weights, picked.index, picked.count, memory[:, :, -1], picked.table)
+            weights, lse = rescore(q[:, 0], values.keys(call.layer), picked, call.scale, call.shape.softcap)
+        out = weighted_sum(weights, picked.index, picked.count, values.blocks_of(call.layer), picked.table)
         return AttnState(out[:, None].to(call.q.device), lse[:, None].to(call.q.device))
 
 

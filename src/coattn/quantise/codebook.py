@@ -22,6 +22,8 @@ class Codebook:
 
     centroids: Tensor
     groups: int
+    steps: Tensor | None = None
+    """`[d / groups]` float32, where the centroids are whole numbers from -128 to 127 times these."""
 
     @property
     def shared(self) -> bool:
@@ -32,8 +34,27 @@ class Codebook:
     def _nearest(self) -> list[Nearest]:
         return [Nearest(book) for book in self.centroids]
 
+    @cached_property
+    def eights(self) -> tuple[Tensor, Tensor] | None:
+        """Where the centroids are 8-bit numbers times a step for each channel: `(numbers + 128, steps)`."""
+        if self.steps is None:
+            return None
+        numbers = (self.centroids[0].float() / self.steps).round() + 128
+        return numbers.clamp(0, 255).to(torch.uint8).contiguous(), self.steps
+
+    def rounded(self) -> Codebook:
+        """The same with 8-bit centroids: a step for each channel of a piece, over all centroids."""
+        values = self.centroids.float()
+        steps = values.abs().amax((0, 1)).clamp_min(1e-30) / 127
+        return Codebook(((values / steps).round() * steps).to(self.centroids.dtype), self.groups, steps)
+
     def encode(self, keys: Tensor) -> Tensor:
         """keys `[..., d]` -> codes `[..., groups]` int16."""
+        if keys.device.type == "cuda":
+            from coattn.ops.triton.nearest import nearest
+
+            rows = keys.reshape(-1, keys.shape[-1])
+            return nearest(rows, self).view(*keys.shape[:-1], self.groups)
         pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
         if self.shared:
             found = self._nearest[0](pieces.reshape(-1, pieces.shape[-1]))

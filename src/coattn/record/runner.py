@@ -85,6 +85,9 @@ class GraphRunner:
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
+        if any(parts.store.is_plain(step) for parts in self.runtime.groups):
+            self.best = None
+            return self.eager.decode(slots, tokens, history)
         self.runtime.begin(step)
         try:
             far = self.frames.write(step) or self.always_far

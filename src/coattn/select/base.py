@@ -21,7 +21,7 @@ class Select(Part):
     axis: ClassVar[str] = "select"
     exact: ClassVar[bool]
     """Whether nothing that the store keeps is left out: the rule's half of an exact method."""
-    recordable: ClassVar[bool] = False
+    recordable = False
     """Whether `pick` can be captured in a CUDA graph: nothing on the host, no synchronisation, no generator."""
 
     scale: float = field(init=False, repr=False, default=1.0)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
+from coattn.ops.attend import attend
 from coattn.ops.reference.top_p import top_p
 from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.store.base import Store
 from coattn.types import BlockList, Selection, Step, Weighted
+
+if TYPE_CHECKING:
+    from coattn.ops.cuda.top_p import Work
 
 
 @dataclass
@@ -34,12 +39,24 @@ class PqTopP(Select):
     tau: float = 0.9
     cap: int | None = None
     renormalise: bool = True
+    _work: Work | None = field(init=False, repr=False, default=None)
+    """What the kernels of a GPU share from call to call; None where there are none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 < self.tau <= 1:
             raise ConfigError(f"tau is {self.tau!r}, but must be above 0 and at most 1.", "Set tau=0.9 or another.")
         if self.cap is not None:
             check_count("cap", self.cap, 1)
+
+    def open(self, store: Store) -> None:
+        shape = next(iter(store.opening.layers.values()))
+        self._work = None
+        if shape.device.type == "cuda":
+            from coattn.ops.cuda.top_p import Work, refuses
+
+            if refuses(shape.device, shape.q_heads // shape.kv_heads, store.block) is None:
+                self._work = Work(shape.device)
+        self.recordable = self._work is not None
 
     def is_exact(self) -> bool:
         return self.tau >= 1 and self.cap is None
@@ -48,11 +65,40 @@ class PqTopP(Select):
         view = store.view(layer, step)
         if view.far is None:
             return view
+        if self._work is not None:
+            return self._pick_there(layer, q, store, step, view, self._work)
         scores = store.scores(layer, q[:, 0], self.scale, step)
         near = self._near(layer, q, store, view.near).view(scores.shape[:-1])
         kept = top_p(scores, near, self.tau, self.cap)
         found = weigh(scores, kept, view.far, self.renormalise, store.keeps_keys())
         store.took(layer, float(found.count.sum()) / found.count.shape[1])
+        return Selection(view.near, weighted=found)
+
+    def _pick_there(self, layer: int, q: Tensor, store: Store, step: Step, view: Selection, work: Work) -> Selection:
+        """The same by kernels on the GPU; nothing waits while a step is recorded."""
+        from coattn.ops.cuda.top_p import top_p as on_gpu
+
+        shape, seqs, near = store.opening.layers[layer], len(q), None
+        if view.near is not None:
+            # so few that attending to them twice is less than keeping what was found
+            near = attend(q, store.near[layer], view.near, self.scale, shape.softcap).lse
+        _, _, top = work.of(seqs * shape.q_heads)
+        scores = store.scores(layer, q[:, 0], self.scale, step, top)
+        tokens = store.far_tokens(layer, step)
+        kept = on_gpu(scores, tokens, near, self.tau, self.cap, self.renormalise, scores.shape[-1], work)
+        assert view.far is not None
+        if store.recording is not None:
+            return Selection(
+                view.near, weighted=Weighted(view.far.table, kept.index, kept.count, kept.weights, kept.lse)
+            )
+        count = kept.count.cpu()
+        longest = int(count.max())
+        used = torch.arange(longest, device=q.device) < kept.count[..., None]
+        weights = kept.weights.view(*scores.shape[:3], -1)[..., :longest].where(used[:, :, None], 0.0).flatten(1, 2)
+        others = kept.others.cpu() if store.keeps_keys() else None
+        index = kept.index[..., :longest].contiguous().cpu()
+        store.took(layer, float(count.sum()) / count.shape[1])
+        found = Weighted(view.far.table, index, count, weights.cpu(), kept.lse.cpu(), others)
         return Selection(view.near, weighted=found)
 
     def _near(self, layer: int, q: Tensor, store: Store, near: BlockList | None) -> Tensor:

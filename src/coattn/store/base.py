@@ -69,7 +69,7 @@ class Store(Part):
     axis: ClassVar[str] = "store"
     keeps_all: ClassVar[bool]
     """Whether every token stays reachable: the store's half of an exact method."""
-    recordable: ClassVar[bool] = True
+    recordable = True
     """Whether a decode step over it can be captured in a CUDA graph."""
 
     block: int
@@ -149,12 +149,21 @@ class Store(Part):
         """Bytes per tier that sequences can still be given of it; None: no limit."""
         return {}
 
-    def scores(self, layer: int, q: Tensor, scale: float, step: Step) -> Tensor:
+    def scores(self, layer: int, q: Tensor, scale: float, step: Step, top: Tensor | None = None) -> Tensor:
         """q `[seqs, q_heads, d]` against all that is far, by what is kept near of its keys; only stores with codes.
 
-        -> `[seqs, kv_heads, group, n]` float32, scaled and soft-capped, -inf past a sequence's end.
+        -> `[seqs, kv_heads, group, n]` float32, scaled and soft-capped; past a sequence's end see `ops/score_pq.py`,
+        as for `top`.
         """
         raise AttributeError(f"store {self.name!r} has no codes")
+
+    def far_tokens(self, layer: int, step: Step) -> Tensor:
+        """`[seqs]` int32 on the layer's device: entries that `scores` gives each sequence; only stores with codes."""
+        raise AttributeError(f"store {self.name!r} has no codes")
+
+    def is_plain(self, step: Step) -> bool:
+        """Whether a decode step does something that cannot be recorded, and so runs layer by layer."""
+        return False
 
     def took(self, layer: int, entries: float) -> None:
         """Hears how many entries a selection took of what is scored by codes, over the sequences, per KV head."""

@@ -126,7 +126,7 @@ class BlockMemory:
                 for i, s in self.layers.items()
             }
         # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
-        device = next((s.device for s in self.layers.values() if s.device.type == "cuda"), torch.device("cpu"))
+        device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
         for i, shape in self.layers.items():
             end = start + blocks * self.block * self.token_bytes(shape)

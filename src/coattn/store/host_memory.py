@@ -17,8 +17,11 @@ UNIT = 2 << 20
 def host_memory(nbytes: int, device: torch.device) -> Tensor:
     """`[nbytes]` uint8, zeroed, 64-byte aligned; a GPU `device` can read and write it at its own address.
 
-    Without a GPU it is ordinary memory, which the system hands out page by page as it is written.
+    Without a GPU it is ordinary memory, which the system hands out page by page as it is written; with a meta device it
+    is a size and nothing else.
     """
+    if device.type == "meta":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
     if device.type != "cuda" or nbytes == 0:
         return torch.zeros(nbytes, dtype=torch.uint8)
     if _reused is not None and nbytes >= Reused.LEAST:

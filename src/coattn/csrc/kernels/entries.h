@@ -19,6 +19,7 @@ struct EntrySource {
   const uint8_t* base;
   int64_t block_stride, head_stride, num_blocks;
   int block;
+  int values_only;  // blocks have no keys
   // Otherwise rows [seqs, kv_heads, rows, head_size], strides in bytes.
   const uint8_t* k;
   const uint8_t* v;
@@ -36,7 +37,7 @@ struct Entry {
 class Entries {
  public:
   explicit Entries(const EntrySource& s)
-      : s_(s), layout_(block_layout(s.elem, s.table ? s.block : 1, s.head_size)) {
+      : s_(s), layout_(block_layout(s.elem, s.table ? s.block : 1, s.head_size, !s.values_only)) {
     if (!s.table && is_quantised(s.elem)) {
       throw Refusal("Quantised entries lie in blocks, not in plain rows.", "Pass a block table.");
     }

@@ -27,11 +27,18 @@ class Books:
     shared: bool
     bits: int
     path: str | None = None
+    fixed: bool = False
+    """Whether centroids never move: they are there from the beginning, and calibration writes into them."""
     made: dict[int, Codebook] = field(default_factory=dict)
+    ready: set[int] = field(default_factory=set)
+    """Layers whose centroids mean something."""
 
     def __post_init__(self) -> None:
         if self.path is not None and self.groups:
             self.made = load(self.path, self.layers)
+            self.ready = set(self.made)
+        elif self.fixed and self.groups:
+            self.made = {i: Codebook(self._zeros(s), self.groups) for i, s in self.layers.items()}
 
     @property
     def bytes(self) -> int:
@@ -46,8 +53,8 @@ class Books:
         """What is kept of keys `[..., d]`: codes, packed codes, or the keys themselves where there are no groups."""
         if not self.groups:
             return k
-        if layer not in self.made:
-            self.made[layer] = self._calibrate(k)
+        if layer not in self.ready:
+            self._set(layer, self._calibrate(layer, k))
         codes = self.made[layer].encode(k)
         return codes if self.bits == 16 else pack(codes, self.bits)
 
@@ -60,8 +67,7 @@ class Books:
     def fill_randomly(self) -> None:
         """Random centroids for every layer."""
         for i, s in self.layers.items() if self.groups else ():
-            size = (1 if self.shared else self.groups, self.count, s.head_dim // self.groups)
-            self.made[i] = Codebook(torch.randn(size, device=s.device).to(s.dtype), self.groups)
+            self._set(i, torch.randn_like(self._zeros(s)))
 
     def random(self, layer: int, size: tuple[int, ...]) -> Tensor:
         """What is kept of random keys, `[*size, width]`."""
@@ -71,12 +77,24 @@ class Books:
         codes = torch.randint(0, self.count, (*size, self.groups), device=shape.device, dtype=torch.int16)
         return codes if self.bits == 16 else pack(codes, self.bits)
 
-    def _calibrate(self, k: Tensor) -> Codebook:
-        if not self.made:
+    def _zeros(self, shape: LayerShape) -> Tensor:
+        size = (1 if self.shared else self.groups, self.count, shape.head_dim // self.groups)
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+    def _set(self, layer: int, centroids: Tensor) -> None:
+        self.ready.add(layer)
+        if layer in self.made and self.fixed:
+            self.made[layer].centroids.copy_(centroids)
+            self.made[layer] = Codebook(self.made[layer].centroids, self.groups)
+        else:
+            self.made[layer] = Codebook(centroids, self.groups)
+
+    def _calibrate(self, layer: int, k: Tensor) -> Tensor:
+        if not self.ready:
             log.warning(
                 "No codebook was given: making one from the first %s tokens of this prompt. "
                 "`coattn calibrate hcattention` makes a better one, once.",
                 f"{len(k):,}",
             )
         book = fit(k.flatten(0, 1), self.groups, self.count, shared=self.shared)
-        return Codebook(book.centroids.to(k.dtype), self.groups)
+        return book.centroids.to(self.layers[layer].dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.quantise.pack import packed_bytes
+from coattn.quantise.values import ValueBlocks, block_bytes, pack_values
 from coattn.store.blocks import BlockMemory
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
@@ -17,20 +18,52 @@ class ValueMemory(BlockMemory):
     """Values in DRAM, and the keys before them where those are kept: `[blocks, kv_heads, 1 or 2, block, head_dim]`."""
 
     def __init__(
-        self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, what: str, *, with_keys: bool
+        self,
+        layers: Mapping[int, LayerShape],
+        block: int,
+        ledger: Ledger,
+        what: str,
+        *,
+        with_keys: bool = False,
+        form: str = "model",
     ) -> None:
-        self.planes = 2 if with_keys else 1
+        self.planes, self.form = 2 if with_keys else 1, form
         super().__init__("host", layers, block, ledger, what)
 
     def token_bytes(self, shape: LayerShape) -> int:
-        return shape.token_bytes * self.planes // 2
+        if self.form == "model":
+            return shape.token_bytes * self.planes // 2
+        # blocks are padded to 64 bytes, so a token's share is a whole number where a block has 64 or fewer tokens
+        return -(-shape.kv_heads * block_bytes(self.form, self.block, shape.head_dim) // self.block)
 
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
-        return (blocks, shape.kv_heads, self.planes, self.block, shape.head_dim)
+        if self.form == "model":
+            return (blocks, shape.kv_heads, self.planes, self.block, shape.head_dim)
+        return (blocks, self.block * self.token_bytes(shape))
 
-    def values(self, layer: int) -> Tensor:
-        """`[blocks, kv_heads, block, head_dim]`"""
-        return self[layer][:, :, -1]
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        return shape.dtype if self.form == "model" else torch.uint8
+
+    def blocks_of(self, layer: int) -> ValueBlocks:
+        """The values of a layer."""
+        shape = self.layers[layer]
+        if self.form == "model":
+            return ValueBlocks.of(self[layer][:, :, -1])
+        size = block_bytes(self.form, self.block, shape.head_dim)
+        whole = self[layer]
+        memory = whole.as_strided((len(whole), shape.kv_heads, size), (whole.stride(0), size, 1))
+        return ValueBlocks(memory, self.form, self.block, shape.head_dim)
+
+    def fill_randomly(self) -> None:
+        if self.form == "model":
+            super().fill_randomly()
+            return
+        for i, shape in self.layers.items():
+            memory = self[i]
+            size = (min(len(memory), 512), shape.kv_heads, self.block, shape.head_dim)
+            some = pack_values(torch.randn(size, device=shape.device), self.form).flatten(1)
+            for part in torch.split(memory[:, : some.shape[1]], max(1, len(some))):
+                part.copy_(some[: len(part)])
 
     def keys(self, layer: int) -> Tensor:
         """The same of keys, where they are kept."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
+from coattn.ops.append import append
 from coattn.ops.reference.append import read_rows, write_rows
 from coattn.ops.score_pq import score_pq
 from coattn.part import check_count
 from coattn.quantise.file import Origin, read_origin
 from coattn.quantise.pack import BITS, packed_bytes
+from coattn.quantise.values import FORMS, LEVELS, pack_values
 from coattn.store.arena import Arena
 from coattn.store.base import Opening, Run
-from coattn.store.blocks import BlockMemory, BlockTable
+from coattn.store.blocks import BlockMemory, BlockTable, runs
 from coattn.store.coded.books import Books
 from coattn.store.coded.planes import CodeMemory, ValueMemory
+from coattn.store.frame import NOWHERE
 from coattn.store.ledger import Tier
 from coattn.types import Step
 
@@ -42,6 +46,7 @@ class Coded(Arena):
         "shared": "one codebook for all groups of a layer; unset: as in the codebook, or true",
         "code_bits": "bits of a stored code: 16, or packed at 12 or 13",
         "codebook": "file that `coattn calibrate hcattention` wrote; unset: made from the first keys that are coded",
+        "values": "values in DRAM: model (the model's own dtype), int8 or int4",
         "keep_keys": "keep the keys in DRAM too, so that what is selected is scored again exactly",
     }
 
@@ -50,10 +55,13 @@ class Coded(Arena):
     shared: bool | None = None
     code_bits: int = 16
     codebook: str | None = None
+    values: str = "model"
     keep_keys: bool = False
     books: Books = field(init=False, repr=False)
     _taken: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     """By layer: entries that the last selection took, over its sequences; the mean over KV heads."""
+    counts: Callable[[], dict[int, float]] | None = field(init=False, repr=False, default=None)
+    """The same of the last recorded step, asked for when somebody wants to know."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +69,11 @@ class Coded(Arena):
             check_count("groups", self.groups, 0)
         if self.codebook is not None:
             self._agree(read_origin(self.codebook))
+        if self.values not in FORMS:
+            raise ConfigError(f"values is {self.values!r}, but must be model, int8 or int4.", "Leave it out for model.")
+        if self.values != "model" and self.keep_keys:
+            raise ConfigError("keep_keys needs values in the model's dtype.", "Leave out values or keep_keys.")
+        self.recordable = not self.keep_keys
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
         if self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
@@ -87,7 +100,7 @@ class Coded(Arena):
         return self.keep_keys
 
     def least(self, opening: Opening) -> int:
-        window = opening.seqs * (self.window_blocks or 1) * opening.block_bytes(self.block)
+        window = (opening.seqs * (self.window_blocks or 1) + opening.spare) * opening.block_bytes(self.block)
         blocks = 1 if opening.fixed else opening.seqs * ((opening.tokens or 0) // self.block)
         groups = self._groups(opening)
         codes = sum(
@@ -109,18 +122,45 @@ class Coded(Arena):
         self.ring = self.window_blocks or 1
         what = f"A window of {self.ring} block(s) for {opening.seqs} sequence(s)"
         self.window = BlockMemory("gpu", layers, self.block, ledger, what)
-        values = ValueMemory(layers, self.block, ledger, "Keeping every value", with_keys=self.keep_keys)
+        values = ValueMemory(
+            layers, self.block, ledger, "Keeping every value", with_keys=self.keep_keys, form=self.values
+        )
         codes = CodeMemory(layers, self.block, ledger, "Coding every key", groups=self.split, bits=self.code_bits)
-        self.values, self.codes = values, codes
+        self.stored, self.codes = values, codes
         self.table, self.code_table = BlockTable(values), BlockTable(codes)
-        self.books = self._books(opening, self.codebook)
+        self.books = self._books(opening, self.codebook, opening.fixed)
         ledger.take("gpu", self.books.bytes, "A codebook for each layer")
         far = opening.seqs * ((opening.tokens or 0) // self.block)
-        for memory, blocks in ((self.window, opening.seqs * self.ring), (values, far), (codes, far)):
+        for memory, blocks in ((self.window, self._near_blocks(opening)), (values, far), (codes, far)):
             if opening.fixed:
                 memory.fix(blocks)
             else:
                 memory.reserve(blocks)
+        if opening.fixed:
+            self.table.tabulate(opening.seqs + 1, max(1, (opening.tokens or 0) // self.block))
+
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        if self.recording is None:
+            super().append(layer, k, v, step)
+            return
+        recording, near = self.recording, self.window[layer]
+        append(recording, near, k, v)
+        spill = recording.spill
+        assert spill is not None, "an arena's frame has that column"
+        if near.device.type == "cuda":
+            self._spill_recorded(layer, near, recording.ids, spill)
+            return
+        for block, to in zip(recording.ids.tolist(), spill.tolist(), strict=True):
+            if to != NOWHERE:
+                self._store(layer, [to], near[block, :, 0].transpose(0, 1), near[block, :, 1].transpose(0, 1))
+
+    def is_plain(self, step: Step) -> bool:
+        """A block that becomes full before there is a codebook makes one."""
+        return len(self.books.ready) < len(self.books.made) and any(n % self.block == 0 for n in step.lengths)
+
+    def most_entries(self) -> int:
+        """The longest list of entries that a KV head can be given."""
+        return max(1, (self.opening.tokens or 0) // self.block) * self.block
 
     def plan(self, step: Step) -> None:
         wanted = [(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)]
@@ -143,17 +183,26 @@ class Coded(Arena):
         recent = read_rows(self.window[layer], ids.to(device), (places % self.block).to(device))
         return Run(torch.cat([k, recent[0]]), torch.cat([v, recent[1]]), 0, None)
 
-    def scores(self, layer: int, q: Tensor, scale: float, step: Step) -> Tensor:
+    def scores(self, layer: int, q: Tensor, scale: float, step: Step, top: Tensor | None = None) -> Tensor:
         shape = self.opening.layers[layer]
+        table, tokens = self._listed(layer, step)
+        book = self.books.made[layer] if self.split else None
+        return score_pq(q, self.codes[layer], table, tokens, book, self.code_bits, scale, shape.softcap, top)
 
-        def listed() -> tuple[Tensor, Tensor]:
+    def far_tokens(self, layer: int, step: Step) -> Tensor:
+        return self._listed(layer, step)[1]
+
+    def _listed(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
+        """Far blocks and entries of each sequence, on the layer's device."""
+        device = self.opening.layers[layer].device
+
+        def build() -> tuple[Tensor, Tensor]:
             far = self.view(layer, step).far
             assert far is not None
-            return far.table[:, 0].contiguous().to(q.device), far.tokens[:, 0].contiguous().to(q.device)
+            return far.table[:, 0].contiguous().to(device), far.tokens[:, 0].contiguous().to(device)
 
-        table, tokens = self._once(("far", q.device), listed)
-        book = self.books.made[layer] if self.split else None
-        return score_pq(q, self.codes[layer], table, tokens, book, self.code_bits, scale, shape.softcap)
+        # the frame's tensors are there already, and differ from recording to recording
+        return build() if self.recording is not None else self._once(("far", device), build)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Blocks that are among the newest again come back; of keys that are not kept, what their codes say."""
@@ -169,7 +218,7 @@ class Coded(Arena):
 
     def cost(self, tokens: int) -> dict[Tier, int]:
         blocks = tokens // self.block
-        return {"gpu": blocks * self.codes.block_bytes, "host": blocks * self.values.block_bytes}
+        return {"gpu": blocks * self.codes.block_bytes, "host": blocks * self.stored.block_bytes}
 
     def vacant(self) -> dict[Tier, int | None]:
         found: dict[Tier, int | None] = {}
@@ -184,48 +233,85 @@ class Coded(Arena):
     def attended(self, step: Step) -> tuple[float, float]:
         """In tokens of K and V: codes and values count by their bytes."""
         near, far = super().attended(step)
+        if self.counts is not None:
+            self._taken.update(self.counts())
         whole, layers = self.window.block_bytes, len(self.opening.layers)
         read = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / layers
-        return near + far * self.codes.block_bytes / whole, read * self.values.block_bytes / whole
+        return near + far * self.codes.block_bytes / whole, read * self.stored.block_bytes / whole
 
     def fill_randomly(self) -> None:
         self.window.fill_randomly()
-        self.values.fill_randomly()
+        self.stored.fill_randomly()
         self.books.fill_randomly()
         for layer in self.opening.layers:
             memory = self.codes[layer]
-            few = self.books.random(layer, (min(len(memory), 256), *memory.shape[1:3]))
+            few = self.books.random(layer, (min(len(memory), 4096), *memory.shape[1:3]))
             for part in torch.split(memory, max(1, len(few))):
                 part.copy_(few[: len(part)])
-
-    def columns(self) -> dict[str, int]:
-        raise AttributeError(f"store {self.name!r} cannot be recorded")
 
     def release(self) -> None:
         super().release()
         self.code_table.release()
         self.opening.ledger.give("gpu", self.books.bytes)
         self.books = Books({}, 0, 0, True, 16)
+        self.counts = None
         self._taken.clear()
 
     def _groups(self, opening: Opening) -> int:
         return next(iter(opening.layers.values())).head_dim // 2 if self.groups is None else self.groups
 
-    def _books(self, opening: Opening, path: str | None = None) -> Books:
+    def _books(self, opening: Opening, path: str | None = None, fixed: bool = False) -> Books:
         count, shared = self.centroids or CENTROIDS, self.shared is not False
-        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path)
+        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path, fixed)
 
     def _spill_one(self, layer: int, slot: int, b: int) -> None:
         block = self.window[layer][self._near_id(slot, b)]
         self._spill(layer, slot, b, block[:, 0].transpose(0, 1), block[:, 1].transpose(0, 1))
 
     def _spill(self, layer: int, slot: int, first: int, k: Tensor, v: Tensor) -> None:
-        ids = torch.tensor(self.table.owned[slot][first : first + len(k) // self.block])
-        planes = (k, v) if self.keep_keys else (v,)
-        for i, x in enumerate(planes):
-            self.values[layer][ids, :, i] = self._blocked(x).to("cpu", self.values[layer].dtype)
+        self._store(layer, self.table.owned[slot][first : first + len(k) // self.block], k, v)
+
+    def _store(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
+        """Whole blocks of k, v `[len(ids) * block, kv_heads, d]`: values to DRAM, codes into GPU memory."""
         kept = self._blocked(self.books.encode(layer, k))
-        self.codes[layer][ids.to(kept.device)] = kept.to(self.codes[layer].dtype)
+        self.codes[layer][torch.tensor(ids, device=kept.device)] = kept.to(self.codes[layer].dtype)
+        values = self._blocked(v)
+        if self.values != "model":
+            made = pack_values(values, self.values).flatten(1)
+            memory = self.stored[layer][:, : made.shape[1]]
+        else:
+            planes = (self._blocked(k), values) if self.keep_keys else (values,)
+            made, memory = torch.stack(planes, 2).to(self.stored[layer].dtype), self.stored[layer]
+        self._write(layer, memory, ids, made)
+
+    def _write(self, layer: int, memory: Tensor, ids: list[int], made: Tensor) -> None:
+        """Blocks to DRAM; from a GPU beside what it does next, as in `_write_through`."""
+        if made.device.type == "cpu":
+            memory[torch.tensor(ids)] = made
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(made.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(made.device))
+        with torch.cuda.stream(self._stream):
+            for start, end in runs(ids):
+                memory[ids[start] : ids[end - 1] + 1].copy_(made[start:end], non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        made.record_stream(self._stream)
+        self.far.arriving[layer] = event
+
+    def _spill_recorded(self, layer: int, near: Tensor, ids: Tensor, spill: Tensor) -> None:
+        """Blocks that the step has filled, by kernels that do nothing for those that are not full."""
+        from coattn.ops.triton.nearest import code_spilled
+        from coattn.ops.triton.spill import spill_keys, spill_values
+
+        values = self.stored.blocks_of(layer).memory
+        halves = values if self.values == "model" else values.view(torch.float16)
+        spill_values(near, values, halves, ids, spill, LEVELS.get(self.values, 0))
+        if self.split:
+            code_spilled(near, self.codes[layer], ids, spill, self.books.made[layer], self.code_bits)
+        else:
+            spill_keys(near, self.codes[layer], ids, spill)
 
     def _blocked(self, x: Tensor) -> Tensor:
         """`[n * block, kv_heads, w]` -> `[n, kv_heads, block, w]`."""
@@ -233,10 +319,11 @@ class Coded(Arena):
 
     def _read(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of whole far blocks, on the layer's device."""
+        self.far.settle()
         shape = self.opening.layers[layer]
-        values = self.values.values(layer)[ids].to(shape.device)
+        values = self.stored.blocks_of(layer).read(ids, shape.dtype).to(shape.device)
         if self.keep_keys:
-            keys = self.values.keys(layer)[ids].to(shape.device)
+            keys = self.stored.keys(layer)[ids].to(shape.device)
         else:
             keys = self.books.decode(layer, self.codes[layer][ids.to(shape.device)])
         k, v = (x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values))

@@ -1,0 +1,55 @@
+"""`coattn plan`: what a method would hold where, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.options import json_option, parse_settings
+from coattn.cli.output import out, print_json
+from coattn.units import format_bytes, parse_bytes
+
+
+@click.command()
+@click.option("--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name].")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
+@click.option("--shapes", default="llama-3-8b", show_default=True, help="Model shapes by name.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="float32, bfloat16 or float16.")
+@click.option("--context", default=131072, show_default=True, type=click.IntRange(1), help="Tokens of each sequence.")
+@click.option("--batch", default=1, show_default=True, type=click.IntRange(1), help="Sequences.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU: do weights and KV fit?")
+@click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
+@json_option
+def plan(as_json: bool, **options: Any) -> None:
+    """Bytes per tier of a method at a model's shapes and a context, and whether they fit. Takes no memory."""
+    import torch
+
+    from coattn.hf.load import choose_dtype
+    from coattn.hf.random_model import random_model
+    from coattn.method import compose
+    from coattn.methods import find_method
+    from coattn.plan.kv import plan as found_by
+
+    composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
+    limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
+    ghost = torch.device("meta")
+    model = random_model(options["shapes"], ghost, choose_dtype(options["dtype"], ghost))
+    found = found_by(model, composed, options["batch"], options["context"], *limits)
+    if as_json:
+        print_json({"shapes": options["shapes"], **found})
+        return
+    table = Table(title=f"{found['method']}, {options['shapes']}, {found['batch']} x {found['context']:,} tokens")
+    for column in ("what", "bytes", "share of full KV", "fits"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    share = found["host_kv_bytes"] / found["full_kv_bytes"]
+    table.add_row("weights", format_bytes(found["weight_bytes"]), "", "")
+    table.add_row("KV in the GPU tier", format_bytes(found["gpu_kv_bytes"]), f"{found['gpu_share']:.2%}", "")
+    table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
+    table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))
+    out.print(table)
+
+
+def _word(fits: bool | None) -> str:
+    return "" if fits is None else "yes" if fits else "no"

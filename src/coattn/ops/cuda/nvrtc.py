@@ -1,0 +1,126 @@
+"""CUDA C++ to running kernels: NVIDIA's run-time compiler, which PyTorch brings along, and the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+
+
+class Int64(int):
+    """An argument that the kernel declares as `long long`."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiler, or None where there is none."""
+    for name in NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    for folder in (Path(torch.__file__).parent.parent / "nvidia").glob("*/lib"):
+        for found in sorted(folder.glob("libnvrtc.so.*")):
+            try:
+                return ctypes.CDLL(str(found))
+            except OSError:
+                continue
+    return None
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a device: a GPU of compute capability 8 or more, and a compiler."""
+    if device.type != "cuda" or torch.version.cuda is None or library() is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def compile_cubin(source: str, defines: dict[str, Any], arch: str) -> bytes:
+    """Machine code of `source` for `arch`, such as `sm_90`. Raises RuntimeError with the compiler's own words."""
+    nvrtc = library()
+    if nvrtc is None:
+        raise RuntimeError("there is no libnvrtc")
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None))
+    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
+    if failed:
+        size = ctypes.c_size_t()
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        words = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, words)
+        raise RuntimeError(words.value.decode())
+    size = ctypes.c_size_t()
+    _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    code = ctypes.create_string_buffer(size.value)
+    _check(nvrtc.nvrtcGetCUBIN(program, code))
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw
+
+
+class Module:
+    """The kernels of one source with some constants, loaded on one device. Lives as long as the process."""
+
+    def __init__(self, source: str, defines: dict[str, Any], device: torch.device) -> None:
+        major, minor = torch.cuda.get_device_capability(device)
+        code = compile_cubin(source, defines, f"sm_{major}{minor}")
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._module = ctypes.c_void_p()
+        torch.cuda.current_stream(device)  # the context of PyTorch is current from here on
+        with torch.cuda.device(device):
+            torch.empty(1, device=device)
+            _check(self._driver.cuModuleLoadData(ctypes.byref(self._module), code))
+        self._kernels: dict[str, ctypes.c_void_p] = {}
+
+    def launch(self, name: str, grid: tuple[int, int, int], threads: int, *args: Any, shared: int = 0) -> None:
+        """Starts a kernel on the current stream. Tensors go as pointers, int as int32, float as float32."""
+        values = [_value(arg) for arg in args]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _check(
+            self._driver.cuLaunchKernel(
+                self._kernel(name, shared), *grid, threads, 1, 1, shared, stream, pointers, None
+            )
+        )
+
+    def _kernel(self, name: str, shared: int) -> ctypes.c_void_p:
+        if name not in self._kernels:
+            kernel = ctypes.c_void_p()
+            _check(self._driver.cuModuleGetFunction(ctypes.byref(kernel), self._module, name.encode()))
+            if shared > 48 << 10:
+                most_dynamic_shared = 8
+                _check(self._driver.cuFuncSetAttribute(kernel, most_dynamic_shared, shared))
+            self._kernels[name] = kernel
+        return self._kernels[name]
+
+
+@cache
+def module(file: str, defines: tuple[tuple[str, Any], ...], device: torch.device) -> Module:
+    """The kernels of a file beside this one, compiled once for each set of constants."""
+    return Module(Path(__file__).with_name(file).read_text(), dict(defines), device)
+
+
+def _value(arg: Any) -> Any:
+    if isinstance(arg, Tensor):
+        return ctypes.c_void_p(arg.data_ptr())
+    if isinstance(arg, Int64):
+        return ctypes.c_longlong(arg)
+    if isinstance(arg, float):
+        return ctypes.c_float(arg)
+    return ctypes.c_void_p(None) if arg is None else ctypes.c_int(arg)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"the CUDA driver or compiler answered with error {code}")

@@ -1,0 +1,130 @@
+"""`nearest`: the nearest centroid of every piece of a key; no table of distances is ever stored.
+
+A program takes some rows (keys) of one group of channels and goes through the centroids tile by tile; each element of
+the tile keeps the best centroid it has seen, and only at the end they are compared with each other.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coattn.quantise.codebook import Codebook
+
+ROWS, TILE = 32, 128
+
+
+@triton.jit
+def _search(at, there, book_ptr, count, WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Rows at pointers `[ROWS]` -> the number of the nearest centroid, the lowest of several."""
+    best = tl.full([ROWS, TILE], float("inf"), tl.float32)
+    which = tl.zeros([ROWS, TILE], tl.int32)
+    for start in range(0, count, TILE):
+        c = start + tl.arange(0, TILE)
+        half = tl.zeros([TILE], tl.float32)
+        product = tl.zeros([ROWS, TILE], tl.float32)
+        for w in tl.static_range(WIDTH):
+            x = tl.load(at + w, mask=there, other=0.0).to(tl.float32)
+            y = tl.load(book_ptr + c * WIDTH + w, mask=c < count, other=0.0).to(tl.float32)
+            half += 0.5 * y * y
+            product += x[:, None] * y[None, :]
+        distance = tl.where((c < count)[None, :], half[None, :] - product, float("inf"))
+        nearer = distance < best
+        best = tl.where(nearer, distance, best)
+        which = tl.where(nearer, c[None, :], which)
+    least = tl.min(best, 1)
+    return tl.min(tl.where(best == least[:, None], which, 2147483647), 1)
+
+
+@triton.jit
+def _nearest(
+    keys_ptr, book_ptr, codes_ptr, rows, row_stride, groups, book_stride, count,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    g = tl.program_id(1)
+    at = keys_ptr + r * row_stride + g * WIDTH
+    found = _search(at, r < rows, book_ptr + g * book_stride, count, WIDTH, ROWS, TILE)
+    tl.store(codes_ptr + r * groups + g, found.to(tl.int16), mask=r < rows)
+
+
+@triton.jit
+def _nearest_spilled(
+    near_ptr, ids_ptr, spill_ptr, book_ptr, codes_ptr, block_stride, head_stride, groups, book_stride, count, kv_heads,
+    WIDTH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    item = tl.program_id(0)
+    seq, head, g = item // kv_heads, item % kv_heads, tl.program_id(1)
+    if tl.load(spill_ptr + seq) >= 0:
+        r = tl.arange(0, ROWS)
+        block = tl.load(ids_ptr + seq).to(tl.int64)
+        at = near_ptr + block * block_stride + head * head_stride + r * D + g * WIDTH
+        found = _search(at, r >= 0, book_ptr + g * book_stride, count, WIDTH, ROWS, TILE)
+        tl.store(codes_ptr + (item * ROWS + r) * groups + g, found.to(tl.int16))
+
+
+@triton.jit
+def _store_codes(
+    codes_ptr, kept_ptr, spill_ptr, block_stride, head_stride, kv_heads, groups, width,
+    BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH_PAD: tl.constexpr,
+):  # fmt: skip
+    item = tl.program_id(0)
+    seq, head = item // kv_heads, item % kv_heads
+    to = tl.load(spill_ptr + seq).to(tl.int64)
+    if to >= 0:
+        r, b = tl.arange(0, ROWS), tl.arange(0, WIDTH_PAD)
+        there = (r >= 0)[:, None] & (b < width)[None, :]
+        source = codes_ptr + (item * ROWS + r)[:, None] * groups
+        if BITS == 16:
+            made = tl.load(source + b[None, :], mask=there, other=0)
+        else:
+            # byte b holds the end of code i and the beginning of the next
+            i = b * 8 // BITS
+            low = tl.load(source + i[None, :], mask=there & (i < groups)[None, :], other=0).to(tl.int32)
+            high = tl.load(source + i[None, :] + 1, mask=there & (i + 1 < groups)[None, :], other=0).to(tl.int32)
+            skip = b * 8 - i * BITS
+            made = ((low >> skip[None, :]) | (high << (BITS - skip)[None, :])) & 255
+        at = kept_ptr + to * block_stride + head * head_stride + r[:, None] * width + b[None, :]
+        tl.store(at, made.to(kept_ptr.dtype.element_ty), mask=there)
+
+
+def nearest(keys: Tensor, book: Codebook) -> Tensor:
+    """keys `[n, d]`, rows contiguous -> codes `[n, groups]` int16."""
+    (_, count, width), n = book.centroids.shape, len(keys)
+    codes = torch.empty(n, book.groups, dtype=torch.int16, device=keys.device)
+    if n:
+        _nearest[(triton.cdiv(n, ROWS), book.groups)](
+            keys, book.centroids, codes, n, keys.stride(0), book.groups, _stride(book), count,
+            WIDTH=width, ROWS=ROWS, TILE=TILE, num_warps=4,
+        )  # fmt: skip
+    return codes
+
+
+def code_spilled(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor, book: Codebook, bits: int) -> None:
+    """Keys of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to codes in blocks `spill` of kept.
+
+    Nothing happens where `spill` is negative: the block is not full. The block size is a power of two.
+    """
+    (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    _, count, width = book.centroids.shape
+    codes = torch.empty(seqs * kv_heads, block, book.groups, dtype=torch.int16, device=near.device)
+    _nearest_spilled[(seqs * kv_heads, book.groups)](
+        near, ids, spill, book.centroids, codes, near.stride(0), near.stride(1), book.groups, _stride(book), count,
+        kv_heads, WIDTH=width, D=d, ROWS=block, TILE=TILE, num_warps=4,
+    )  # fmt: skip
+    store_codes(codes, kept, spill, bits)
+
+
+def store_codes(codes: Tensor, kept: Tensor, spill: Tensor, bits: int) -> None:
+    """codes `[seqs * kv_heads, block, groups]`, or keys in their place, into blocks `spill` of kept."""
+    kv_heads, width = kept.shape[1], kept.shape[3]
+    _store_codes[(len(codes),)](
+        codes, kept, spill, kept.stride(0), kept.stride(1), kv_heads, codes.shape[2], width,
+        BITS=bits, ROWS=codes.shape[1], WIDTH_PAD=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+
+
+def _stride(book: Codebook) -> int:
+    return 0 if book.shared else book.centroids.stride(0)

@@ -1,0 +1,84 @@
+"""`spill`: the values of a block that has become full on to DRAM, in the form they are kept there; keys as they are."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _spill_values(
+    near_ptr, far_ptr, scale_ptr, ids_ptr, spill_ptr, block_stride, head_stride, far_block, far_head,
+    LEVELS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    seq, head = tl.program_id(0), tl.program_id(1)
+    to = tl.load(spill_ptr + seq).to(tl.int64)
+    if to >= 0:
+        r = tl.arange(0, ROWS)
+        block = tl.load(ids_ptr + seq).to(tl.int64)
+        source = near_ptr + block * block_stride + head * head_stride + ROWS * D
+        away = to * far_block + head * far_head
+        if LEVELS == 0:
+            d = tl.arange(0, D_PAD)
+            at = r[:, None] * D + d[None, :]
+            tl.store(far_ptr + away + at, tl.load(source + at, mask=(d < D)[None, :]), mask=(d < D)[None, :])
+        else:
+            # PARTS groups of channels, each with a scale and a minimum for every row; parts share a byte
+            size: tl.constexpr = D // PARTS
+            d = tl.arange(0, D_PAD)
+            at = r[:, None] * D + d[None, :]
+            there = (r >= 0)[:, None] & (d < size)[None, :]
+            packed = tl.zeros([ROWS, D_PAD], tl.int32)
+            scales = scale_ptr + (away + ROWS * D // (1 if LEVELS == 255 else 2)) // 2
+            for part in tl.static_range(PARTS):
+                x = tl.load(source + at + part * size, mask=there, other=0.0).to(tl.float32)
+                low = tl.min(tl.where(there, x, float("inf")), 1).to(tl.float16)
+                high = tl.max(tl.where(there, x, float("-inf")), 1)
+                step = tl.div_rn(high - low.to(tl.float32), tl.full([ROWS], LEVELS, tl.float32)).to(tl.float16)
+                over = tl.where(step > 0, step.to(tl.float32), 1.0)
+                code = tl.div_rn(x - low.to(tl.float32)[:, None], over[:, None] + tl.zeros_like(x)) + 0.5
+                code = tl.minimum(tl.maximum(tl.floor(code), 0.0), LEVELS).to(tl.int32)
+                packed = packed | (code << (4 * part))
+                tl.store(scales + part * ROWS + r, step)
+                tl.store(scales + (PARTS + part) * ROWS + r, low)
+            tl.store(far_ptr + away + r[:, None] * size + d[None, :], packed.to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _spill_keys(
+    near_ptr, kept_ptr, ids_ptr, spill_ptr, block_stride, head_stride, kept_block, kept_head,
+    ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    seq, head = tl.program_id(0), tl.program_id(1)
+    to = tl.load(spill_ptr + seq).to(tl.int64)
+    if to >= 0:
+        r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
+        at = r[:, None] * D + d[None, :]
+        block = tl.load(ids_ptr + seq).to(tl.int64)
+        rows = tl.load(near_ptr + block * block_stride + head * head_stride + at, mask=(d < D)[None, :])
+        tl.store(kept_ptr + to * kept_block + head * kept_head + at, rows, mask=(d < D)[None, :])
+
+
+def spill_values(near: Tensor, far: Tensor, halves: Tensor, ids: Tensor, spill: Tensor, levels: int) -> None:
+    """Values of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to far blocks `spill`, unless negative.
+
+    far: `[n, kv_heads, block, d]` of the same dtype (`levels` 0), or bytes `[n, kv_heads, size]` with 255 or 15 levels,
+    of which `halves` is the same memory as float16. Rows are quantised as `quantise/values.py` says.
+    """
+    (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    parts = 2 if levels == 15 else 1
+    _spill_values[(seqs, kv_heads)](
+        near, far, halves, ids, spill, near.stride(0), near.stride(1), far.stride(0), far.stride(1),
+        LEVELS=levels, PARTS=parts, ROWS=block, D=d, D_PAD=triton.next_power_of_2(d if levels == 0 else d // parts),
+        num_warps=4,
+    )  # fmt: skip
+
+
+def spill_keys(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor) -> None:
+    """Keys of near blocks to blocks `spill` of kept `[n, kv_heads, block, d]`, unless negative."""
+    (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    _spill_keys[(seqs, kv_heads)](
+        near, kept, ids, spill, near.stride(0), near.stride(1), kept.stride(0), kept.stride(1),
+        ROWS=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""What a method would hold where: bytes per tier for a model's shapes and a context, without taking any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coattn.method import Composed, compose
+from coattn.methods import METHODS
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger, Tier
+from coattn.types import LayerShape, Step
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def held(layers: Sequence[LayerShape], composed: Composed, batch: int, context: int) -> dict[Tier, int]:
+    """Bytes that the stores hold once `batch` prompts of `context` tokens are in them; the stores themselves say so.
+
+    On a device without memory. What a GPU needs beside it to bring far blocks in is not counted.
+    """
+    ghosts = [replace(shape, device=torch.device("meta"), mark=None) for shape in layers]
+    ledger = Ledger()
+    runtime = Runtime(ghosts, composed, ledger, batch, context)
+    slots = tuple(range(batch))
+    runtime.begin(Step.of(slots, (0,) * batch, (context,) * batch))
+    found = dict(ledger.held)
+    runtime.abort()
+    runtime.release()
+    return found
+
+
+def plan(
+    model: PreTrainedModel, composed: Composed, batch: int, context: int, gpu: int | None, host: int | None
+) -> dict[str, Any]:
+    """Bytes per tier beside those of full attention, and whether they fit beside the weights.
+
+    model: may be on a device without memory. gpu, host: all of a machine's memory.
+    """
+    from coattn.hf.architectures import describe_layers
+
+    layers = describe_layers(model)
+    own = held(layers, composed, batch, context)
+    full = held(layers, compose(METHODS["full"]), batch, context)["gpu"]
+    weights = sum(p.nbytes for p in model.parameters())
+    return {
+        **composed.describe(),
+        "batch": batch,
+        "context": context,
+        "weight_bytes": weights,
+        "gpu_kv_bytes": own["gpu"],
+        "host_kv_bytes": own["host"],
+        "full_kv_bytes": full,
+        "gpu_share": own["gpu"] / full,
+        "gpu_bytes": weights + own["gpu"],
+        "fits_gpu": None if gpu is None else weights + own["gpu"] <= gpu,
+        "fits_host": None if host is None else own["host"] <= host,
+    }

@@ -1,0 +1,75 @@
+"""Values of a block in 8 or 4 bits, as the CPU's kernels read them (`csrc/block_layout.h`, blocks without keys).
+
+A row has a scale and a minimum in float16, for all channels (int8) or for each half of them (int4); a code c stands for
+`min + scale * c`. Of one block and head: the rows; the scales `[parts, block]`; the minima `[parts, block]`; padding to
+a multiple of 64 bytes. An int4 byte j of a row holds channel j in its low and channel `j + d / 2` in its high half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEVELS = {"int8": 255, "int4": 15}
+FORMS = ("model", *LEVELS)
+
+
+@dataclass(frozen=True)
+class ValueBlocks:
+    """Values of one layer, in the form they are kept."""
+
+    memory: Tensor
+    """`[blocks, kv_heads, block, d]` in the model's dtype, or `[blocks, kv_heads, bytes]` uint8."""
+    form: str
+    block: int
+    d: int
+
+    @staticmethod
+    def of(values: Tensor) -> ValueBlocks:
+        """Plain values `[blocks, kv_heads, block, d]`."""
+        return ValueBlocks(values, "model", *values.shape[2:])
+
+    def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Whole blocks, `[..., kv_heads, block, d]`."""
+        found = self.memory[ids]
+        if self.form == "model":
+            return found.to(dtype)
+        flat = unpack_values(found.flatten(0, -3), self.form, self.block, self.d, dtype)
+        return flat.view(*found.shape[:-1], self.block, self.d)
+
+
+def block_bytes(form: str, block: int, d: int) -> int:
+    """Bytes of one block of one head."""
+    parts = 1 if form == "int8" else 2
+    size = block * d // parts + 4 * parts * block
+    return -(-size // 64) * 64
+
+
+def pack_values(values: Tensor, form: str) -> Tensor:
+    """values `[n, kv_heads, block, d]` -> `[n, kv_heads, bytes]` uint8."""
+    levels, parts = LEVELS[form], 1 if form == "int8" else 2
+    n, kv_heads, block, d = values.shape
+    split = values.float().view(n, kv_heads, block, parts, d // parts)
+    low = split.amin(-1).half()
+    scale = ((split.amax(-1) - low.float()) / levels).half()
+    over = scale.float().masked_fill(scale == 0, 1.0)
+    codes = ((split - low.float()[..., None]) / over[..., None] + 0.5).floor().clamp(0, levels).to(torch.uint8)
+    rows = codes[..., 0, :] if parts == 1 else codes[..., 0, :] | (codes[..., 1, :] << 4)
+    both = torch.stack([scale, low], 2).transpose(3, 4).contiguous()  # [n, kv_heads, 2, parts, block]
+    made = torch.cat([rows.flatten(2), both.flatten(2).view(torch.uint8)], 2)
+    return torch.nn.functional.pad(made, (0, block_bytes(form, block, d) - made.shape[2]))
+
+
+def unpack_values(packed: Tensor, form: str, block: int, d: int, dtype: torch.dtype) -> Tensor:
+    """The inverse, as far as the bits tell: `[n, kv_heads, bytes]` uint8 -> `[n, kv_heads, block, d]`."""
+    parts = 1 if form == "int8" else 2
+    n, kv_heads, _ = packed.shape
+    size = block * d // parts
+    rows = packed[..., :size].view(n, kv_heads, block, d // parts)
+    codes = rows if parts == 1 else torch.cat([rows & 15, rows >> 4], -1)
+    numbers = packed[..., size : size + 4 * parts * block].contiguous().view(torch.float16)
+    scale, low = numbers.view(n, kv_heads, 2, parts, block).float().transpose(3, 4).unbind(2)
+    shape = (n, kv_heads, block, parts, d // parts)
+    return (codes.view(shape).float() * scale[..., None] + low[..., None]).view(n, kv_heads, block, d).to(dtype)

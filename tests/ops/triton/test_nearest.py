@@ -1,0 +1,95 @@
+"""Nearest centroids, and full blocks that become codes and values inside a recorded step: kernels against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from coattn.quantise.codebook import Codebook
+from coattn.quantise.pack import pack
+from coattn.quantise.values import LEVELS, block_bytes, pack_values, unpack_values
+
+pytest.importorskip("triton")
+from coattn.ops.triton import nearest as kernel
+from coattn.ops.triton import spill as spilling
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def near_and_book(
+    block: int, groups: int, width: int, shared: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, Codebook]:
+    near = torch.randn(5, 2, 2, block, groups * width).to(DEVICE, dtype)
+    return near, Codebook(torch.randn(1 if shared else groups, 200, width).to(DEVICE, dtype), groups)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_nearest(width: int, shared: bool) -> None:
+    groups = 4
+    book = Codebook(torch.randn(1 if shared else groups, 300, width).to(DEVICE), groups)
+    keys = torch.randn(45, groups * width).to(DEVICE)
+    got = kernel.nearest(keys, book)
+    pieces = keys.view(-1, groups, 1, width) - book.centroids.expand(groups, -1, -1)
+    distance = pieces.square().sum(-1)
+    taken = distance.gather(-1, got.long()[..., None])[..., 0]
+    torch.testing.assert_close(taken, distance.amin(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [12, 13, 16])
+@pytest.mark.parametrize("shared", [True, False])
+def test_full_blocks_become_codes_and_others_stay(bits: int, shared: bool) -> None:
+    near, book = near_and_book(16, 8, 2, shared, torch.float32)
+    width = 8 if bits == 16 else bits
+    kept = torch.full((7, 2, 16, width), 99, dtype=torch.int16 if bits == 16 else torch.uint8, device=DEVICE)
+    ids = torch.tensor([3, 1, 4], dtype=torch.int32, device=DEVICE)
+    spill = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
+    kernel.code_spilled(near, kept, ids, spill, book, bits)
+    want = torch.full_like(kept, 99)
+    for i in (0, 2):
+        keys = near[int(ids[i]), :, 0]
+        codes = kernel.nearest(keys.reshape(-1, keys.shape[-1]), book).view(2, 16, 8)
+        want[int(spill[i])] = codes if bits == 16 else pack(codes, bits)
+    assert torch.equal(kept, want)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_values_are_packed_within_half_a_step(form: str) -> None:
+    values = torch.randn(3, 2, 16, 32)
+    packed = pack_values(values, form)
+    assert packed.shape == (3, 2, block_bytes(form, 16, 32))
+    back = unpack_values(packed, form, 16, 32, torch.float32)
+    spread = values.amax(-1) - values.amin(-1)
+    assert ((back - values).abs().amax(-1) <= spread / LEVELS[form] * 0.51 + 4e-3).all()
+
+
+@pytest.mark.parametrize("form", ["model", "int8", "int4"])
+def test_full_blocks_leave_their_values(form: str) -> None:
+    near, _ = near_and_book(16, 8, 4, True, torch.bfloat16)
+    ids = torch.tensor([3, 1, 4], dtype=torch.int32, device=DEVICE)
+    spill = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
+    if form == "model":
+        far = torch.full((7, 2, 16, 32), 9.0, dtype=near.dtype, device=DEVICE)
+        spilling.spill_values(near, far, far, ids, spill, 0)
+    else:
+        far = torch.full((7, 2, block_bytes(form, 16, 32)), 0, dtype=torch.uint8, device=DEVICE)
+        spilling.spill_values(near, far, far.view(torch.float16), ids, spill, LEVELS[form])
+    want = torch.full_like(far, 9 if form == "model" else 0)
+    for i in (0, 2):
+        values = near[int(ids[i]), :, 1][None]
+        want[int(spill[i])] = values[0] if form == "model" else pack_values(values, form)[0]
+    if form == "model":
+        assert torch.equal(far, want)
+    else:  # a code may fall to the other side of a half by a last bit
+        assert ((far.int() - want.int()).abs() > 0).float().mean() < 0.01
+        back, exact = (unpack_values(x, form, 16, 32, torch.float32) for x in (far[[5, 2]], want[[5, 2]]))
+        torch.testing.assert_close(back, exact, atol=0.3 if form == "int4" else 0.05, rtol=0.05)
+
+
+def test_full_blocks_leave_their_keys() -> None:
+    near, _ = near_and_book(8, 4, 3, True, torch.float32)
+    kept = torch.zeros(4, 2, 8, 12, device=DEVICE)
+    ids, spill = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([2, 0], [1, -1]))
+    spilling.spill_keys(near, kept, ids, spill)
+    assert torch.equal(kept[1], near[2, :, 0])
+    assert not kept[[0, 2, 3]].any()
