@@ -34,6 +34,8 @@ class Residents:
     held: Tensor
     first: int
     block: int
+    sinks: int = 0
+    """First blocks of a sequence that are always picked."""
 
 
 @dataclass(frozen=True)

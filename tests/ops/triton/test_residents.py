@@ -54,7 +54,7 @@ def world(n: int) -> tuple[Rows, Residents]:
     return Rows(
         far.int().to(DEVICE), whole([n * BLOCK, few * BLOCK, 0]), whole([[0, 1], [4, 5], [6, 6]]), whole([9, 16, 0]),
         whole([2, 0, SLOTS]), whole([1, 5, 6]), whole([-1, 150, -1]),
-    ), Residents(held.to(DEVICE), FIRST, BLOCK)  # fmt: skip
+    ), Residents(held.to(DEVICE), FIRST, BLOCK, 2)  # fmt: skip
 
 
 def lists(count: int) -> Lists:
@@ -98,6 +98,7 @@ def test_pick_blocks(group: int, n: int, count: int, ahead: bool, driven: bool) 
     same(got, want)
     missed = want.far_tokens // BLOCK
     assert missed[0].sum() > 0
+    assert want.chosen[0, :, : pool.sinks].tolist() == [[0, 1]] * HEADS
     if not ahead:
         # what is attended near without the window, and far, is what was picked
         assert torch.equal(want.near_tokens[0] - 9 + want.far_tokens[0], whole([min(count, n) * BLOCK] * HEADS))

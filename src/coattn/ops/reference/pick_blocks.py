@@ -49,7 +49,8 @@ def pick_blocks(
     scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
 ) -> None:
     """A KV head's score of a block is the log of the sum, over its query heads, of their softmax over the blocks; it
-    picks as many of the highest as `lists.chosen` has room for. Of equal ones the older.
+    picks its first `pool.sinks` blocks and as many of the highest as `lists.chosen` has room for. Of equal ones the
+    older.
 
     ahead: only what is missing is wanted: `far`, `far_tokens` and `chosen`. driven: what
     stands in place of the scores, in benchmarks.
@@ -59,9 +60,9 @@ def pick_blocks(
     blocks = (rows.far_tokens // block)[:, None, None]
     there = torch.arange(n, device=rows.far.device) < blocks
     logs = scores.blocks - scores.sums.logsumexp(-1, keepdim=True)
-    values = (logs.logsumexp(2) if driven is None else drive(rows, heads, driven, ahead)).masked_fill(
-        ~there, -torch.inf
-    )
+    values = logs.logsumexp(2) if driven is None else drive(rows, heads, driven, ahead)
+    values[..., : pool.sinks] = torch.finfo(values.dtype).max
+    values = values.masked_fill(~there, -torch.inf)
     order = (
         values.sort(dim=-1, descending=True, stable=True)
         .indices[..., :count]

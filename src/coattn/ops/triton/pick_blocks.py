@@ -13,6 +13,7 @@ from coattn.ops.triton.drive import drive
 
 LEAST = tl.constexpr(-2147483648)
 MOST = tl.constexpr(2147483647)
+HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def _values(
 def _pick_blocks(
     scores_ptr, sums_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
     near_out, near_tokens_out, far_out, far_tokens_out, chosen_out, wanted_out, worth_out, values_out,
-    heads, blocks, chunks, most, places, ring, first, far_seq, window_seq, layer, period, noise, wrong,
+    heads, blocks, chunks, most, places, ring, first, sinks, far_seq, window_seq, layer, period, noise, wrong,
     AHEAD: tl.constexpr, DRIVEN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, N_PAD: tl.constexpr,
     CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
 ):  # fmt: skip
@@ -61,6 +62,7 @@ def _pick_blocks(
         pool = slot.to(tl.int32) * heads + tl.program_id(1)
         other = drive(n, pool, blocks, length, layer, period, noise, wrong, AHEAD)
         value = other + tl.where(value > 1e30, 1.0, 0.0)
+    value = tl.where(n < sinks, HIGHEST, value)
     # whole numbers in the order of the scores: the bits of a float, those of negative ones turned round
     bits = value.to(tl.int32, bitcast=True)
     key = tl.where(bits < 0, bits ^ MOST, bits)
@@ -139,7 +141,7 @@ def pick_blocks(
     _pick_blocks[(seqs, heads)](
         scores.blocks, scores.sums, rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
         lists.near, lists.near_tokens, lists.far, lists.far_tokens, lists.chosen, lists.wanted, lists.worth, values,
-        heads, blocks, chunks, most, places, ring, pool.first, rows.far.stride(0), rows.window.stride(0),
+        heads, blocks, chunks, most, places, ring, pool.first, pool.sinks, rows.far.stride(0), rows.window.stride(0),
         layer, drift.period, float(drift.noise), float(drift.wrong),
         AHEAD=ahead, DRIVEN=driven is not None, GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
         CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),

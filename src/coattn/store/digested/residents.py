@@ -168,7 +168,7 @@ class Residents(Arena):
         return self.recall_interval if self._intervals is None else self._intervals[layer]
 
     def _pool(self, layer: int) -> Pool:
-        return Pool(self.residency.held[layer], self.residency.first, self.block)
+        return Pool(self.residency.held[layer], self.residency.first, self.block, self.sink_blocks)
 
     def _picks(self) -> Picks:
         assert self.recording is not None
