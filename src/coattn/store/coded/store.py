@@ -245,7 +245,7 @@ class Coded(Arena):
         self.books.fill_randomly()
         for layer in self.opening.layers:
             memory = self.codes[layer]
-            few = self.books.random(layer, (min(len(memory), 4096), *memory.shape[1:3]))
+            few = self.books.random(layer, (min(len(memory), 512), *memory.shape[1:3]))
             for part in torch.split(memory, max(1, len(few))):
                 part.copy_(few[: len(part)])
 
