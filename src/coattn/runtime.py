@@ -217,6 +217,17 @@ class Runtime:
         places = [place for place in parts.places if place.covers == "near" and picked.near is not None]
         return merge_states([place.run(call, picked) for place in (*places, pull)])
 
+    def adopt(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
+        """Stores keys and values that somebody else has computed, packed as the step that has begun.
+
+        q: the queries of the same tokens, where they are known; rules that choose by them hear them.
+        """
+        assert self.step is not None, "begin() comes first"
+        store, device = self._parts[layer].store, self.layers[layer].device
+        if q is not None:
+            store.notice(layer, q.to(device), self.step, scale)
+        store.append(layer, k.to(device), v.to(device), self.step)
+
     def commit(self) -> None:
         """The step is over: its tokens are history now."""
         assert self.step is not None, "begin() comes first"

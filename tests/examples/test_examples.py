@@ -89,8 +89,18 @@ def test_compare_fidelity_tells_exact_from_lossy(tmp_path: Path) -> None:
     assert kl["streaming sinks=4 recent=28"] > 1e-3
 
 
+def test_a_prompt_read_by_one_process_is_answered_by_another(tmp_path: Path) -> None:
+    out = run("prefill_elsewhere.py", tmp_path)
+    match = re.search(r"(\d+) tokens handed over, 0 read here: (.*)", out)
+    assert match is not None, out
+    assert int(match[1]) > 500
+    assert "Paris" in match[2]
+
+
 def test_every_example_is_short_and_tested() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["attach_generate.py", "batch.py", "compare_fidelity.py", "multi_turn.py", "own_row.py"]
+    assert names == [
+        "attach_generate.py", "batch.py", "compare_fidelity.py", "multi_turn.py", "own_row.py", "prefill_elsewhere.py"
+    ]  # fmt: skip
     for name in names:
         assert len((EXAMPLES / name).read_text().splitlines()) < 40, name

@@ -122,6 +122,31 @@ def test_forms_of_codes_give_the_same_as_codes_of_16_bits(params: dict[str, Any]
         assert not torch.allclose(one, two)
 
 
+@pytest.mark.parametrize(("form", "error"), [("int8", 0.02), ("int4", 0.3)])
+def test_values_in_few_bits_are_near(form: str, error: float) -> None:
+    world, plain = World(groups=4, tau=0.8, values=form), World(groups=4, tau=0.8)
+    for _ in range(20):
+        one, two = world.step((1, 1))[1], plain.step((1, 1))[1]
+        assert 0 < (one - two).abs().max() < error
+    assert world.ledger.held["host"] < plain.ledger.held["host"]
+    assert world.parts.store.attended(Step.of((0, 1), world.lengths, (1, 1)))[1] < 40
+    one, two = world.step((30, 3))[1], plain.step((30, 3))[1]
+    assert (one - two).abs().max() < error
+
+
+def test_centroids_in_8_bits_are_near() -> None:
+    world, plain = World(groups=4, tau=1, centroid_bits=8), World(groups=4, tau=1)
+    store: Any = world.parts.store
+    book = store.books.made[0]
+    assert book.small is not None
+    numbers, steps = book.small
+    torch.testing.assert_close((numbers.float() - 128) * steps, book.centroids[0])
+    for _ in range(5):
+        one, two = world.step((1, 1))[1], plain.step((1, 1))[1]
+        assert 0 < (one - two).abs().mean() < 0.02  # a code may change where two centroids are about as near
+    assert sum(x.nbytes for x in (book.centroids, *book.small)) == store.books.bytes
+
+
 def test_soft_capped_scores_are_selected_by() -> None:
     world = World(groups=8, tau=1, softcap=0.9)
     q, out, _ = world.step((1, 1))
@@ -264,6 +289,9 @@ def test_a_codebook_file_is_used(tmp_path: Path) -> None:
         ({"code_bits": 8}, "code_bits is 8"),
         ({"code_bits": 12}, "8,192 centroids do not fit"),
         ({"centroids": 1}, "centroids is 1"),
+        ({"centroid_bits": 4}, "centroid_bits is 4"),
+        ({"values": "int2"}, "values is 'int2'"),
+        ({"values": "int8", "keep_keys": True}, "keep_keys needs values"),
         ({"groups": -1}, "groups is -1"),
         ({"codebook": "/nowhere"}, "There is no codebook"),
     ],

@@ -41,6 +41,7 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
     case = Case("hcattention", 1, context, {**params, "tau": 1.0, "cap": cap, "centroids": 8192})
     start = time.perf_counter()
     with bench.prepared(case) as ready:
+        bench.rest()
         ready.step()
         fill_s = time.perf_counter() - start
         taken: list[float] = []

@@ -39,6 +39,9 @@ SPEED = ("kernels", "long", "prompt")
     "--context", default="32768,131072,1048576", show_default=True, callback=numbers, help="kernels: context lengths."
 )
 @click.option("--rows", default="1m,4m", show_default=True, help="long: which rows, of 1m and 4m.")
+@click.option(
+    "--gpu-memory", default="80GiB", show_default=True, help="long: all that may be taken of the GPU's memory."
+)
 @click.option("--kept", default=0.065, show_default=True, help="kernels, long: share of tokens a KV head attends to.")
 @click.option("--tokens", default=262144, show_default=True, type=click.IntRange(64), help="prompt: its length.")
 @click.option("--block", default=8192, show_default=True, type=click.IntRange(1), help="prompt: tokens of a block.")

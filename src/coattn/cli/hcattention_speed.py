@@ -10,7 +10,7 @@ from rich.table import Table
 from coattn.cli.options import parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import ConfigError
-from coattn.units import format_bytes
+from coattn.units import format_bytes, parse_bytes
 
 
 def run(options: dict[str, Any]) -> None:
@@ -47,6 +47,8 @@ def kernels(options: dict[str, Any], device: Any) -> dict[str, Any]:
 
 def long(options: dict[str, Any], device: Any) -> dict[str, Any]:
     """Decode steps over KV that was filled directly."""
+    import torch
+
     from coattn.bench import hc_long, limits
     from coattn.bench.decode import Bench
     from coattn.hf.load import choose_dtype
@@ -57,6 +59,12 @@ def long(options: dict[str, Any], device: Any) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"There is no row {unknown[0]!r}.", f"There are: {', '.join(hc_long.FORMS)}.")
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
+    most = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    if device.type == "cuda" and most is not None:
+        # PyTorch refuses to take more than this, weights and everything included
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), device)
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     bench = Bench(model, options["shapes"], found, None, options["steps"] + 8)
     rows = []

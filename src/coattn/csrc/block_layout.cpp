@@ -19,16 +19,24 @@ BlockLayout block_layout(Elem elem, int block, int head_size, bool keys) {
   b.head_size = head_size;
   b.row_bytes = elem_bytes(elem, head_size);
   b.v = keys ? b.row_bytes * block : 0;
-  const int64_t rows = b.v + b.row_bytes * block, scales = keys ? 2 * head_size : 0;
-  b.k_scale = b.k_min = b.v_scale = b.v_min = rows;
-  if (is_quantised(elem)) {
-    b.v_groups = elem == Elem::int8 ? 1 : 2;
-    b.k_min = b.k_scale + scales;
-    b.v_scale = b.k_min + scales;
+  b.v_stride = b.row_bytes;
+  b.scale_row = 2;
+  b.scale_group = int64_t{2} * block;
+  b.k_scale = b.k_min = b.v_scale = b.v_min = b.v + b.row_bytes * block;
+  if (is_quantised(elem)) b.v_groups = elem == Elem::int8 ? 1 : 2;
+  if (is_quantised(elem) && !keys) {
+    b.v_scale = b.row_bytes;
+    b.v_min = b.v_scale + 2 * b.v_groups;
+    b.scale_row = b.v_stride = b.row_bytes + 4 * b.v_groups;
+    b.scale_group = 2;
+    b.bytes = b.v_stride * block;
+  } else if (is_quantised(elem)) {
+    b.k_min = b.k_scale + 2 * head_size;
+    b.v_scale = b.k_min + 2 * head_size;
     b.v_min = b.v_scale + int64_t{2} * b.v_groups * block;
     b.bytes = b.v_min + int64_t{2} * b.v_groups * block;
   } else {
-    b.bytes = rows;
+    b.bytes = b.v + b.row_bytes * block;
   }
   b.bytes = (b.bytes + 63) / 64 * 64;
   return b;

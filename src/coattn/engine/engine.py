@@ -18,6 +18,7 @@ from coattn.engine.runner import Runner
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
 from coattn.errors import BudgetError, CoattnError, EngineError
+from coattn.hf.prefilled import Prefilled
 
 
 class Engine:
@@ -43,9 +44,10 @@ class Engine:
         self._arrived: deque[Handle] = deque()
         self._cancelled: deque[Handle] = deque()
 
-    def prepare(self, prompt: list[int], params: SamplingParams) -> Request:
+    def prepare(self, prompt: list[int], params: SamplingParams, given: Prefilled | None = None) -> Request:
         """A request that could run. Raises InputError or BudgetError."""
-        request = Request(next(self._ids), prompt, params, min(len(prompt) + params.max_new_tokens, self.longest))
+        limit = min(len(prompt) + params.max_new_tokens, self.longest)
+        request = Request(next(self._ids), prompt, params, limit, given)
         self.scheduler.check(request)
         return request
 
@@ -138,10 +140,17 @@ class Engine:
         if isinstance(work, Extend):
             request = work.request
             assert request.slot is not None
-            tokens = request.tokens(request.stored, work.end)
+            stored = request.stored
+            if request.given is not None and stored < len(request.given.tokens):
+                known = min(work.end, len(request.given.tokens))
+                logits = self.runner.adopt(request.slot, request.given, stored, known)
+                if known == work.end:
+                    return logits if work.last else None
+                stored = known
+            tokens = request.tokens(stored, work.end)
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
-            return self.runner.extend(request.slot, tokens, request.stored, work.last)
+            return self.runner.extend(request.slot, tokens, stored, work.last)
         self.counts["decode_steps"] += 1
         slots, tokens, history = [], [], []
         for request in work.requests:

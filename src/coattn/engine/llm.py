@@ -20,6 +20,7 @@ from coattn.engine.runner import EagerRunner, Runner
 from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
+from coattn.hf.prefilled import Prefilled
 from coattn.method import Method, compose
 from coattn.methods import find_method
 from coattn.part import check_count
@@ -87,7 +88,7 @@ class LLM:
             self.ledger = Ledger(gpu, budgets[1], self.suffix)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
-            self.vocabulary = session.vocabulary
+            self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch)
             ends = end_tokens(loaded.model, loaded.tokenizer)
             self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
@@ -103,7 +104,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one prompt or many, in their order.
 
-        prompts: text (used as it is), token ids, or chat messages (which go through the chat template); one or a list.
+        prompts: text (used as it is), token ids, chat messages (which go through the chat template), or a `Prefilled`
+            that another process has read; one or a list.
         params: one for all or one each. progress: shows a bar on stderr.
 
         A prompt that cannot be used raises before anything runs. A request that fails later has finish_reason `error`
@@ -203,7 +205,10 @@ class LLM:
     def _prepare(self, prompt: Any, params: SamplingParams) -> Any:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
-        return self.engine.prepare(encode(prompt, self.tokenizer, self.vocabulary), params)
+        given = prompt if isinstance(prompt, Prefilled) else None
+        if given is not None:
+            given.check(self._layers)
+        return self.engine.prepare(encode(prompt, self.tokenizer, self.vocabulary), params, given)
 
 
 def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:

@@ -9,16 +9,17 @@ from torch import Tensor
 
 from coattn.engine.params import SamplingParams
 from coattn.errors import ConfigError, InputError
+from coattn.hf.prefilled import Prefilled
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor
-"""Text as it is; token ids; or chat messages, which go through the model's chat template."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor | Prefilled
+"""Text as it is; token ids; chat messages, which go through the model's chat template; or a prompt read elsewhere."""
 
 HOW = "Give text, a list of token ids, or a list of chat messages with role and content."
 
 
 def split(prompts: Any) -> list[Prompt]:
     """One prompt or several -> a list of prompts."""
-    if isinstance(prompts, str | Tensor):
+    if isinstance(prompts, str | Tensor | Prefilled):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise InputError(f"The prompts are a {type(prompts).__name__}.", HOW)
@@ -58,6 +59,8 @@ def encode(prompt: Any, tokenizer: Any, vocabulary: int) -> list[int]:
 
 
 def _encode(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, Prefilled):
+        return list(prompt.tokens)
     if isinstance(prompt, Tensor):
         if prompt.ndim != 1 or prompt.is_floating_point() or prompt.is_complex():
             raise InputError(f"The prompt is a tensor of {prompt.dtype} {list(prompt.shape)}.", "Give token ids [n].")

@@ -8,6 +8,7 @@ from typing import Literal
 
 from coattn.engine.params import SamplingParams
 from coattn.errors import CoattnError
+from coattn.hf.prefilled import Prefilled
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -35,6 +36,8 @@ class Request:
     params: SamplingParams
     limit: int
     """Tokens it may have in all, prompt included."""
+    given: Prefilled | None = None
+    """The prompt's keys and values, where it was read elsewhere."""
     output: list[int] = field(default_factory=list)
     stored: int = 0
     slot: int | None = None

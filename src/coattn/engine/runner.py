@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.hf.forward import Session
+from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.runtime import Runtime
 from coattn.store.ledger import Tier
@@ -39,6 +40,10 @@ class Runner(Protocol):
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted."""
+
+    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them -> float32 logits
+        after its last token, `[1, vocabulary]`, on the model's device."""
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
@@ -78,6 +83,24 @@ class EagerRunner:
         step = Step.of((slot,), (history,), (len(tokens),))
         positions = torch.arange(history, history + len(tokens))
         return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
+
+    @torch.no_grad()
+    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        heard = len(given.tokens) - len(given.queries[0])
+        # the queries that go with a prompt are its last ones: what comes before them is a step of its own
+        for first, last in ((start, min(end, heard)), (max(start, heard), end)):
+            if first >= last:
+                continue
+            try:
+                self.runtime.begin(Step(Phase.APPEND if first else Phase.PREFILL, (slot,), (first,), (last - first,)))
+                for layer, (k, v) in enumerate(given.kv):
+                    q = given.queries[layer][first - heard : last - heard] if first >= heard else None
+                    self.runtime.adopt(layer, k[first:last], v[first:last], q, given.scales[layer])
+                self.runtime.commit()
+            except BaseException:
+                self.runtime.abort()
+                raise
+        return given.logits.to(self.session.device)
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))

@@ -22,8 +22,9 @@ class Codebook:
 
     centroids: Tensor
     groups: int
-    steps: Tensor | None = None
-    """`[d / groups]` float32, where the centroids are whole numbers from -128 to 127 times these."""
+    small: tuple[Tensor, Tensor] | None = None
+    """Where the centroids are whole numbers from -128 to 127 times a step for each channel of a piece: the numbers plus
+    128, `[count, d / groups]` uint8, and the steps, `[d / groups]` float32."""
 
     @property
     def shared(self) -> bool:
@@ -34,19 +35,13 @@ class Codebook:
     def _nearest(self) -> list[Nearest]:
         return [Nearest(book) for book in self.centroids]
 
-    @cached_property
-    def eights(self) -> tuple[Tensor, Tensor] | None:
-        """Where the centroids are 8-bit numbers times a step for each channel: `(numbers + 128, steps)`."""
-        if self.steps is None:
-            return None
-        numbers = (self.centroids[0].float() / self.steps).round() + 128
-        return numbers.clamp(0, 255).to(torch.uint8).contiguous(), self.steps
-
     def rounded(self) -> Codebook:
         """The same with 8-bit centroids: a step for each channel of a piece, over all centroids."""
         values = self.centroids.float()
         steps = values.abs().amax((0, 1)).clamp_min(1e-30) / 127
-        return Codebook(((values / steps).round() * steps).to(self.centroids.dtype), self.groups, steps)
+        numbers = (values / steps).round()
+        small = ((numbers[0] + 128).to(torch.uint8).contiguous(), steps) if self.shared else None
+        return Codebook((numbers * steps).to(self.centroids.dtype), self.groups, small)
 
     def encode(self, keys: Tensor) -> Tensor:
         """keys `[..., d]` -> codes `[..., groups]` int16."""

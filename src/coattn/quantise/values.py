@@ -1,8 +1,8 @@
 """Values of a block in 8 or 4 bits, as the CPU's kernels read them (`csrc/block_layout.h`, blocks without keys).
 
 A row has a scale and a minimum in float16, for all channels (int8) or for each half of them (int4); a code c stands for
-`min + scale * c`. Of one block and head: the rows; the scales `[parts, block]`; the minima `[parts, block]`; padding to
-a multiple of 64 bytes. An int4 byte j of a row holds channel j in its low and channel `j + d / 2` in its high half.
+`min + scale * c`. Of one block and head: row after row, each with its codes, scales and minima; padding to a multiple
+of 64 bytes. An int4 byte j of a row holds channel j in its low and channel `j + d / 2` in its high half.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ class ValueBlocks:
         return flat.view(*found.shape[:-1], self.block, self.d)
 
 
+def row_bytes(form: str, d: int) -> int:
+    """Bytes of one row, its scales included."""
+    return d + 4 if form == "int8" else d // 2 + 8
+
+
 def block_bytes(form: str, block: int, d: int) -> int:
     """Bytes of one block of one head."""
-    parts = 1 if form == "int8" else 2
-    size = block * d // parts + 4 * parts * block
-    return -(-size // 64) * 64
+    return -(-block * row_bytes(form, d) // 64) * 64
 
 
 def pack_values(values: Tensor, form: str) -> Tensor:
@@ -57,8 +60,8 @@ def pack_values(values: Tensor, form: str) -> Tensor:
     over = scale.float().masked_fill(scale == 0, 1.0)
     codes = ((split - low.float()[..., None]) / over[..., None] + 0.5).floor().clamp(0, levels).to(torch.uint8)
     rows = codes[..., 0, :] if parts == 1 else codes[..., 0, :] | (codes[..., 1, :] << 4)
-    both = torch.stack([scale, low], 2).transpose(3, 4).contiguous()  # [n, kv_heads, 2, parts, block]
-    made = torch.cat([rows.flatten(2), both.flatten(2).view(torch.uint8)], 2)
+    numbers = torch.cat([scale, low], -1).view(torch.uint8)  # [n, kv_heads, block, 4 * parts]
+    made = torch.cat([rows, numbers], -1).flatten(2)
     return torch.nn.functional.pad(made, (0, block_bytes(form, block, d) - made.shape[2]))
 
 
@@ -66,10 +69,9 @@ def unpack_values(packed: Tensor, form: str, block: int, d: int, dtype: torch.dt
     """The inverse, as far as the bits tell: `[n, kv_heads, bytes]` uint8 -> `[n, kv_heads, block, d]`."""
     parts = 1 if form == "int8" else 2
     n, kv_heads, _ = packed.shape
-    size = block * d // parts
-    rows = packed[..., :size].view(n, kv_heads, block, d // parts)
-    codes = rows if parts == 1 else torch.cat([rows & 15, rows >> 4], -1)
-    numbers = packed[..., size : size + 4 * parts * block].contiguous().view(torch.float16)
-    scale, low = numbers.view(n, kv_heads, 2, parts, block).float().transpose(3, 4).unbind(2)
+    rows = packed[..., : block * row_bytes(form, d)].view(n, kv_heads, block, -1)
+    codes, numbers = rows[..., : d // parts], rows[..., d // parts :].contiguous().view(torch.float16).float()
+    codes = codes if parts == 1 else torch.cat([codes & 15, codes >> 4], -1)
+    scale, low = numbers[..., :parts, None], numbers[..., parts:, None]
     shape = (n, kv_heads, block, parts, d // parts)
-    return (codes.view(shape).float() * scale[..., None] + low[..., None]).view(n, kv_heads, block, d).to(dtype)
+    return (codes.view(shape).float() * scale + low).view(n, kv_heads, block, d).to(dtype)

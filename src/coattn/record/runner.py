@@ -15,6 +15,7 @@ from coattn.engine.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
+from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.record.frames import Frames
 from coattn.record.ladder import ladder, rung
@@ -79,6 +80,9 @@ class GraphRunner:
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         return self.eager.extend(slot, tokens, history, want_logits)
+
+    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        return self.eager.adopt(slot, given, start, end)
 
     def forget(self, slot: int, length: int) -> None:
         self.eager.forget(slot, length)

@@ -95,6 +95,26 @@ TEST(mailbox_answers_every_step) {
   CHECK(mailbox.stop(1'000'000));
 }
 
+TEST(mailbox_answers_jobs_that_overtake_each_other) {
+  Mailbox mailbox(2'000'000);
+  World world(mailbox);
+  for (uint32_t s = 1; s <= 50; ++s) {
+    mailbox.begin(s, kSeqs);
+    for (Layer& layer : world.layers) std::fill(layer.q.begin(), layer.q.end(), 0.5f);
+    // the last first, and each only when the one before was answered
+    for (int l = kLayers - 1; l >= 0; --l) {
+      __atomic_store_n(&world.layers[l].post, s, __ATOMIC_RELEASE);
+      const int64_t give_up = now_ns() + 5'000'000'000;
+      while (__atomic_load_n(&world.layers[l].reply, __ATOMIC_ACQUIRE) != s && now_ns() < give_up) {
+        std::this_thread::yield();
+      }
+      CHECK(world.layers[l].reply == s);
+    }
+    CHECK(mailbox.finish(1'000'000).empty());
+  }
+  CHECK(mailbox.stop(1'000'000));
+}
+
 TEST(mailbox_refuses_a_second_step_before_the_first_is_over) {
   Mailbox mailbox(2'000'000);
   World world(mailbox);

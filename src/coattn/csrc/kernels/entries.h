@@ -68,7 +68,7 @@ class Entries {
     const uint8_t* block = s_.base + id * s_.block_stride + head * s_.head_stride;
     const int row = token % s_.block;
     return {block, row, block + layout_.k + row * layout_.row_bytes,
-            block + layout_.v + row * layout_.row_bytes};
+            block + layout_.v + row * layout_.v_stride};
   }
 
  private:

@@ -35,15 +35,27 @@ struct Work {
   // Values of quantised rows are min + scale * code: the scale goes into the weight, the minimum into a bias.
   void fold(const Entry& e, int t, float* w0, float* w1, float* bias) const {
     const BlockLayout& b = entries.layout();
-    const auto* scale = reinterpret_cast<const uint16_t*>(e.block + b.v_scale) + e.row;
-    const auto* low = reinterpret_cast<const uint16_t*>(e.block + b.v_min) + e.row;
-    const int second = (b.v_groups - 1) * b.block;
+    const int64_t row = e.row * b.scale_row;
+    const auto* scale = reinterpret_cast<const uint16_t*>(e.block + b.v_scale + row);
+    const auto* low = reinterpret_cast<const uint16_t*>(e.block + b.v_min + row);
+    const int64_t second = (b.v_groups - 1) * b.scale_group / 2;
     for (int g = 0; g < group; ++g) {
       const float w = w0[g * kTileRows + t];
       bias[2 * g] += w * f16_to_f32(low[0]);
       bias[2 * g + 1] += w * f16_to_f32(low[second]);
       w0[g * kTileRows + t] = w * f16_to_f32(scale[0]);
       w1[g * kTileRows + t] = w * f16_to_f32(scale[second]);
+    }
+  }
+
+  // The rows of a tile, from memory into the second cache while the tile before is added up.
+  void ask_for(int64_t item, int64_t tile) const {
+    const int64_t first = tile * kTileRows, last = std::min(first + kTileRows, int64_t{job.count[item]});
+    for (int64_t i = first; i < last; ++i) {
+      const uint8_t* row = entries.at(item, job.index[item * job.max_entries + i]).v;
+      const uint8_t* end = row + entries.layout().v_stride;
+      for (; row < end; row += 64) __builtin_prefetch(row, 0, 2);
+      __builtin_prefetch(end - 1, 0, 2);
     }
   }
 
@@ -56,7 +68,9 @@ struct Work {
     float *w0 = acc + rows, *w1 = w0 + tile, *bias = w1 + tile;
     std::memset(acc, 0, sizeof(float) * rows);
     std::memset(bias, 0, sizeof(float) * 2 * group);
+    ask_for(item, lo);
     for (int64_t j = lo; j < hi; ++j) {
+      if (j + 1 < hi) ask_for(item, j + 1);
       const int64_t first = j * kTileRows;
       const int n = static_cast<int>(std::min<int64_t>(kTileRows, job.count[item] - first));
       for (int g = 0; g < group; ++g) {

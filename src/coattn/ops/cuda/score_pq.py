@@ -44,16 +44,16 @@ def score_pq(
     if top is None:
         top = torch.zeros(seqs, q_heads, dtype=torch.int32, device=q.device)
     _, count, width = book.centroids.shape
-    eights = book.eights
+    small = book.small if width == 4 else None
     # a program's registers: more of them for longer rows
     threads = 384 if book.groups >= 64 else 512
     constants = {
         "THREADS": threads, "BITS": bits, "GROUPS": book.groups, "WIDTH": width, "GROUP": group, "BLOCK": block,
         "COUNT": count,
-        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "BYTES": int(eights is not None),
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "BYTES": int(small is not None),
     }  # fmt: skip
     kernels = module("score_pq.cu", tuple(constants.items()), q.device)
-    held, steps = (book.centroids, None) if eights is None else eights
+    held, steps = (book.centroids, None) if small is None else small
     programs = min(max(1, PROGRAMS // (seqs * kv_heads)), -(-n // 256))
     kernels.launch(
         "score_pq", (programs, kv_heads, seqs), threads,

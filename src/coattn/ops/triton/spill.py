@@ -24,13 +24,14 @@ def _spill_values(
             at = r[:, None] * D + d[None, :]
             tl.store(far_ptr + away + at, tl.load(source + at, mask=(d < D)[None, :]), mask=(d < D)[None, :])
         else:
-            # PARTS groups of channels, each with a scale and a minimum for every row; parts share a byte
+            # PARTS groups of channels, each with a scale and a minimum after the row's codes; parts share a byte
             size: tl.constexpr = D // PARTS
+            stride: tl.constexpr = size + 4 * PARTS
             d = tl.arange(0, D_PAD)
             at = r[:, None] * D + d[None, :]
             there = (r >= 0)[:, None] & (d < size)[None, :]
             packed = tl.zeros([ROWS, D_PAD], tl.int32)
-            scales = scale_ptr + (away + ROWS * D // (1 if LEVELS == 255 else 2)) // 2
+            scales = scale_ptr + (away + r * stride + size) // 2
             for part in tl.static_range(PARTS):
                 x = tl.load(source + at + part * size, mask=there, other=0.0).to(tl.float32)
                 low = tl.min(tl.where(there, x, float("inf")), 1).to(tl.float16)
@@ -40,9 +41,9 @@ def _spill_values(
                 code = tl.div_rn(x - low.to(tl.float32)[:, None], over[:, None] + tl.zeros_like(x)) + 0.5
                 code = tl.minimum(tl.maximum(tl.floor(code), 0.0), LEVELS).to(tl.int32)
                 packed = packed | (code << (4 * part))
-                tl.store(scales + part * ROWS + r, step)
-                tl.store(scales + (PARTS + part) * ROWS + r, low)
-            tl.store(far_ptr + away + r[:, None] * size + d[None, :], packed.to(tl.uint8), mask=there)
+                tl.store(scales + part, step)
+                tl.store(scales + PARTS + part, low)
+            tl.store(far_ptr + away + r[:, None] * stride + d[None, :], packed.to(tl.uint8), mask=there)
 
 
 @triton.jit

@@ -27,6 +27,8 @@ class Books:
     shared: bool
     bits: int
     path: str | None = None
+    rounded: bool = False
+    """Whether centroids are kept in 8 bits."""
     fixed: bool = False
     """Whether centroids never move: they are there from the beginning, and calibration writes into them."""
     made: dict[int, Codebook] = field(default_factory=dict)
@@ -35,19 +37,22 @@ class Books:
 
     def __post_init__(self) -> None:
         if self.path is not None and self.groups:
-            self.made = load(self.path, self.layers)
-            self.ready = set(self.made)
+            for i, book in load(self.path, self.layers).items():
+                self._set(i, book.centroids)
         elif self.fixed and self.groups:
-            self.made = {i: Codebook(self._zeros(s), self.groups) for i, s in self.layers.items()}
+            self.made = {i: self._book(self._zeros(s)) for i, s in self.layers.items()}
 
     @property
     def bytes(self) -> int:
         """Of all layers, made or not."""
         if not self.groups:
             return 0
-        return sum(
-            centroid_bytes(s.head_dim, self.groups, self.count, self.shared, s.dtype) for s in self.layers.values()
-        )
+        kept = 0
+        for s in self.layers.values():
+            kept += centroid_bytes(s.head_dim, self.groups, self.count, self.shared, s.dtype)
+            if self.rounded and self.shared:
+                kept += s.head_dim // self.groups * (self.count + 4)
+        return kept
 
     def encode(self, layer: int, k: Tensor) -> Tensor:
         """What is kept of keys `[..., d]`: codes, packed codes, or the keys themselves where there are no groups."""
@@ -81,13 +86,20 @@ class Books:
         size = (1 if self.shared else self.groups, self.count, shape.head_dim // self.groups)
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
+    def _book(self, centroids: Tensor) -> Codebook:
+        book = Codebook(centroids, self.groups)
+        return book.rounded() if self.rounded else book
+
     def _set(self, layer: int, centroids: Tensor) -> None:
         self.ready.add(layer)
-        if layer in self.made and self.fixed:
-            self.made[layer].centroids.copy_(centroids)
-            self.made[layer] = Codebook(self.made[layer].centroids, self.groups)
-        else:
-            self.made[layer] = Codebook(centroids, self.groups)
+        book, old = self._book(centroids), self.made.get(layer)
+        if old is not None and self.fixed:
+            old.centroids.copy_(book.centroids)
+            for own, new in zip(old.small or (), book.small or (), strict=True):
+                own.copy_(new)
+            # a new object: what was derived from the old numbers is gone
+            book = Codebook(old.centroids, self.groups, old.small)
+        self.made[layer] = book
 
     def _calibrate(self, layer: int, k: Tensor) -> Tensor:
         if not self.ready:

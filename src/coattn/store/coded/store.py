@@ -45,6 +45,7 @@ class Coded(Arena):
         "centroids": "centroids of a codebook; unset: as in the codebook, or 8,192",
         "shared": "one codebook for all groups of a layer; unset: as in the codebook, or true",
         "code_bits": "bits of a stored code: 16, or packed at 12 or 13",
+        "centroid_bits": "bits of each number of a centroid: 16, or 8, which scores faster",
         "codebook": "file that `coattn calibrate hcattention` wrote; unset: made from the first keys that are coded",
         "values": "values in DRAM: model (the model's own dtype), int8 or int4",
         "keep_keys": "keep the keys in DRAM too, so that what is selected is scored again exactly",
@@ -54,6 +55,7 @@ class Coded(Arena):
     centroids: int | None = None
     shared: bool | None = None
     code_bits: int = 16
+    centroid_bits: int = 16
     codebook: str | None = None
     values: str = "model"
     keep_keys: bool = False
@@ -77,6 +79,8 @@ class Coded(Arena):
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
         if self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
+        if self.centroid_bits not in (8, 16):
+            raise ConfigError(f"centroid_bits is {self.centroid_bits!r}, but must be 8 or 16.", "Leave it out for 16.")
         most = 1 << min(self.code_bits, 15)
         if self.groups != 0 and (self.centroids or CENTROIDS) > most:
             raise ConfigError(
@@ -245,7 +249,7 @@ class Coded(Arena):
         self.books.fill_randomly()
         for layer in self.opening.layers:
             memory = self.codes[layer]
-            few = self.books.random(layer, (min(len(memory), 4096), *memory.shape[1:3]))
+            few = self.books.random(layer, (min(len(memory), 512), *memory.shape[1:3]))
             for part in torch.split(memory, max(1, len(few))):
                 part.copy_(few[: len(part)])
 
@@ -262,7 +266,8 @@ class Coded(Arena):
 
     def _books(self, opening: Opening, path: str | None = None, fixed: bool = False) -> Books:
         count, shared = self.centroids or CENTROIDS, self.shared is not False
-        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path, fixed)
+        rounded = self.centroid_bits == 8
+        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path, rounded, fixed)
 
     def _spill_one(self, layer: int, slot: int, b: int) -> None:
         block = self.window[layer][self._near_id(slot, b)]

@@ -1,0 +1,120 @@
+"""A prompt that has been read: its keys and values, on their way from one process to another.
+
+Prefill-decode disaggregation: one process reads prompts (`prefill`), another answers them under any method
+(`LLM.generate` takes a `Prefilled` for a prompt), and between them is a safetensors file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from coattn.errors import InputError
+from coattn.hf.forward import Session
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.runtime import Runtime
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Step
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+QUERIES = 64
+"""Last queries of a prompt that go with it: methods that choose by them choose as if they had read it themselves."""
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """tokens: the prompt's ids. Of every layer k, v `[tokens, kv_heads, d]`, keys after RoPE, and its last queries."""
+
+    tokens: tuple[int, ...]
+    kv: tuple[tuple[Tensor, Tensor], ...]
+    queries: tuple[Tensor, ...]
+    """`[at most QUERIES, q_heads, d]` each."""
+    scales: tuple[float, ...]
+    logits: Tensor
+    """float32 `[1, vocabulary]`, after the last token."""
+
+    def save(self, path: str | Path) -> None:
+        """Writes a safetensors file: `tokens`, `scales`, `logits`, and `k.N`, `v.N`, `q.N` of layer N."""
+        named = {"tokens": torch.tensor(self.tokens), "scales": torch.tensor(self.scales, dtype=torch.float64)}
+        named["logits"] = self.logits
+        for i, ((k, v), q) in enumerate(zip(self.kv, self.queries, strict=True)):
+            named |= {f"k.{i}": k, f"v.{i}": v, f"q.{i}": q}
+        save_file({name: x.contiguous().cpu() for name, x in named.items()}, str(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Prefilled:
+        """Reads such a file, into DRAM."""
+        try:
+            with safe_open(str(path), "pt") as file:
+                named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            layers = range(len(named["scales"]))
+            return Prefilled(
+                tuple(named["tokens"].tolist()),
+                tuple((named[f"k.{i}"], named[f"v.{i}"]) for i in layers),
+                tuple(named[f"q.{i}"] for i in layers),
+                tuple(named["scales"].tolist()),
+                named["logits"],
+            )
+        except (OSError, SafetensorError, KeyError) as error:
+            raise InputError(f"{path} is no prefilled prompt: {error}.", "Write one with Prefilled.save.") from None
+
+    def check(self, layers: list[LayerShape]) -> None:
+        """Raises InputError where another model's shapes are meant."""
+        want = [(s.kv_heads, s.head_dim, s.q_heads, s.dtype) for s in layers]
+        have = [(k.shape[1], k.shape[2], q.shape[1], k.dtype) for (k, _), q in zip(self.kv, self.queries, strict=True)]
+        if want != have:
+            raise InputError(
+                f"The prefilled prompt is of {len(have)} layers of {have[0] if have else 'nothing'}, the model has "
+                f"{len(want)} of {want[0]}.",
+                "Read the prompt with the same model and dtype.",
+            )
+
+
+class Keeping:
+    """Stands for a runtime, and keeps what goes through it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.scales = runtime, [1.0] * len(runtime.layers)
+        self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in runtime.layers]
+        self.queries: list[Tensor] = [torch.empty(0)] * len(runtime.layers)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        self.scales[layer] = scale
+        for part, x in zip(self.kv[layer], (k, v), strict=True):
+            part.append(x.cpu())
+        last = self.queries[layer]
+        self.queries[layer] = torch.cat([last, q.cpu()] if len(last) else [q.cpu()])[-QUERIES:].clone()
+        return self.runtime.attend(layer, q, k, v, scale)
+
+
+@torch.inference_mode()
+def prefill(model: PreTrainedModel, ids: Any, chunk: int = 2048) -> Prefilled:
+    """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model."""
+    tokens = torch.as_tensor(ids)
+    if tokens.ndim != 1 or not len(tokens):
+        raise InputError(f"The prompt has the shape {list(tokens.shape)}.", "Give token ids [n].")
+    with Session(model) as session:
+        runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens))
+        keeping = Keeping(runtime)
+        logits: Tensor | None = None
+        try:
+            for start in range(0, len(tokens), chunk):
+                part = tokens[start : start + chunk].to(session.device)
+                runtime.begin(Step.of((0,), (start,), (len(part),)))
+                positions = torch.arange(start, start + len(part), device=session.device)
+                logits = session.forward(keeping, part, positions, slice(-1, None))
+                runtime.commit()
+        finally:
+            runtime.release()
+    assert logits is not None
+    kv = tuple((torch.cat(k), torch.cat(v)) for k, v in keeping.kv)
+    return Prefilled(tuple(tokens.tolist()), kv, tuple(keeping.queries), tuple(keeping.scales), logits.cpu())
