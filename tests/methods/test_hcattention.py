@@ -59,9 +59,10 @@ class World:
         """q `[q_heads, d]` -> the scores to select by, `[q_heads, n]` float64: coded keys, then exact ones."""
         store, keys = self.parts.store, self.k[seq].clone()
         far = self.far(seq)
-        if store.split:  # type: ignore[attr-defined]
+        if store.split and self.first(seq) < far:  # type: ignore[attr-defined]
             book = store.books.made[0]  # type: ignore[attr-defined]
-            keys[:far] = book.decode(book.encode(keys[:far]))
+            first = self.first(seq)
+            keys[first:far] = book.decode(book.encode(keys[first:far]))
         scores = torch.einsum("hd,nhd->hn", q.double(), keys.double().repeat_interleave(GROUP, 1)) * SCALE
         if self.shape.softcap is not None:
             scores = self.shape.softcap * torch.tanh(scores / self.shape.softcap)
@@ -70,22 +71,26 @@ class World:
     def far(self, seq: int) -> int:
         return (self.lengths[seq] - 1) // BLOCK * BLOCK
 
+    def first(self, seq: int) -> int:
+        """Tokens before it stay near."""
+        return min(self.far(seq), self.parts.store.sinks * BLOCK)  # type: ignore[attr-defined]
+
 
 def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, renormalise: bool, exact: bool) -> Tensor:
     """One sequence's output `[q_heads, d]`, written out head by head."""
-    far, out = world.far(seq), []
+    far, first, out = world.far(seq), world.first(seq), []
     scores = world.weights(seq, q)
     true = torch.einsum("hd,nhd->hn", q.double(), world.k[seq].double().repeat_interleave(GROUP, 1)) * SCALE
     for head in range(KV * GROUP):
         weights = scores[head].softmax(0)
-        order = weights[:far].argsort(descending=True)
-        mass, kept = float(weights[far:].sum()), []
+        order = first + weights[first:far].argsort(descending=True)
+        mass, kept = float(weights[far:].sum() + weights[:first].sum()), []
         for i in order.tolist():
             if mass >= tau or len(kept) == cap:
                 break
             kept.append(i)
             mass += float(weights[i])
-        attended = torch.tensor([*kept, *range(far, len(weights))])
+        attended = torch.tensor([*range(first), *kept, *range(far, len(weights))])
         final = scores[head].clone()
         if exact:
             final[attended] = true[head, attended]
@@ -109,6 +114,17 @@ def test_equals_the_method_written_out(
         for seq in range(2):
             wanted = expected(world, seq, q[seq], tau, cap, renormalise, keep_keys)
             torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sinks", [1, 3])
+def test_first_blocks_can_stay_as_they_are(sinks: int) -> None:
+    world = World((90, 4), groups=4, tau=0.7, sink_blocks=sinks)
+    for new in (*[(1, 1)] * 12, (9, 2), *[(1, 1)] * 20):
+        q, out, _ = world.step(new)
+        if new == (1, 1):
+            for seq in range(2):
+                wanted = expected(world, seq, q[seq], 0.7, None, True, False)
+                torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("params", [{"code_bits": 12}, {"code_bits": 13}, {"shared": False}, {"window_blocks": 3}])
@@ -193,9 +209,9 @@ def test_appended_turns_see_the_decoded_history() -> None:
     world.step((1, 1))
 
 
-@pytest.mark.parametrize("keep_keys", [False, True])
-def test_tokens_can_be_taken_back(keep_keys: bool) -> None:
-    world = World(groups=0, tau=1, keep_keys=keep_keys, window_blocks=2)
+@pytest.mark.parametrize(("keep_keys", "sinks"), [(False, 0), (True, 0), (False, 1), (False, 6)])
+def test_tokens_can_be_taken_back(keep_keys: bool, sinks: int) -> None:
+    world = World(groups=0, tau=1, keep_keys=keep_keys, window_blocks=2, sink_blocks=sinks)
     for _ in range(30):
         world.step((1, 1))
     world.runtime.truncate(0, world.lengths[0], 41)

@@ -103,6 +103,7 @@ METHODS = [
     ("hcattention", {"block": 8, "groups": 0, "tau": 1.0}),
     ("hcattention", {"block": 8, "window_blocks": 2, "groups": 4, "centroids": 32, "tau": 0.8}),
     ("hcattention", {"block": 16, "groups": 4, "centroids": 32, "tau": 0.9, "values": "int8", "code_bits": 13}),
+    ("hcattention", {"block": 8, "groups": 4, "centroids": 32, "tau": 0.8, "sink_blocks": 2}),
     ("hcattention", {"block": 8, "groups": 2, "centroids": 16, "cap": 9, "values": "int4", "shared": False}),
 ]
 

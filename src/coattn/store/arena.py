@@ -24,6 +24,9 @@ class Arena(Store):
     Block b of the sequence in slot s lies near at `s * ring + b % ring` while it is among the newest
     `ring`, and far at `table.owned[s][b]` from the moment it is full. A step attends to each token once: the
     newest blocks near, the rest far. Dropping a near copy is free, because every full block is already in DRAM.
+
+    A store of this kind may keep copies of a sequence's first `sinks` blocks near as well, at `_sink_id`; once they
+    have left the ring they are attended there.
     """
 
     name = "arena"
@@ -36,6 +39,7 @@ class Arena(Store):
 
     block: int = 32
     window_blocks: int | None = None
+    sinks: int = field(init=False, repr=False, default=0)
     _stream: torch.cuda.Stream | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -44,14 +48,15 @@ class Arena(Store):
             check_count("window_blocks", self.window_blocks, 1)
 
     def least(self, opening: Opening) -> int:
-        return (opening.seqs * (self.window_blocks or 1) + opening.spare) * opening.block_bytes(self.block)
+        blocks = opening.seqs * ((self.window_blocks or 1) + self.sinks) + opening.spare
+        return blocks * opening.block_bytes(self.block)
 
     def _far_memory(self, opening: Opening) -> BlockMemory:
         return BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token")
 
     def _near_blocks(self, opening: Opening) -> int:
-        """Blocks in GPU memory: the rings, one after the other, then the spare one."""
-        return opening.seqs * self.ring + opening.spare
+        """Blocks in GPU memory: the rings, one after the other, then the spare one, then copies of first blocks."""
+        return opening.seqs * (self.ring + self.sinks) + opening.spare
 
     def _has_filled(self, layer: int, ids: list[int], k: Tensor) -> None:
         """Hears of blocks that have gone far: their ids, and their keys `[len(ids) * block, kv_heads, d]`."""
@@ -90,10 +95,12 @@ class Arena(Store):
         near, far = Listing([], []), Listing([], [])
         for slot, seen in zip(step.slots, visible(step), strict=True):
             first, blocks = self._first_near(seen), -(-seen // self.block)
-            near.ids.append([self._near_id(slot, b) for b in range(first, blocks)])
-            near.tokens.append(seen - first * self.block)
-            far.ids.append(self.table.owned[slot][:first])
-            far.tokens.append(first * self.block)
+            sinks = min(self.sinks, first)
+            near.ids.append([self._sink_id(slot, b) for b in range(sinks)])
+            near.ids[-1] += [self._near_id(slot, b) for b in range(first, blocks)]
+            near.tokens.append(seen - (first - sinks) * self.block)
+            far.ids.append(self.table.owned[slot][sinks:first])
+            far.tokens.append((first - sinks) * self.block)
         return near, far
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
@@ -115,7 +122,7 @@ class Arena(Store):
     def columns(self) -> dict[str, int]:
         assert self.table.rows is not None, "open() was not fixed"
         numbers = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens"), 0)
-        return {**numbers, "near": self.ring, "far": self.table.rows.shape[1]}
+        return {**numbers, "near": self.ring + self.sinks, "far": self.table.rows.shape[1]}
 
     def fill(self, frame: Frame, step: Step) -> None:
         rows = self.table.rows
@@ -123,8 +130,9 @@ class Arena(Store):
         for row, (slot, length) in enumerate(zip(step.slots, step.lengths, strict=True)):
             start = self._first_near(length)
             frame.put_list("near", row, (slot, start), lambda slot=slot, start=start: self._near_ids(slot, start))  # type: ignore[misc]
-            if start:
-                frame.put_list("far", row, (slot, self.table.version[slot]), lambda slot=slot: rows[slot])  # type: ignore[misc]
+            if start > self.sinks:
+                far = rows[slot, self.sinks :]
+                frame.put_list("far", row, (slot, self.table.version[slot]), lambda far=far: far)  # type: ignore[misc]
         frame.put(*self.numbers_of(step))
 
     def numbers_of(self, step: Step) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -140,8 +148,10 @@ class Arena(Store):
             "ids": ids,
             "places": [h % block for h in step.history],
             "spill": spill,
-            "near_tokens": [length - f * block for length, f in zip(step.lengths, first, strict=True)],
-            "far_tokens": [f * block for f in first],
+            "near_tokens": [
+                length - (f - min(f, self.sinks)) * block for length, f in zip(step.lengths, first, strict=True)
+            ],
+            "far_tokens": [(f - min(f, self.sinks)) * block for f in first],
         }, {"ids": self.opening.seqs * ring, "spill": NOWHERE}
 
     def far_table(self, slots: int, width: int) -> Tensor:
@@ -149,11 +159,16 @@ class Arena(Store):
         return self.table.rows[:slots, :width]
 
     def reaches_far(self, step: Step) -> bool:
-        return self._first_near(max(step.lengths, default=0)) > 0
+        return self._first_near(max(step.lengths, default=0)) > self.sinks
 
     def _near_ids(self, slot: int, first: int) -> Tensor:
-        """The near blocks of a sequence from its block `first` on, in order."""
-        return slot * self.ring + (first + torch.arange(self.ring, dtype=torch.int32)) % self.ring
+        """The near blocks of a sequence, in order: copies of its first ones, then those from its block `first` on."""
+        ring = slot * self.ring + (first + torch.arange(self.ring, dtype=torch.int32)) % self.ring
+        sinks = torch.arange(min(self.sinks, first), dtype=torch.int32) + self._sink_id(slot, 0)
+        return torch.cat([sinks, ring])
+
+    def _sink_id(self, slot: int, block: int) -> int:
+        return self.opening.seqs * self.ring + self.opening.spare + slot * self.sinks + block
 
     @property
     def near(self) -> BlockMemory:

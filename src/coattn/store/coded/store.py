@@ -41,6 +41,7 @@ class Coded(Arena):
     help_text = {
         "block": "tokens per block",
         "window_blocks": "newest blocks of a sequence kept as they are in GPU memory; unset: 1",
+        "sink_blocks": "first blocks of a sequence kept as they are in GPU memory too; not in the paper",
         "groups": "pieces of a key, each a code; 0: exact keys; unset: as in the codebook, or half the head size",
         "centroids": "centroids of a codebook; unset: as in the codebook, or 8,192",
         "shared": "one codebook for all groups of a layer; unset: as in the codebook, or true",
@@ -51,6 +52,7 @@ class Coded(Arena):
         "keep_keys": "keep the keys in DRAM too, so that what is selected is scored again exactly",
     }
 
+    sink_blocks: int = 0
     groups: int | None = None
     centroids: int | None = None
     shared: bool | None = None
@@ -67,6 +69,8 @@ class Coded(Arena):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_count("sink_blocks", self.sink_blocks, 0)
+        self.sinks = self.sink_blocks
         if self.groups is not None:
             check_count("groups", self.groups, 0)
         if self.codebook is not None:
@@ -104,14 +108,13 @@ class Coded(Arena):
         return self.keep_keys
 
     def least(self, opening: Opening) -> int:
-        window = (opening.seqs * (self.window_blocks or 1) + opening.spare) * opening.block_bytes(self.block)
         blocks = 1 if opening.fixed else opening.seqs * ((opening.tokens or 0) // self.block)
         groups = self._groups(opening)
         codes = sum(
             s.kv_heads * (packed_bytes(groups, self.code_bits) if groups else s.head_dim * s.dtype.itemsize)
             for s in opening.layers.values()
         )
-        return window + self._books(opening).bytes + blocks * self.block * codes
+        return super().least(opening) + self._books(opening).bytes + blocks * self.block * codes
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
@@ -124,7 +127,7 @@ class Coded(Arena):
                     f"Set groups={shape.head_dim // 2} or {shape.head_dim // 4}.",
                 )
         self.ring = self.window_blocks or 1
-        what = f"A window of {self.ring} block(s) for {opening.seqs} sequence(s)"
+        what = f"A window of {self.ring + self.sinks} block(s) for {opening.seqs} sequence(s)"
         self.window = BlockMemory("gpu", layers, self.block, ledger, what)
         values = ValueMemory(
             layers, self.block, ledger, "Keeping every value", with_keys=self.keep_keys, form=self.values
@@ -159,8 +162,9 @@ class Coded(Arena):
                 self._store(layer, [to], near[block, :, 0].transpose(0, 1), near[block, :, 1].transpose(0, 1))
 
     def is_plain(self, step: Step) -> bool:
-        """A block that becomes full before there is a codebook makes one."""
-        return len(self.books.ready) < len(self.books.made) and any(n % self.block == 0 for n in step.lengths)
+        """A block that becomes full before there is a codebook makes one; a first block is copied."""
+        full = [n // self.block for n in step.lengths if n % self.block == 0]
+        return any(n <= self.sinks for n in full) or (bool(full) and len(self.books.ready) < len(self.books.made))
 
     def most_entries(self) -> int:
         """The longest list of entries that a KV head can be given."""
@@ -214,6 +218,9 @@ class Coded(Arena):
         back = [b for b in range(self._first_near(keep), -(-keep // self.block)) if b < newest - self.ring]
         for layer, shape in self.opening.layers.items():
             for b in back:
+                if b < self.sinks:
+                    self.window[layer][self._near_id(slot, b)].copy_(self.window[layer][self._sink_id(slot, b)])
+                    continue
                 k, v = self._read(layer, torch.tensor(self.table.owned[slot][b : b + 1]))
                 ids = torch.full((self.block,), self._near_id(slot, b), device=shape.device)
                 write_rows(self.window[layer], ids, torch.arange(self.block, device=shape.device), k, v)
@@ -274,6 +281,10 @@ class Coded(Arena):
         self._spill(layer, slot, b, block[:, 0].transpose(0, 1), block[:, 1].transpose(0, 1))
 
     def _spill(self, layer: int, slot: int, first: int, k: Tensor, v: Tensor) -> None:
+        for b in range(first, min(self.sinks, first + len(k) // self.block)):
+            own = slice((b - first) * self.block, (b - first + 1) * self.block)
+            copy = torch.stack([k[own].transpose(0, 1), v[own].transpose(0, 1)], 1)
+            self.window[layer][self._sink_id(slot, b)].copy_(copy)
         self._store(layer, self.table.owned[slot][first : first + len(k) // self.block], k, v)
 
     def _store(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
