@@ -13,9 +13,9 @@ namespace coattn {
 
 // An item is one (sequence, KV head).
 class AttendSource {
-  // Bytes between asking and reading. Measured with 16 threads on Emerald Rapids (virtual), head 128, best ns a
-  // block: bf16 with 32, 64 and 128 KiB 1,800 / 2,155 / 2,628 (4 queries) and 1,881 / 2,238 / 2,677 (8); int8
-  // with 16, 32 and 64 KiB 1,609 / 1,627 / 1,521 (8), int4 1,614 / 1,528 / 1,360 (8).
+  // Bytes between asking and reading. Measured with 16 threads on Emerald Rapids (virtual), head 128, best ns
+  // a block: bf16 with 32, 64 and 128 KiB 1,800 / 2,155 / 2,628 (4 queries) and 1,881 / 2,238 / 2,677 (8);
+  // int8 with 16, 32 and 64 KiB 1,609 / 1,627 / 1,521 (8), int4 1,614 / 1,528 / 1,360 (8).
   static constexpr int64_t kAhead = 32768, kAheadQuantised = 65536;
 
  public:
