@@ -4,8 +4,8 @@
 //
 // What vector code wrote can be loaded into a tile only once it has left the store buffer, and the other way
 // round, and waiting for that costs as much as the arithmetic. So the work is a pipeline over units (a step
-// of 32 tokens and a batch of 8 queries), with tile instructions a few at a time between vector code that does
-// not need them: while the queries of u + 1 are folded the values of u - 1 are multiplied, and while the
+// of 32 tokens and a batch of 8 queries), with tile instructions a few at a time between vector code that
+// does not need them: while the queries of u + 1 are folded the values of u - 1 are multiplied, and while the
 // softmax of u is computed u + 1 is scored.
 //
 // Tiles: 0, 1 scores, 2 sums of values, 4 keys, 5 queries, 6 weights, 7 values.
@@ -90,8 +90,8 @@ struct Int {
 
   // What passes from one unit to the next, at the start of the group's working memory.
   struct alignas(64) State {
-    bool scored;       // `sums` holds the scores of the next unit
-    bool pending;      // `weights` are those of the last one, `batch` its queries
+    bool scored;   // `sums` holds the scores of the next unit
+    bool pending;  // `weights` are those of the last one, `batch` its queries
     int batch;
     vf steps, biases;  // of the folded queries
     const uint8_t *queries, *keys;
@@ -143,9 +143,11 @@ struct Int {
     IntQuery<E>::widen(s, x, u.batch, *u.tile, state.scales);
     int loaded = -1;
     publish();
-    IntQuery<E>::fold(s, x, u.batch, state.scales, scale, m.queries, state.steps, state.biases, next, [&](int i) {
-      if (state.pending) Values::multiply(x, state.weights, m.packed, i, loaded, m.products);
-    });
+    IntQuery<E>::fold(s, x, u.batch, state.scales, scale, m.queries, state.steps, state.biases, next,
+                      [&](int i) {
+                        if (state.pending)
+                          Values::multiply(x, state.weights, m.packed, i, loaded, m.products);
+                      });
     state.queries = m.queries;
     if (!Shape::kFour && whole(x, u)) {
       state.keys = u.tile->k + u.t0 * u.tile->k_stride;

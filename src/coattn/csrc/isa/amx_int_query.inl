@@ -5,13 +5,13 @@
 // rounding (1/65024 of the largest channel) stays far below the codes' own (1/510 or 1/30 of the range).
 //
 // A vector holds four channels of four queries, one query to 128 bits: the channels' scales are one broadcast
-// load, and one shuffle makes the four high and the four low bytes of each query. Columns 0..7 of the tile are
-// the high bytes of 8 queries, columns 8..15 the low bytes of the same.
+// load, and one shuffle makes the four high and the four low bytes of each query. Columns 0..7 of the tile
+// are the high bytes of 8 queries, columns 8..15 the low bytes of the same.
 namespace coattn::amx {
 namespace {
 
-// Per batch of 8 queries: [row / 4][8 queries][4] over their largest channel, [row] the largest of all, [16] by
-// how much each was divided.
+// Per batch of 8 queries: [row / 4][8 queries][4] over their largest channel, [row] the largest of all, [16]
+// by how much each was divided.
 template <Elem E>
 struct IntQuery {
   using Shape = IntShape<E>;
@@ -99,8 +99,9 @@ struct IntQuery {
   template <bool Eight, class Between>
   static vf quads(const Shape& x, const float* prep, const Scales& block, uint8_t* to, Ahead& next,
                   Between& between) {
-    const __m512i columns = Eight ? _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29)
-                                  : _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 1, 5, 9, 13, 1, 5, 9, 13);
+    const __m512i columns = Eight
+                                ? _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29)
+                                : _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 1, 5, 9, 13, 1, 5, 9, 13);
     // The low byte carries the 128 that was added to round the high one.
     const __m512i flip = _mm512_maskz_set1_epi32(0xff00, static_cast<int>(0x80808080u));
     vf first[2] = {vzero(), vzero()}, second[2] = {vzero(), vzero()};
@@ -129,11 +130,12 @@ struct IntQuery {
                                   sum_of_four(vadd(second[0], second[1])));
   }
 
-  // Adding 1.5 * 2^23 leaves the rounded product in a float's low bits. In 128 bits: four high bytes, four low.
+  // Adding 1.5 * 2^23 leaves the rounded product in a float's low bits. In 128 bits: four high bytes, four
+  // low.
   static __m512i bytes(vf q, vf scale) {
     const __m512i fixed = _mm512_castps_si512(vfma(q, scale, vset(12582912.0f + 128.0f)));
-    return _mm512_shuffle_epi8(
-        fixed, _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1)));
+    return _mm512_shuffle_epi8(fixed, _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1,
+                                                                           -1, -1, -1, -1, -1, -1)));
   }
 
   // In every 128 bits.

@@ -2,8 +2,8 @@
 // float.
 //
 // A weight times its token's value scale is rounded to 16 bits of the largest of the step, 256 * high + low,
-// two unsigned bytes: rows 0..7 and 8..15 of the tile, or 0..3 and 4..7 of half a tile for up to four queries,
-// which takes the tile unit half the time.
+// two unsigned bytes: rows 0..7 and 8..15 of the tile, or 0..3 and 4..7 of half a tile for up to four
+// queries, which takes the tile unit half the time.
 namespace coattn::amx {
 namespace {
 

@@ -30,8 +30,8 @@ inline void configure(const TileConfig& config) {
 
 // The tile unit falls asleep after some 150 ns without work and takes 250-300 ns to wake (measured on Emerald
 // Rapids: 39 ns for the four multiplications of a step right after others, 300 ns after 200 ns of vector
-// code). So vector code in the integer kernel multiplies something nobody needs every 100 ns or so (the bf16
-// kernel's pauses are too short to need it). Tile 2 holds nothing that lives across vector code.
+// code). So the integer kernel multiplies something nobody needs where tiles have a pause (the bf16 kernel's
+// pauses are too short to need it). Tile 2 holds nothing that lives across vector code.
 inline void stay_awake() {
   _tile_dpbuud(2, 6, 7);
 }

@@ -104,11 +104,11 @@ struct Gathered {
 
 // The bytes a later tile will need, asked for evenly over the arithmetic of this one. Memory is read fastest
 // that way: a core has 16 line-fill buffers and the L2 cache's own prefetcher runs ahead of a steady stream;
-// a burst of prefetches fills the buffers and overtakes it (int8, head 128, 4 queries, one core, all lines of a
-// block asked for at once: 1,600 ns a block instead of 800).
+// a burst of prefetches fills the buffers and overtakes it (int8, head 128, 4 queries, one core, all lines of
+// a block asked for at once: 1,600 ns a block instead of 900).
 //
-// How many steps a tile has was counted in the tile before; each asks for the line where its share of the bytes
-// starts, if need be for one line twice. There is no branch in it.
+// How many steps a tile has was counted in the tile before; each asks for the line where its share of the
+// bytes starts, if need be for one line twice. There is no branch in it.
 inline constexpr uint8_t kNothingAhead[64] = {};
 
 struct Ahead {

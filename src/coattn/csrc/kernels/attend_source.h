@@ -13,9 +13,10 @@ namespace coattn {
 
 // An item is one (sequence, KV head).
 class AttendSource {
-  // Measured on one Emerald Rapids core, int8, head 128, 4 queries, ns a block from DRAM: 950 with 32 KiB
-  // between asking and reading, 800 with 64, 790 with 128, 930 with 256.
-  static constexpr int64_t kAheadBytes = 65536;
+  // Bytes between asking and reading. Measured with 16 threads on Emerald Rapids (virtual), head 128, best ns
+  // a block: bf16 with 32, 64 and 128 KiB 1,800 / 2,155 / 2,628 (4 queries) and 1,881 / 2,238 / 2,677 (8);
+  // int8 with 16, 32 and 64 KiB 1,609 / 1,627 / 1,521 (8), int4 1,614 / 1,528 / 1,360 (8).
+  static constexpr int64_t kAhead = 32768, kAheadQuantised = 65536;
 
  public:
   explicit AttendSource(const AttendJob& job)
@@ -23,8 +24,9 @@ class AttendSource {
     // Two tiles of keys and values (this one and the one being fetched) should fit the L1 cache.
     rows_ = layout_.row_bytes >= 256 ? 32 : kTileRows;
     per_block_ = job.table ? (job.block + rows_ - 1) / rows_ : 0;
-    const int64_t tile_bytes = 2 * rows_ * layout_.row_bytes;
-    ahead_ = std::clamp<int64_t>((kAheadBytes + tile_bytes - 1) / tile_bytes, 1, 16);
+    const int64_t tile_bytes = 2 * (job.table ? std::min(rows_, job.block) : rows_) * layout_.row_bytes;
+    const int64_t distance = is_quantised(job.elem) ? kAheadQuantised : kAhead;
+    ahead_ = std::clamp<int64_t>((distance + tile_bytes - 1) / tile_bytes, 1, 16);
   }
 
   int64_t tokens(int64_t item) const {
