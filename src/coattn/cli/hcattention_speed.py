@@ -64,7 +64,7 @@ def long(options: dict[str, Any], device: Any) -> dict[str, Any]:
         # PyTorch refuses to take more than this, weights and everything included
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     bench = Bench(model, options["shapes"], found, None, options["steps"] + 8)
     rows = []
