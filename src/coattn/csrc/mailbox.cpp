@@ -34,7 +34,7 @@ struct Mailbox::Server {
   const int64_t deadline_us;
   std::vector<Slot> slots;
   std::vector<JobTimes> times;
-  std::vector<bool> done;  // of the step being served
+  std::vector<bool> done;         // of the step being served
   EventWord armed;                // advanced by begin() and stop()
   std::atomic<uint32_t> step{0};  // the step the server is armed for
   std::atomic<int> seqs{0};
