@@ -55,7 +55,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Other:
-    """One piece that counts instead of another, for the KV heads `[seqs, kv_heads]` int32 that are not zero."""
+    """One piece that counts instead of another, for KV heads `[seqs, kv_heads]` int32 that are 1; 2: nothing does."""
 
     out: Tensor
     lse: Tensor
@@ -63,11 +63,10 @@ class Other:
 
     def over(self, state: AttnState) -> AttnState:
         """The state with those heads replaced."""
-        gone = (self.heads > 0).repeat_interleave(state.lse.shape[-1] // self.heads.shape[1], 1)[:, None]
-        return AttnState(
-            torch.where(gone[..., None], self.out, state.out),
-            torch.where(gone, self.lse, state.lse),
-        )
+        which = self.heads.repeat_interleave(state.lse.shape[-1] // self.heads.shape[1], 1)[:, None]
+        lse = torch.where(which > 0, self.lse, state.lse).masked_fill(which > 1, -torch.inf)
+        out = torch.where((which > 0)[..., None], self.out, state.out)
+        return AttnState(out.masked_fill((which > 1)[..., None], 0.0), lse)
 
 
 def merge(*states: AttnState) -> AttnState:

@@ -42,8 +42,10 @@ class Runner(Protocol):
         """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted."""
 
     def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
-        """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them -> float32
-        logits after its last token, `[1, vocabulary]`, on the model's device."""
+        """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
+
+        -> float32 logits after the prompt's last token, `[1, vocabulary]`, on the model's device.
+        """
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""

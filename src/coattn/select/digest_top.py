@@ -14,7 +14,8 @@ from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.state import AttnState, Split
 from coattn.store.base import Store
-from coattn.store.digested.digest import HELP, SINKS, SLACK, Digested, check_slack
+from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, Digested, check_slack
+from coattn.store.digested.residency import read_budgets
 from coattn.types import Selection, Step
 
 
@@ -32,6 +33,7 @@ class DigestTop(Select):
     recordable = True
     help_text = {
         "budget": "tokens attended per KV head, counted in whole blocks, the newest ones included",
+        "budget_file": BUDGET_FILE,
         "window_blocks": HELP["window_blocks"],
         "sink_blocks": SINKS,
         "slack": SLACK,
@@ -40,6 +42,7 @@ class DigestTop(Select):
     }
 
     budget: int = 2048
+    budget_file: str | None = None
     slack: float = 1.0
     dense_layers: int = 0
     window_blocks: int = 2
@@ -56,20 +59,29 @@ class DigestTop(Select):
         check_slack(self.slack)
         check_count("dense_layers", self.dense_layers, 0)
         check_count("block", self.block, 1)
+        self._budgets = None if self.budget_file is None else read_budgets(self.budget_file)
         always = self.window_blocks + self.sink_blocks
-        least = (always + 1) * self.block
-        if self.budget < least:
+        least, smallest = (always + 1) * self.block, min(self._budgets or [self.budget])
+        if smallest < least:
             raise ConfigError(
-                f"budget is {self.budget}, but {always} block(s) of {self.block} tokens are always "
+                f"budget is {smallest}, but {always} block(s) of {self.block} tokens are always "
                 "attended, and one more must be picked.",
                 f"Set budget={least} or more, or a smaller block.",
             )
 
     def open(self, store: Store) -> None:
+        if self._budgets is not None and max(store.opening.layers) >= len(self._budgets):
+            raise ConfigError(
+                f"{self.budget_file} has budgets for {len(self._budgets)} layers, but the model has more.",
+                "Give one for each layer.",
+            )
         self._store = cast("Digested", store)
 
     def most(self) -> int:
-        return self.budget
+        return self.budget if self._budgets is None else sum(self._budgets) // len(self._budgets)
+
+    def _budget(self, layer: int) -> int:
+        return self.budget if self._budgets is None else self._budgets[layer]
 
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         return self._pick(layer, q, store, step, False)
@@ -81,7 +93,7 @@ class DigestTop(Select):
         if q.shape[1] != 1 or layer < self.dense_layers:
             return store.view(layer, step)
         inside, beside = self._store.always()
-        count = self.budget // self.block - beside
+        count = self._budget(layer) // self.block - beside
         listed = self._store.candidates(layer, step, count)
         self.last.pop(layer, None)
         if listed is None:

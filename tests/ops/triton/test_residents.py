@@ -155,6 +155,7 @@ def test_look_again(shared: bool) -> None:
     real = draw(3, HEADS * group, D)
     predicted = real.clone()
     predicted[0, 4] = draw(D, seed=8)  # one query head of the second KV head
+    predicted[1, 0] = draw(D, seed=7)
     predicted[2] = draw(HEADS * group, D, seed=9)  # nobody's
     table = torch.randint(99, (3, 1 if shared else HEADS, width), generator=torch.Generator().manual_seed(1)).int()
     far = BlockList(table.to(DEVICE), whole([[520], [8], [16]] if shared else [[8, 520], [0, 8], [8, 16]]), width * 8)
@@ -169,10 +170,10 @@ def test_look_again(shared: bool) -> None:
     got, want = made
     for name in ("tokens", "below", "needed", "counts"):
         assert torch.equal(getattr(got, name), getattr(want, name)), name
-    assert got.below.tolist() == [[0, 1], [0, 0], [0, 0]]
-    assert got.counts.tolist() == [4, 1]
+    assert got.below.tolist() == [[0, 1], [1 if shared else 2, 0], [0, 0]]
+    assert got.counts.tolist() == [4, 2]
     assert got.needed.tolist() == [5]
-    assert got.tokens.tolist() == [[0, 520], [0, 0], [0, 0]]
+    assert got.tokens.tolist() == [[0, 520], [8 if shared else 0, 0], [0, 0]]
     assert torch.equal(got.table[0, 1, :65], far.table[0, -1, :65])
     none = replace(got, needed=whole([3]))
     look_again_kernel.look_again(real, real, 0.8, whole([4, 4, 0]), far, none)
@@ -185,13 +186,15 @@ def test_merge_takes_the_other_piece_where_it_is_told() -> None:
     first, second = (AttnState(draw(2, 1, q_heads, D, seed=i), draw(2, 1, q_heads, seed=i + 1)) for i in (2, 4))
     first.lse[0, 0, 0] = -torch.inf
     first.out[0, 0, 0] = torch.nan  # of an empty piece nothing is read
-    heads = whole([[0, 1], [1, 0]])
+    heads = whole([[0, 1], [1, 2]])
+    second.out[1, 0, 3:] = torch.nan  # left over from another step, for heads that asked for nothing
     got = merge_kernel.merge(
         [near, Split(first.out, first.lse, Other(second.out, second.lse, heads))], torch.float32, DEVICE
     )
-    gone = heads.bool().repeat_interleave(group, 1)[:, None]
-    out = torch.where(gone[..., None], second.out, first.out.nan_to_num(0.0))
-    want = merge(near.merged(), AttnState(out, torch.where(gone, second.lse, first.lse))).out[:, 0]
+    which = heads.repeat_interleave(group, 1)[:, None]
+    out = torch.where((which > 0)[..., None], second.out, first.out).nan_to_num(0.0)
+    lse = torch.where(which > 0, second.lse, first.lse).masked_fill(which > 1, -torch.inf)
+    want = merge(near.merged(), AttnState(out, lse)).out[:, 0]
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     clean = Split(first.out.nan_to_num(0.0), first.lse, Other(second.out, second.lse, heads))
     torch.testing.assert_close(merge(near.merged(), clean.merged()).out[:, 0], want, atol=1e-5, rtol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +209,19 @@ def test_compact_keeps_the_order() -> None:
     flags = torch.tensor([[False, True, False, True], [True, True, True, True]])
     found = compact(values, flags)
     assert (found[0, :2].tolist(), found[1].tolist()) == ([6, 8], [1, 2, 3, 4])
+
+
+def test_budgets_can_differ_from_layer_to_layer(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.json"
+    path.write_text(json.dumps({"budgets": [40]}))
+    world = Scout(budget_file=str(path))
+    assert world.store.places == 40 // BLOCK - 2
+    world.step()
+    near, far = world.split(0)
+    assert [sorted(a + b) for a, b in zip(near, far, strict=True)] == older(wanted(world.q[0], world.seen[0][0], 10))
+    path.write_text(json.dumps({"budgets": [40, 4]}))
+    with pytest.raises(ConfigError, match="budget is 4"):
+        Scout(budget_file=str(path))
+    path.write_text(json.dumps({"budgets": "many"}))
+    with pytest.raises(ConfigError, match="budget_file"):
+        Scout(budget_file=str(path))

@@ -20,7 +20,7 @@ class Doubts:
     tokens: Tensor
     """int32 `[seqs, kv_heads]`; 0 for heads that were predicted well."""
     below: Tensor
-    """int32 `[seqs, kv_heads]`: 1 for heads that are attended again."""
+    """int32 `[seqs, kv_heads]`: 1 for heads that are attended again, 2 for those that have nothing to attend to."""
     needed: Tensor
     """int32 `[1]`: the number of the last step in which any was."""
     step: Tensor
@@ -38,9 +38,9 @@ def look_again(predicted: Tensor, real: Tensor, bound: float, present: Tensor, f
     cosine = torch.cosine_similarity(predicted.float(), real.float(), dim=-1).view(seqs, kv_heads, -1).amin(-1)
     somebody = (present > 0)[:, None]
     below = (cosine < bound) & somebody
-    doubts.below[:seqs] = below
     tokens = far.tokens[:seqs].expand(-1, kv_heads).where(below, 0)
     doubts.tokens[:seqs] = tokens
+    doubts.below[:seqs] = below.int() + (below & (tokens == 0)).int()
     table = far.table[:seqs].expand(-1, kv_heads, -1)
     doubts.table[:seqs] = table.where(below[..., None], doubts.table[:seqs])
     if bool((tokens > 0).any()):

@@ -90,12 +90,14 @@ def refuses(x: Tensor, weight: Tensor) -> str | None:
 def tile_of(tokens: int, n: int, k: int) -> Tile:
     """What was fastest on an H200, by shape."""
     if tokens == 1:
+        if k > 4096 and k % 4096:  # rows that 4,096 columns at a time would read past the end
+            return (4, 1024, 4, 1) if n < 16384 and k < 8192 else (8, 1024, 8, 1)
         columns = min(4096, max(128, triton.next_power_of_2(k)))
         return min(16, 8192 // columns), columns, 4, 1
     if k >= 8192:
         return 32, 512, 4, 3
     if n >= 16384:
-        return 32, 128, 4, 3
+        return (64, 128, 4, 4) if k % 4096 else (32, 128, 4, 3)
     return (64, 128, 4, 5) if n >= 6144 else (32, 256, 4, 5)
 
 

@@ -31,7 +31,8 @@ def _look_again(
     worst = tl.min(tl.where(g < GROUP, cosine, 2.0), 0)
     below = ((worst < bound) & somebody).to(tl.int32)
     tokens = tl.load(far_tokens_ptr + seq * lists + head % lists) * below
-    tl.store(below_out + row, below)
+    # nobody waits for an answer to nothing, so it must not be read either
+    tl.store(below_out + row, tl.where((below > 0) & (tokens == 0), 2, below))
     tl.store(tokens_out + row, tokens)
     if somebody:
         tl.atomic_add(counts_ptr, (below * 0 + 1).to(tl.int64), sem="relaxed")

@@ -39,11 +39,16 @@ def _merge(
     lse, out = _read(out_a, lse_a, seq, head, q_heads, A, A_PAD, D, d)
     top = tl.max(lse, 0)
     if B > 0:
-        if OTHER:  # noqa: SIM102
-            if tl.load(other_ptr + seq * (q_heads // group) + head // group) > 0:
+        if OTHER:
+            which = tl.load(other_ptr + seq * (q_heads // group) + head // group)
+            if which > 0:
                 out_b = out_c
                 lse_b = lse_c
         more_lse, more_out = _read(out_b, lse_b, seq, head, q_heads, B, B_PAD, D, d)
+        if OTHER:
+            # nothing was asked for, so what stands there is of another step
+            more_lse = tl.where(which > 1, float("-inf"), more_lse)
+            more_out = tl.where(which > 1, 0.0, more_out)
         top = tl.maximum(top, tl.max(more_lse, 0))
     # nothing attended at all: every weight is exp(-inf) = 0, and the result is 0
     shift = tl.where(top == float("-inf"), 0.0, top)

@@ -18,6 +18,7 @@ HELP = {
     "digest": "what stands for a block's keys: minmax (of every channel) or mean",
 }
 
+BUDGET_FILE = "budgets layer by layer: a JSON file with a list `budgets`; replaces budget"
 SINKS = "first blocks of a sequence that are always attended"
 SLACK = "how far from the middle of a digest's range to its best end a score goes: 1 is a bound, 0 the middle"
 

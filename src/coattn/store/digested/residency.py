@@ -68,7 +68,7 @@ class Residency:
         worth = scores.gather(-1, held.long().clamp(0, scores.shape[-1] - 1))
         # an empty place is worth less than the least of blocks, and what this step attended to is kept
         worth = worth.masked_fill(~present, -torch.inf).masked_fill(kept, torch.inf)
-        order = worth.argsort(-1)[..., : numbers.shape[-1]]
+        order = worth.argsort(dim=-1, stable=True)[..., : numbers.shape[-1]]
         take = best.values > worth.gather(-1, order)
         now = held.scatter(-1, order, numbers.int().where(take, held.gather(-1, order)))
         self.held[layer][slots] = now
@@ -121,14 +121,21 @@ class Residency:
 
 def read_intervals(path: str) -> list[int]:
     """The recall interval of each layer, from a file that `coattn profile scout` wrote."""
+    return _read_layers(path, "recall_file", "recall_intervals", 0, "Write one: coattn profile scout --out FILE.")
+
+
+def read_budgets(path: str) -> list[int]:
+    """The budget of each layer, from a JSON file."""
+    return _read_layers(path, "budget_file", "budgets", 1, 'Write one: {"budgets": [4096, 2048, ...]}.')
+
+
+def _read_layers(path: str, name: str, key: str, least: int, hint: str) -> list[int]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))["recall_intervals"]
-        if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
-            raise ValueError("recall_intervals is not a list of whole numbers")
+        found = json.loads(Path(path).read_text(encoding="utf-8"))[key]
+        if not isinstance(found, list) or not all(type(n) is int and n >= least for n in found):
+            raise ValueError(f"{key} is not a list of whole numbers")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"recall_file {path!r} cannot be read: {error}.", "Write one: coattn profile scout --out FILE."
-        ) from None
+        raise ConfigError(f"{name} {path!r} cannot be read: {error}.", hint) from None
     return found
 
 

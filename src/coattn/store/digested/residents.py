@@ -18,9 +18,9 @@ from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.digested.digest import HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
 from coattn.store.digested.picks import Picks, rows_of
-from coattn.store.digested.residency import Residency, compact, read_intervals
+from coattn.store.digested.residency import Residency, compact, read_budgets, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
 
@@ -39,6 +39,7 @@ class Residents(Arena):
         "block": "tokens per block",
         **HELP,
         "budget": "tokens attended per KV head; the pool holds as many, unless `resident` says otherwise",
+        "budget_file": BUDGET_FILE + ", and the largest sizes the pools",
         "resident": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves to the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
         "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
@@ -50,6 +51,7 @@ class Residents(Arena):
     sink_blocks: int = 0
     digest: str = "minmax"
     budget: int = 2048
+    budget_file: str | None = None
     resident: int | None = None
     recall_interval: int = 8
     recall_file: str | None = None
@@ -298,7 +300,8 @@ class Residents(Arena):
 
     def _places(self, opening: Opening) -> int:
         """Places of a pool: no more than a sequence has blocks."""
-        places = self.resident or max(1, self.budget // self.block - self.window_blocks)
+        most = self.budget if self.budget_file is None else max(read_budgets(self.budget_file), default=1)
+        places = self.resident or max(1, most // self.block - self.window_blocks)
         return places if opening.tokens is None else min(places, max(1, opening.tokens // self.block))
 
     def _has_filled(self, layer: int, ids: list[int], k: Tensor) -> None:
