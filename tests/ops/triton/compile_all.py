@@ -17,9 +17,12 @@ from coattn.ops.triton import (
     linear,
     merge,
     model,
+    nearest,
     recall,
     score_digest,
+    score_keys,
     score_pq,
+    spill,
 )
 
 POINTERS = {"table": "*i32", "tokens": "*i32", "ids": "*i32", "places": "*i32", "spill": "*i32", "order": "*i32"} | {
@@ -55,6 +58,26 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         score_digest._score_digest,
         {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "PRECISION": "tf32"},
     ),
+    (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
+    (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
+    (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
+    (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
+    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
+    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
+    (spill._spill_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
+    (
+        score_keys._score_keys,
+        {
+            "GROUP": 4,
+            "GROUP_PAD": 16,
+            "BLOCK": 32,
+            "ROWS": 64,
+            "D": 128,
+            "D_PAD": 128,
+            "CAP": True,
+            "PRECISION": "tf32",
+        },
+    ),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
     (
         score_pq._score_pq,
@@ -67,7 +90,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def kind(kernel: Any, name: str) -> str:
+def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
     if name in FLOATS:
         return "fp32"
@@ -81,13 +104,19 @@ def kind(kernel: Any, name: str) -> str:
         return "*bf16" if name == "result_ptr" else "*fp32"
     if kernel is score_pq._score_pq and name == "codes_ptr":
         return "*u8"
+    if name == "codes_ptr":
+        return "*i16"
+    if kernel is nearest._store_codes and name == "kept_ptr":
+        return "*u8" if constants["BITS"] != 16 else "*i16"
+    if kernel is spill._spill_values and constants["LEVELS"] and name in ("far_ptr", "scale_ptr"):
+        return "*u8" if name == "far_ptr" else "*fp16"
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
 
 
 def main() -> None:
     for kernel, constants in KERNELS:
         names = kernel.arg_names
-        signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in names}
+        signature = {n: "constexpr" if n in constants else kind(kernel, n, constants) for n in names}
         constexprs = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32))

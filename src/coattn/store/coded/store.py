@@ -243,6 +243,10 @@ class Coded(Arena):
         read = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / layers
         return near + far * self.codes.block_bytes / whole, read * self.stored.block_bytes / whole
 
+    def lists(self) -> float:
+        layers = self.opening.layers.items()
+        return sum(4 * self._taken.get(i, 0.0) * (s.kv_heads + s.q_heads) for i, s in layers)
+
     def fill_randomly(self) -> None:
         self.window.fill_randomly()
         self.stored.fill_randomly()
