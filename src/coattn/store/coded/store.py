@@ -75,7 +75,7 @@ class Coded(Arena):
             raise ConfigError(f"values is {self.values!r}, but must be model, int8 or int4.", "Leave it out for model.")
         if self.values != "model" and self.keep_keys:
             raise ConfigError("keep_keys needs values in the model's dtype.", "Leave out values or keep_keys.")
-        self.recordable = not self.keep_keys
+        self.recordable = not self.keep_keys and self.block & (self.block - 1) == 0
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
         if self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
