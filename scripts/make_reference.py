@@ -16,6 +16,7 @@ from coattn.cli.main import cli
 from coattn.cli.methods import describe
 from coattn.method import ORIGIN
 from coattn.methods import METHODS
+from coattn.ops.blockwise import HELP
 from coattn.parts import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +104,8 @@ def methods_page() -> str:
     """Every row in full, then every part, then what needs mean."""
     parts = ["# Methods and parts\n", MADE, "\nA method is a row: one part per axis. See [concepts](../concepts.md).\n"]
     parts += [_method_section(name) for name in METHODS]
+    rows = [(f"`{name}`", "unset", text) for name, text in HELP.items()]
+    parts.append("## Parameters of every method\n\n" + table(("parameter", "default", "meaning"), rows))
     parts.append("## Parts\n\nWhat a row may name on each axis. A row of your own may mix them as far as they fit.\n")
     for axis, kinds in PARTS.items():
         rows = [

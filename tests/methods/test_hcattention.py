@@ -229,35 +229,40 @@ def test_tokens_can_be_taken_back(keep_keys: bool, sinks: int) -> None:
 
 @pytest.mark.parametrize(
     ("params", "share"),
-    [({"groups": 0}, 0.5), ({"groups": 64}, 0.25), ({"groups": 32}, 0.125)],
-    ids=["50", "25", "12.5"],
+    [
+        ({"groups": 0}, 0.5),
+        ({"groups": 64}, 0.25),
+        ({"groups": 32}, 0.125),
+        ({"groups": 32, "code_bits": 13}, 0.1015625),
+    ],
+    ids=["50", "25", "12.5", "13 bits"],
 )
 def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: float) -> None:
-    """A long context of the paper's head size in bfloat16: the tensors' own bytes, beside those of `full`."""
-    tokens, shape = 8192, LayerShape(8, 2, 128, torch.bfloat16, torch.device("cpu"))
+    """A long context of the paper's head size in bfloat16, 8,192 centroids: what tensors hold, beside `full`.
+
+    All of it: codes, the exact window of one block, and a codebook (32 to 64 KB a layer, in 8 KV heads).
+    """
+    tokens, shape = 65536, LayerShape(8, 8, 128, torch.bfloat16, torch.device("cpu"))
 
     def held(method: str, **params: Any) -> tuple[int, Runtime]:
         ledger = Ledger()
-        runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, None)
-        step = Step.of((0,), (0,), (tokens,))
-        runtime.begin(step)
-        k = torch.randn(tokens, 2, 128).bfloat16()
-        runtime._parts[0].store.append(0, k, k, step)
+        runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, tokens)
+        runtime.begin(Step.of((0,), (0,), (tokens,)))
+        if "books" in runtime._parts[0].store.__dict__:
+            runtime._parts[0].store.books.fill_randomly()  # type: ignore[attr-defined]
         runtime.commit()
         return ledger.held["gpu"], runtime
 
-    full, _ = held("full")
-    own, runtime = held("hcattention", centroids=256, **params)
+    full, plain = held("full")
+    own, runtime = held("hcattention", **params)
     store: Any = runtime._parts[0].store
     codebooks = sum(book.centroids.nbytes for book in store.books.made.values())
-    measured = [store.window[0].nbytes, store.codes[0].nbytes, codebooks]
-    assert sum(measured) == own  # what the ledger counts is what the tensors hold
-    assert full == tokens * shape.token_bytes
-    # the window does not grow with the context, nor does the codebook: at a length where both vanish, the share is this
-    assert measured[1] / full == pytest.approx(share, rel=0.02)
-    assert measured[0] + measured[2] == 32 * shape.token_bytes + (
-        0 if not store.split else 256 * 128 // store.split * 2
-    )
+    measured = store.window[0].nbytes + store.codes[0].nbytes + codebooks
+    pool: Any = plain._parts[0].store
+    assert pool.near[0].nbytes == full == tokens * shape.token_bytes
+    assert measured == own, "what the ledger counts is what the tensors hold"
+    assert measured / full == pytest.approx(share, rel=0.02)
+    assert store.codes[0].nbytes / full == share
     assert store.stored[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
     runtime.release()
     assert runtime.ledger.held == {"gpu": 0, "host": 0}

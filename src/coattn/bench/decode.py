@@ -275,7 +275,8 @@ def _layer_us(trace: StepTrace) -> dict[str, float] | None:
     if not trace.spans:
         return None
     parts = {
-        "gpu": [span.ready - span.posted for span in trace.spans],
+        # what the GPU does beside may be over before a long list is posted
+        "gpu": [max(0, span.ready - span.posted) for span in trace.spans],
         "cpu": [span.done - span.seen for span in trace.spans],
         "wait": [span.idle for span in trace.spans],
     }

@@ -87,4 +87,8 @@ def explain(row: dict[str, Any], as_json: bool) -> None:
     params = Table("parameter", "value", "meaning")
     for key, param in row["params"].items():
         params.add_row(key, "" if param["value"] is None else str(param["value"]), param["help"])
+    from coattn.ops.blockwise import HELP
+
+    for key, text in HELP.items():
+        params.add_row(key, "", text)
     out.print(params)

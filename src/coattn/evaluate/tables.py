@@ -28,6 +28,8 @@ def kind_of(result: Result) -> str | None:
     name = result.get("evaluation")
     if name in KINDS:
         return str(name)
+    if result.get("bench"):  # the tables of a paper: its page in docs/methods has them
+        return None
     rows = result.get("rows")
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
     return next((kind for kind, key in MARKS.items() if key in first), None)

@@ -119,6 +119,10 @@ class Store(Part):
         near, far = (sum(part.tokens) if part else 0 for part in self.listing(step))
         return near, far
 
+    def lists(self) -> float:
+        """Bytes of positions and weights that went to the host in the last decode step; only stores with codes."""
+        return 0.0
+
     def notes(self, step: Step) -> dict[str, Any]:
         """What a report on a decode step should say of this store, beside its bytes."""
         return {}

@@ -18,8 +18,13 @@ def step_trace(
     covered = {place.name for place in runtime.places() if place.covers == "far"}
     weighted = any(place.covers == "weighted" for place in runtime.places())
     by_cpu = "cpu" in covered or weighted
-    # a query there in the model's dtype, an answer and its log-sum-exp back in float32
-    crossing = sum(s.q_heads * (s.head_dim * (s.dtype.itemsize + 4) + 4) for s in runtime.layers) * step.seqs
+    if weighted:
+        # positions and weights there, sums back in float32
+        crossing = sum(s.q_heads * s.head_dim * 4 for s in runtime.layers) * step.seqs
+        crossing += round(sum(parts.store.lists() for parts in runtime.groups))
+    else:
+        # a query there in the model's dtype, an answer and its log-sum-exp back in float32
+        crossing = sum(s.q_heads * (s.head_dim * (s.dtype.itemsize + 4) + 4) for s in runtime.layers) * step.seqs
     return StepTrace(
         begin,
         end,

@@ -18,11 +18,14 @@ from coattn.ops.triton import (
     look_again,
     merge,
     model,
+    nearest,
     pick_blocks,
     recall,
     renew,
     score_digest,
+    score_keys,
     score_pq,
+    spill,
 )
 
 KINDS = {
@@ -84,6 +87,26 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (renew._bring, {"NUMBERS": 8192, "SIZE": 2048}),
     (look_again._look_again, {"GROUP": 5, "GROUP_PAD": 8, "D": 128, "D_PAD": 128, "K_PAD": 64}),
+    (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
+    (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
+    (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
+    (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
+    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
+    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
+    (spill._spill_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
+    (
+        score_keys._score_keys,
+        {
+            "GROUP": 4,
+            "GROUP_PAD": 16,
+            "BLOCK": 32,
+            "ROWS": 64,
+            "D": 128,
+            "D_PAD": 128,
+            "CAP": True,
+            "PRECISION": "tf32",
+        },
+    ),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
     (
         score_pq._score_pq,
@@ -96,7 +119,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def kind(kernel: Any, name: str) -> str:
+def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
     if name in FLOATS:
         return "fp32"
@@ -117,13 +140,19 @@ def kind(kernel: Any, name: str) -> str:
         return {"result_ptr": "*bf16", "other_ptr": "*i32"}.get(name, "*fp32")
     if kernel is score_pq._score_pq and name == "codes_ptr":
         return "*u8"
+    if name == "codes_ptr":
+        return "*i16"
+    if kernel is nearest._store_codes and name == "kept_ptr":
+        return "*u8" if constants["BITS"] != 16 else "*i16"
+    if kernel is spill._spill_values and constants["LEVELS"] and name in ("far_ptr", "scale_ptr"):
+        return "*u8" if name == "far_ptr" else "*fp16"
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
 
 
 def main() -> None:
     for kernel, constants in KERNELS:
         names = kernel.arg_names
-        signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in names}
+        signature = {n: "constexpr" if n in constants else kind(kernel, n, constants) for n in names}
         constexprs = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32))

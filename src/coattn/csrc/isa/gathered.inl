@@ -2,9 +2,6 @@
 namespace coattn::COATTN_ISA {
 namespace {
 
-// Rows this far ahead are asked for while one is summed.
-constexpr int kRowsAhead = 8;
-
 inline void prefetch_row(const uint8_t* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 3);
 }
@@ -20,21 +17,15 @@ void score_tile(const float* prepared, int stride, int group, int width, const u
 template <Elem E>
 void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n,
               const float* w0, const float* w1) {
+  // the caller has asked for the rows while the tile before was added up
   float one[kQueryBatch];
   for (int g = 0; g < kQueryBatch; ++g) one[g] = 1.0f;
   Ahead none;
-  for (int t = 0; t < n && t < kRowsAhead; ++t) prefetch_row(rows[t], elem_bytes(E, head_size));
-  for (int t0 = 0; t0 < n; t0 += kRowsAhead) {
-    const int rest = n - t0 < kRowsAhead ? n - t0 : kRowsAhead;
-    for (int t = t0 + kRowsAhead; t < n && t < t0 + 2 * kRowsAhead; ++t) {
-      prefetch_row(rows[t], elem_bytes(E, head_size));
-    }
-    for (int g0 = 0; g0 < group; g0 += kQueryBatch) {
-      const int batch = group - g0 < kQueryBatch ? group - g0 : kQueryBatch;
-      const int64_t at = static_cast<int64_t>(g0) * kTile + t0;
-      accumulate_tile<E>(acc + static_cast<int64_t>(g0) * stride, stride, one, batch, head_size,
-                         Gathered{rows + t0}, rest, {w0 + at, w1 + at}, none);
-    }
+  for (int g0 = 0; g0 < group; g0 += kQueryBatch) {
+    const int batch = group - g0 < kQueryBatch ? group - g0 : kQueryBatch;
+    const int64_t at = static_cast<int64_t>(g0) * kTile;
+    accumulate_tile<E>(acc + static_cast<int64_t>(g0) * stride, stride, one, batch, head_size, Gathered{rows},
+                       n, {w0 + at, w1 + at}, none);
   }
 }
 

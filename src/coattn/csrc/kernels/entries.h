@@ -71,6 +71,41 @@ class Entries {
             block + layout_.v + row * layout_.v_stride};
   }
 
+  // The same for one list again and again, without divisions.
+  class List {
+   public:
+    List(const Entries& entries, int64_t item)
+        : e_(entries), item_(item), shift_(entries.s_.table ? log2_of(entries.s_.block) : -1) {
+      if (shift_ < 0) return;
+      const EntrySource& s = entries.s_;
+      const int64_t seq = item / s.kv_heads, head = item % s.kv_heads;
+      ids_ = s.table + (s.table_heads == 1 ? seq : item) * s.max_blocks;
+      base_ = s.base + head * s.head_stride;
+      room_ = s.max_blocks * s.block;
+    }
+
+    Entry at(int32_t token) const {
+      const EntrySource& s = e_.s_;
+      if (shift_ < 0 || token < 0 || token >= room_) return e_.at(item_, token);
+      const int32_t id = ids_[token >> shift_];
+      if (id < 0 || id >= s.num_blocks) return e_.at(item_, token);
+      const uint8_t* block = base_ + id * s.block_stride;
+      const int row = token & (s.block - 1);
+      return {block, row, block + e_.layout_.k + row * e_.layout_.row_bytes,
+              block + e_.layout_.v + row * e_.layout_.v_stride};
+    }
+
+   private:
+    static int log2_of(int block) { return block & (block - 1) ? -1 : __builtin_ctz(block); }
+
+    const Entries& e_;
+    const int64_t item_;
+    const int shift_;  // -1: no blocks, or of a size that is no power of two
+    const int32_t* ids_ = nullptr;
+    const uint8_t* base_ = nullptr;
+    int64_t room_ = 0;
+  };
+
  private:
   const EntrySource& s_;
   const BlockLayout layout_;

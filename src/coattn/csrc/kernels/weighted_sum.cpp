@@ -39,23 +39,26 @@ struct Work {
     const auto* scale = reinterpret_cast<const uint16_t*>(e.block + b.v_scale + row);
     const auto* low = reinterpret_cast<const uint16_t*>(e.block + b.v_min + row);
     const int64_t second = (b.v_groups - 1) * b.scale_group / 2;
+    const float low0 = f16_to_f32(low[0]), low1 = f16_to_f32(low[second]);
+    const float scale0 = f16_to_f32(scale[0]), scale1 = f16_to_f32(scale[second]);
     for (int g = 0; g < group; ++g) {
       const float w = w0[g * kTileRows + t];
-      bias[2 * g] += w * f16_to_f32(low[0]);
-      bias[2 * g + 1] += w * f16_to_f32(low[second]);
-      w0[g * kTileRows + t] = w * f16_to_f32(scale[0]);
-      w1[g * kTileRows + t] = w * f16_to_f32(scale[second]);
+      bias[2 * g] += w * low0;
+      bias[2 * g + 1] += w * low1;
+      w0[g * kTileRows + t] = w * scale0;
+      w1[g * kTileRows + t] = w * scale1;
     }
   }
 
-  // The rows of a tile, from memory into the second cache while the tile before is added up.
-  void ask_for(int64_t item, int64_t tile) const {
+  // Where the rows of a tile lie; they come from memory while the tile before is added up.
+  void ask_for(const Entries::List& list, int64_t item, int64_t tile, Entry* found) const {
     const int64_t first = tile * kTileRows, last = std::min(first + kTileRows, int64_t{job.count[item]});
+    const int32_t* index = job.index + item * job.max_entries;
+    const int64_t bytes = entries.layout().v_stride;
     for (int64_t i = first; i < last; ++i) {
-      const uint8_t* row = entries.at(item, job.index[item * job.max_entries + i]).v;
-      const uint8_t* end = row + entries.layout().v_stride;
-      for (; row < end; row += 64) __builtin_prefetch(row, 0, 2);
-      __builtin_prefetch(end - 1, 0, 2);
+      const Entry e = *found++ = list.at(index[i]);
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(e.v + b, 0, 2);
+      if (bytes % 64 != 0) __builtin_prefetch(e.v + bytes - 1, 0, 2);
     }
   }
 
@@ -68,9 +71,11 @@ struct Work {
     float *w0 = acc + rows, *w1 = w0 + tile, *bias = w1 + tile;
     std::memset(acc, 0, sizeof(float) * rows);
     std::memset(bias, 0, sizeof(float) * 2 * group);
-    ask_for(item, lo);
+    const Entries::List list(entries, item);
+    Entry found[2][kTileRows];
+    ask_for(list, item, lo, found[lo % 2]);
     for (int64_t j = lo; j < hi; ++j) {
-      if (j + 1 < hi) ask_for(item, j + 1);
+      if (j + 1 < hi) ask_for(list, item, j + 1, found[(j + 1) % 2]);
       const int64_t first = j * kTileRows;
       const int n = static_cast<int>(std::min<int64_t>(kTileRows, job.count[item] - first));
       for (int g = 0; g < group; ++g) {
@@ -79,7 +84,7 @@ struct Work {
       }
       const uint8_t* values[kTileRows];
       for (int t = 0; t < n; ++t) {
-        const Entry e = entries.at(item, job.index[item * job.max_entries + first + t]);
+        const Entry& e = found[j % 2][t];
         values[t] = e.v;
         if (quantised) fold(e, t, w0, w1, bias);
       }

@@ -26,10 +26,11 @@ def _score_keys(
     if tl.program_id(2) * ROWS < count:
         seen = token < count
         q_at = q_ptr + seq * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
-        q = tl.load(q_at, mask=(g < GROUP)[:, None] & (d < D)[None, :], other=0.0)
+        q = tl.load(q_at, mask=(g < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
         ids = tl.load(table_ptr + seq * table_seq + token // BLOCK, mask=seen, other=0).to(tl.int64)
         at = ids[:, None] * block_stride + head * head_stride + (token % BLOCK)[:, None] * D + d[None, :]
-        keys = tl.load(keys_ptr + at, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        keys = tl.load(keys_ptr + at, mask=seen[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+        # numbers of 16 bits keep every bit in TF32
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
         if CAP:
             x = scores / softcap

@@ -79,7 +79,7 @@ class Coded(Arena):
             raise ConfigError(f"values is {self.values!r}, but must be model, int8 or int4.", "Leave it out for model.")
         if self.values != "model" and self.keep_keys:
             raise ConfigError("keep_keys needs values in the model's dtype.", "Leave out values or keep_keys.")
-        self.recordable = not self.keep_keys
+        self.recordable = not self.keep_keys and self.block & (self.block - 1) == 0
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
         if self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
@@ -249,6 +249,10 @@ class Coded(Arena):
         whole, layers = self.window.block_bytes, len(self.opening.layers)
         read = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / layers
         return near + far * self.codes.block_bytes / whole, read * self.stored.block_bytes / whole
+
+    def lists(self) -> float:
+        layers = self.opening.layers.items()
+        return sum(4 * self._taken.get(i, 0.0) * (s.kv_heads + s.q_heads) for i, s in layers)
 
     def fill_randomly(self) -> None:
         self.window.fill_randomly()

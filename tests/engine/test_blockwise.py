@@ -1,0 +1,39 @@
+"""Prompts read block by block through `attach` and `LLM`: exact within one block, the same however they are cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.engine.small import small
+
+from coattn import LLM, SamplingParams, attach
+
+IDS = torch.randint(0, 250, (90,), generator=torch.Generator().manual_seed(3))
+
+
+def logits(method: str, **params: object) -> torch.Tensor:
+    model = small()
+    with torch.no_grad(), attach(model, method, **params):
+        return model(IDS[None].to(model.device)).logits[0].float()
+
+
+@pytest.mark.parametrize("method", ["full", "cpu"])
+def test_a_prompt_of_one_block_is_read_exactly(method: str) -> None:
+    plain = logits(method)
+    torch.testing.assert_close(logits(method, prefill_block=90), plain, atol=1e-4, rtol=1e-4)
+    short = logits(method, prefill_block=32, anchor=8)
+    torch.testing.assert_close(short[:32], plain[:32], atol=1e-4, rtol=1e-4)
+    assert (short[40:] - plain[40:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", ["full", "hcattention"])
+def test_the_engines_chunks_do_not_matter(method: str) -> None:
+    def answer(chunk: int) -> list[int]:
+        extra = {"groups": 0, "tau": 1} if method == "hcattention" else {}
+        with LLM(
+            (small(), None), method, max_batch=2, max_length=128, chunk=chunk, prefill_block=32, anchor=16, **extra
+        ) as engine:
+            params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+            return [list(done.token_ids) for done in engine.generate([IDS.tolist(), IDS[:50].tolist()], params)]
+
+    assert answer(90) == answer(32) == answer(13)
