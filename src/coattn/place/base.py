@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from coattn.part import Part
@@ -78,8 +79,8 @@ class Place(Part):
     def arm(self, rows: int) -> None:
         """A recorded step of so many sequences is about to be replayed."""
 
-    def number(self) -> Tensor:
-        """int32 `[1]` on the GPU: the number of the recorded step that is being replayed; only host places."""
+    def number(self, device: torch.device) -> Tensor:
+        """int32 `[1]`: the number of the recorded step that is being replayed; only host places."""
         raise AttributeError(f"place {self.name!r} does not count steps")
 
     def settle(self) -> None:

@@ -84,7 +84,7 @@ class LayerAhead(SameLayer):
     def foresee(self, call: Call, picked: Selection) -> None:
         places = [place for place in self.needed(picked) if place.asynchronous and picked.far is not None]
         made = None
-        if _recorded(call):
+        if call.q.device.type == "cuda" and _recorded(call):
             made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             made.record()
         if call.store.recording is not None:
@@ -144,7 +144,7 @@ class LayerAhead(SameLayer):
 
 
 def _recorded(call: Call) -> bool:
-    return call.store.recording is not None and call.q.device.type == "cuda"
+    return call.store.recording is not None
 
 
 def _instead(state: State, gone: Tensor) -> State:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,27 +38,36 @@ class SecondLook:
         """
         recording = call.store.recording
         assert recording is not None
-        doubts = self._doubts(call, far, recording, place.number())
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(call.q.device)  # type: ignore[no-untyped-call]
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(call.q.device))
-        stream.wait_event(made)
-        q = call.q[:, 0]
-        present = recording.frame.there("near_tokens", recording.rows)
-        with torch.cuda.stream(stream):
-            look_again(predicted[:, 0], q, bound, present, far, doubts)
-            listed = BlockList(doubts.table, doubts.tokens, far.longest, far.memory)
+        doubts = self._doubts(call, far, recording, place.number(call.q.device))
+        with self._beside(call.q, predicted, made):
+            present = recording.frame.there("near_tokens", recording.rows)
+            look_again(predicted[:, 0], call.q[:, 0], bound, present, far, doubts)
+            # the CPU's side of a step that is replayed knows its number of sequences by itself
+            some = slice(None) if call.q.device.type == "cuda" else slice(recording.rows)
+            listed = BlockList(doubts.table[some], doubts.tokens[some], far.longest, far.memory)
             ask = replace(call, turn=1, beside=True, needed=doubts.needed)
             fetch = place.start(ask, Selection(None, listed))
-        q.record_stream(stream)
-        predicted.record_stream(stream)
 
         def instead(first: State) -> State:
             second = fetch()
             return Split(first.out, first.lse, Other(second.out, second.lse, doubts.below[: recording.rows]))
 
         return instead
+
+    @contextmanager
+    def _beside(self, q: Tensor, predicted: Tensor, made: Any) -> Iterator[None]:
+        """On a GPU: a stream beside that of the layers, once both queries are there."""
+        if q.device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(q.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(q.device))
+        self._stream.wait_event(made)
+        with torch.cuda.stream(self._stream):
+            yield
+        q.record_stream(self._stream)
+        predicted.record_stream(self._stream)
 
     def counts(self) -> tuple[int, int]:
         """Heads compared and attended again in all recorded steps. Waits for the GPU."""

@@ -227,3 +227,14 @@ def test_digests_of_sixteen_bits_are_scored_as_well_as_others() -> None:
     digests = digest(keys, "minmax")
     got = score_kernel.score_digest(q, digests, table, 0.5)
     torch.testing.assert_close(got, score_digest_reference(q, digests.float(), table, 0.5), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("n", "count", "steps"), [(190, 62, 3), (190, 189, 2), (77, 5, 1), (128, 64, 50)])
+def test_picks_among_many_equal_scores(n: int, count: int, steps: int) -> None:
+    rows, pool = world(n)
+    coarse = (draw(3, HEADS, 1, n, seed=n) * steps).round() / steps
+    scores = Scores(coarse, torch.zeros(3, HEADS, 1, -(-n // 64), device=DEVICE))
+    got, want = lists(count), lists(count)
+    pick_kernel.pick_blocks(scores, rows, pool, got, False)
+    pick_reference.pick_blocks(scores, rows, pool, want, False)
+    same(got, want)

@@ -70,14 +70,29 @@ def _pick_blocks(
     low = tl.min(tl.where(there, key, MOST), 0).to(tl.int64)
     high = tl.max(tl.where(there, key, LEAST), 0).to(tl.int64) + 1
     found = full
-    # at least `count` keys are `low` or more, fewer are `high` or more
+    # at least `count` keys are `low` or more, fewer are `high` or more; three borders are tried with one sum
     while (found > count) & (high - low > 1):
-        middle = low + (high - low) // 2
-        above = tl.sum((there & (key >= middle.to(tl.int32))).to(tl.int32), 0)
-        enough = above >= count
-        low = tl.where(enough, middle, low)
-        found = tl.where(enough, above, found)
-        high = tl.where(enough, high, middle)
+        quarter = (high - low) // 4
+        a, b = low + quarter, low + (high - low) // 2
+        c = tl.maximum(b, high - tl.maximum(quarter, 1))
+        sums = (there & (key >= a.to(tl.int32))).to(tl.int64)
+        sums += (there & (key >= b.to(tl.int32))).to(tl.int64) << 20
+        sums += (there & (key >= c.to(tl.int32))).to(tl.int64) << 40
+        above = tl.sum(sums, 0)
+        over_a, over_b, over_c = above & 0xFFFFF, (above >> 20) & 0xFFFFF, above >> 40
+        if over_c >= count:
+            low = c
+            found = over_c.to(tl.int32)
+        elif over_b >= count:
+            low = b
+            high = c
+            found = over_b.to(tl.int32)
+        elif over_a >= count:
+            low = a
+            high = b
+            found = over_a.to(tl.int32)
+        else:
+            high = a
     bar = low.to(tl.int32)
     taken = there & (key >= bar)
     if found > count:
