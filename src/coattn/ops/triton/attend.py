@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 from coattn.ops.triton.launch import options
+from coattn.ops.triton.softcap import capped
 from coattn.state import Split
 from coattn.types import BlockList
 
@@ -64,11 +65,7 @@ def _attend(
         v = tl.load(blocks_ptr + at + BLOCK * D, mask=wanted, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
-            # tanh by exp, of an argument that cannot overflow
-            x = scores / softcap
-            e = tl.exp(-2.0 * tl.abs(x))
-            tanh = (1.0 - e) / (1.0 + e)
-            scores = softcap * tl.where(x < 0, -tanh, tanh)
+            scores = capped(scores, softcap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         if SCORES:
             row = seq * scores_seq + (head * GROUP + g[:, None]) * scores_head

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.reference.pick_blocks import CHUNK, Scores
+from coattn.ops.triton.softcap import capped
 
 ROWS = CHUNK
 """Digests per program."""
@@ -54,11 +55,7 @@ def _score_digest(
     if PARTS:
         scores *= scale
         if CAP:
-            # tanh by exp, of an argument that cannot overflow
-            x = scores / softcap
-            e = tl.exp(-2.0 * tl.abs(x))
-            tanh = (1.0 - e) / (1.0 + e)
-            scores = softcap * tl.where(x < 0, -tanh, tanh)
+            scores = capped(scores, softcap)
         scores = tl.where(listed[None, :], scores, float("-inf"))
         top = tl.max(scores, 1)
         shift = tl.where(top == float("-inf"), 0.0, top)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.ops.triton.softcap import capped
+
 ROWS = 64
 """Keys per program."""
 
@@ -33,10 +35,7 @@ def _score_keys(
         # numbers of 16 bits keep every bit in TF32
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
         if CAP:
-            x = scores / softcap
-            e = tl.exp(-2.0 * tl.abs(x))
-            tanh = (1.0 - e) / (1.0 + e)
-            scores = softcap * tl.where(x < 0, -tanh, tanh)
+            scores = capped(scores, softcap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
     place = ((seq * kv_heads + head) * GROUP + g[:, None]) * n + token[None, :]
     tl.store(out_ptr + place, scores, mask=(g < GROUP)[:, None] & (token < n)[None, :])

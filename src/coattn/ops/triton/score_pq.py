@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.ops.triton.softcap import capped
 from coattn.quantise.codebook import Codebook
 
 
@@ -45,7 +46,7 @@ def _score_pq(
                 total += centroid[:, None] * part[None, :]
         total = total * scale
         if CAP:
-            total = softcap * (2 / (1 + tl.exp(-2 * total / softcap)) - 1)
+            total = capped(total, softcap)
     position = b * BLOCK + rows
     total = tl.where((position < count)[:, None], total, float("-inf"))
     kv_heads = tl.num_programs(1)
