@@ -150,6 +150,14 @@ def test_values_in_few_bits_are_near(form: str, error: float) -> None:
     assert (one - two).abs().max() < error
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_prompt_in_pieces_shorter_than_a_block(form: str) -> None:
+    world, plain = World((4, 3), groups=4, tau=0.8, values=form), World((4, 3), groups=4, tau=0.8)
+    for new in ((3, 1), (2, 9), (1, 1)):
+        one, two = world.step(new)[1], plain.step(new)[1]
+        torch.testing.assert_close(one, two, atol=0.3, rtol=0)
+
+
 def test_centroids_in_8_bits_are_near() -> None:
     world, plain = World(groups=4, tau=1, centroid_bits=8), World(groups=4, tau=1)
     store: Any = world.parts.store

@@ -47,6 +47,8 @@ class World:
         )
         self.vocabulary = self.session.vocabulary
         self.history = {}
+        # a value that lies between two levels is rounded to either, by the last bit of what came before
+        self.atol = 2e-4 if params.get("values", "model") == "model" else 3e-2
 
     def join(self, slot: int, tokens: int) -> None:
         ids = torch.randint(0, self.vocabulary, (tokens,)).tolist()
@@ -67,7 +69,7 @@ class World:
             history = [self.history[slot] for slot in slots]
             want = self.plain.decode(slots, tokens, history)
             got = self.recorded.decode(slots, tokens, history)
-            torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)
+            torch.testing.assert_close(got, want, atol=self.atol, rtol=1e-3)
             for slot in slots:
                 self.history[slot] += 1
 

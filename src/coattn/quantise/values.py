@@ -69,7 +69,8 @@ def unpack_values(packed: Tensor, form: str, block: int, d: int, dtype: torch.dt
     """The inverse, as far as the bits tell: `[n, kv_heads, bytes]` uint8 -> `[n, kv_heads, block, d]`."""
     parts = 1 if form == "int8" else 2
     n, kv_heads, _ = packed.shape
-    rows = packed[..., : block * row_bytes(form, d)].view(n, kv_heads, block, -1)
+    row = row_bytes(form, d)
+    rows = packed[..., : block * row].view(n, kv_heads, block, row)
     codes, numbers = rows[..., : d // parts], rows[..., d // parts :].contiguous().view(torch.float16).float()
     codes = codes if parts == 1 else torch.cat([codes & 15, codes >> 4], -1)
     scale, low = numbers[..., :parts, None], numbers[..., parts:, None]
