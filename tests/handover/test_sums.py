@@ -31,7 +31,7 @@ def test_lists_are_read_anew_at_every_step(form: str) -> None:
     post, reply = words[:1], words[16:17]
     server = extension.Mailbox(2_000_000)
     plan = plan_weighted_sum(weights, index, count, native.Entries(entries_of(values), table), into=out)
-    server.add(plan.job, post.data_ptr(), reply.data_ptr())
+    server.add(plan.job, post.data_ptr(), reply.data_ptr(), 0)
     for step, seqs in enumerate((3, 1, 2), start=1):
         server.begin(step, seqs)
         count.copy_(torch.randint(0, most, count.shape))
@@ -54,7 +54,7 @@ def test_a_list_that_claims_too_much_is_an_error() -> None:
     server = extension.Mailbox(2_000_000)
     entries = native.Entries(entries_of(values), torch.zeros(1, 1, 2, dtype=torch.int32))
     plan = plan_weighted_sum(torch.zeros(1, 2, 4), index, count, entries)
-    server.add(plan.job, words[:1].data_ptr(), words[16:17].data_ptr())
+    server.add(plan.job, words[:1].data_ptr(), words[16:17].data_ptr(), 0)
     server.begin(1, 1)
     words[:1].fill_(1)
     start = time.perf_counter()
