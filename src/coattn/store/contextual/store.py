@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,13 @@ DEFAULT_TOKENS = 1024
 """Of the window, where neither a parameter nor a budget says how many."""
 ADDRESSES = 1 << 40
 """Bytes of addresses for the contextual cache where nobody says how long sequences get."""
+
+
+class Waiting(NamedTuple):
+    """A block that is to leave the window: its averages at the step that said so, over so many entries."""
+
+    weights: list[Tensor]
+    entries: int
 
 
 @dataclass
@@ -68,6 +75,8 @@ class Contextual(Arena):
     _heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By slot and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
     _scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    _waiting: dict[int, Waiting] = field(init=False, repr=False, default_factory=dict)
+    """Slots with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, Keeping] = field(init=False, repr=False, default_factory=dict)
     """Slots with a block on its way to the contextual cache."""
 
@@ -110,7 +119,7 @@ class Contextual(Arena):
         super().plan(step)
         if step.phase is not Phase.DECODE:
             reading = [slot for slot, new in zip(step.slots, step.new, strict=True) if new]
-            self._finish([slot for slot in reading if slot in self._leaving])
+            self._finish(reading)
             self._stale.update(reading)
             return
         for slot, length in zip(step.slots, step.lengths, strict=True):
@@ -190,7 +199,7 @@ class Contextual(Arena):
         self.chosen.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        self._finish([slot] if slot in self._leaving else [])
+        self._finish([slot])
         super().truncate(slot, length, keep)
         first = self._first_near(keep)
         self.chosen.cut([slot], first * self.block)
@@ -214,6 +223,7 @@ class Contextual(Arena):
         return {**numbers, "slots": list(step.slots)}, {**otherwise, "slots": self.opening.seqs}
 
     def release(self) -> None:
+        self._waiting.clear()
         self._finish(list(self._leaving))
         if hasattr(self, "chosen"):
             self.chosen.release()
@@ -255,38 +265,50 @@ class Contextual(Arena):
         """Starts the way of blocks that are to leave the window to the contextual cache.
 
         Sequences of one length would all be at it in one step, and make it a long one: the others wait for the steps
-        that follow, as long as LAG allows. One slot after another: tensors of many would be large enough for PyTorch to
-        share them among threads, which would have to wait for the workers that spin on the same cores.
+        that follow, as long as LAG allows. What they keep does not depend on how long they wait. One slot after
+        another: tensors of many would be large enough for PyTorch to share them among threads, which would have to wait
+        for the workers that spin on the same cores.
         """
-        leaving = [
-            ((length - 1) % self.block + 1, slot, length)
-            for slot, length in zip(step.slots, step.lengths, strict=True)
-            if -(-length // self.block) - self.ring + 1 > self._covered.get(slot, 0) and slot not in self._leaving
-        ]
-        leaving.sort(reverse=True)
-        at_once, last = -(-len(step.slots) // (LAG // 2)), min(LAG, self.block)
-        for i, (filled, slot, length) in enumerate(leaving):
-            if i >= at_once and filled < last:
-                break
+        for slot, length in zip(step.slots, step.lengths, strict=True):
             b = self._covered.get(slot, 0)
-            own = self.averages.of([self._near_id(slot, b)])[:, 0]  # [layers, kv_heads, block]
-            kept = self._keep(own, length - self._first_near(length) * self.block)
-            where = addresses(self, [self.table.owned[slot][b]])
-            self._leaving[slot] = self.chosen.keep(slot, b * self.block, kept, own, where)
-            self._covered[slot] = b + 1
-            if not self.opening.fixed:  # what is read meanwhile may move in the next step
-                self._leaving[slot].finish()
+            due = -(-length // self.block) - self.ring + 1 > b
+            if due and slot not in self._leaving and slot not in self._waiting:
+                weights = self.averages.copy(self._near_id(slot, b))
+                self._waiting[slot] = Waiting(weights, length - self._first_near(length) * self.block)
+        waiting = sorted(
+            ((length - 1) % self.block + 1, slot)
+            for slot, length in zip(step.slots, step.lengths, strict=True)
+            if slot in self._waiting
+        )
+        at_once, last = -(-len(step.slots) // (LAG // 2)), min(LAG, self.block)
+        for i, (filled, slot) in enumerate(reversed(waiting)):
+            if i < at_once or filled >= last:
+                self._start(slot)
+
+    def _start(self, slot: int) -> None:
+        """Chooses from the block that waits; the pool copies what is kept."""
+        copies, entries = self._waiting.pop(slot)
+        b, own = self._covered.get(slot, 0), self.averages.gathered(copies)
+        where = addresses(self, [self.table.owned[slot][b]])
+        self._leaving[slot] = self.chosen.keep(slot, b * self.block, self._keep(own, entries), own, where)
+        self._covered[slot] = b + 1
+        if not self.opening.fixed:  # what is read meanwhile may move in the next step
+            self._leaving[slot].finish()
 
     def _finish(self, slots: list[int]) -> None:
         """Blocks of these slots have left: what was chosen of them is attended from now on."""
         for slot in slots:
+            if slot in self._waiting:
+                self._start(slot)
+        moved = [slot for slot in slots if slot in self._leaving]
+        for slot in moved:
             self._leaving.pop(slot).finish()
-        if slots:
-            self.chosen.show(slots)
+        if moved:
+            self.chosen.show(moved)
 
     def _choose_again(self, slot: int, length: int) -> None:
         """All that lies far is weighed with the last queries of the prompt or turn, and chosen from afresh."""
-        self._finish([slot] if slot in self._leaving else [])
+        self._finish([slot])
         first, heard = self._first_near(length), self._heard.get(slot, {})
         start = 0 if self.reevaluate else self._covered.get(slot, 0)
         self.chosen.cut([slot], start * self.block)

@@ -47,11 +47,15 @@ class Averages:
         """`[blocks, kv_heads, block]`"""
         return self._by_layer[layer]
 
-    def of(self, blocks: list[int]) -> Tensor:
-        """`[layers, len(blocks), kv_heads, block]` on the host, layers in their order."""
-        found = torch.cat([values[:, blocks].cpu() for values in self._values.values()])
-        if len(self._values) == 1:
-            return found
+    def copy(self, block: int) -> list[Tensor]:
+        """A block's averages as they are now, where they lie; waits for nothing."""
+        return [values[:, block].clone() for values in self._values.values()]
+
+    def gathered(self, copies: list[Tensor]) -> Tensor:
+        """`[layers, kv_heads, block]` on the host, layers in their order, of what `copy` returned."""
+        if len(copies) == 1:
+            return copies[0].cpu()
+        found = torch.cat([part.cpu() for part in copies])
         there = {layer: i for i, layer in enumerate(layer for own in self._order.values() for layer in own)}
         return found[[there[layer] for layer in sorted(there)]]
 
