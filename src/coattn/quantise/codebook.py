@@ -49,7 +49,7 @@ class Codebook:
             from coattn.ops.triton.nearest import nearest
 
             rows = keys.reshape(-1, keys.shape[-1])
-            return nearest(rows, self).view(*keys.shape[:-1], self.groups)
+            return nearest(rows, self.centroids).view(*keys.shape[:-1], self.groups)
         pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
         if self.shared:
             found = self._nearest[0](pieces.reshape(-1, pieces.shape[-1]))

@@ -29,7 +29,7 @@ def test_nearest(width: int, shared: bool) -> None:
     groups = 4
     book = Codebook(torch.randn(1 if shared else groups, 300, width).to(DEVICE), groups)
     keys = torch.randn(45, groups * width).to(DEVICE)
-    got = kernel.nearest(keys, book)
+    got = kernel.nearest(keys, book.centroids)
     pieces = keys.view(-1, groups, 1, width) - book.centroids.expand(groups, -1, -1)
     distance = pieces.square().sum(-1)
     taken = distance.gather(-1, got.long()[..., None])[..., 0]
@@ -44,11 +44,11 @@ def test_full_blocks_become_codes_and_others_stay(bits: int, shared: bool) -> No
     kept = torch.full((7, 2, 16, width), 99, dtype=torch.int16 if bits == 16 else torch.uint8, device=DEVICE)
     ids = torch.tensor([3, 1, 4], dtype=torch.int32, device=DEVICE)
     spill = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
-    kernel.code_spilled(near, kept, ids, spill, book, bits)
+    kernel.code_spilled(near, kept, ids, spill, book.centroids, bits)
     want = torch.full_like(kept, 99)
     for i in (0, 2):
         keys = near[int(ids[i]), :, 0]
-        codes = kernel.nearest(keys.reshape(-1, keys.shape[-1]), book).view(2, 16, 8)
+        codes = kernel.nearest(keys.reshape(-1, keys.shape[-1]), book.centroids).view(2, 16, 8)
         want[int(spill[i])] = codes if bits == 16 else pack(codes, bits)
     assert torch.equal(kept, want)
 

@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.quantise.codebook import Codebook
-
 ROWS, TILE = 32, 128
 
 
@@ -90,28 +88,30 @@ def _store_codes(
         tl.store(at, made.to(kept_ptr.dtype.element_ty), mask=there)
 
 
-def nearest(keys: Tensor, book: Codebook) -> Tensor:
-    """keys `[n, d]`, rows contiguous -> codes `[n, groups]` int16."""
-    (_, count, width), n = book.centroids.shape, len(keys)
-    codes = torch.empty(n, book.groups, dtype=torch.int16, device=keys.device)
+def nearest(keys: Tensor, centroids: Tensor) -> Tensor:
+    """keys `[n, d]`, rows contiguous, centroids as a codebook has them -> codes `[n, groups]` int16."""
+    (_, count, width), (n, d) = centroids.shape, keys.shape
+    groups = d // width
+    codes = torch.empty(n, groups, dtype=torch.int16, device=keys.device)
     if n:
-        _nearest[(triton.cdiv(n, ROWS), book.groups)](
-            keys, book.centroids, codes, n, keys.stride(0), book.groups, _stride(book), count,
+        _nearest[(triton.cdiv(n, ROWS), groups)](
+            keys, centroids, codes, n, keys.stride(0), groups, _stride(centroids), count,
             WIDTH=width, ROWS=ROWS, TILE=TILE, num_warps=4,
         )  # fmt: skip
     return codes
 
 
-def code_spilled(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor, book: Codebook, bits: int) -> None:
+def code_spilled(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor, centroids: Tensor, bits: int) -> None:
     """Keys of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to codes in blocks `spill` of kept.
 
     Nothing happens where `spill` is negative: the block is not full. The block size is a power of two.
     """
     (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
-    _, count, width = book.centroids.shape
-    codes = torch.empty(seqs * kv_heads, block, book.groups, dtype=torch.int16, device=near.device)
-    _nearest_spilled[(seqs * kv_heads, book.groups)](
-        near, ids, spill, book.centroids, codes, near.stride(0), near.stride(1), book.groups, _stride(book), count,
+    _, count, width = centroids.shape
+    groups = d // width
+    codes = torch.empty(seqs * kv_heads, block, groups, dtype=torch.int16, device=near.device)
+    _nearest_spilled[(seqs * kv_heads, groups)](
+        near, ids, spill, centroids, codes, near.stride(0), near.stride(1), groups, _stride(centroids), count,
         kv_heads, WIDTH=width, D=d, ROWS=block, TILE=TILE, num_warps=4,
     )  # fmt: skip
     store_codes(codes, kept, spill, bits)
@@ -126,5 +126,6 @@ def store_codes(codes: Tensor, kept: Tensor, spill: Tensor, bits: int) -> None:
     )  # fmt: skip
 
 
-def _stride(book: Codebook) -> int:
-    return 0 if book.shared else book.centroids.stride(0)
+def _stride(centroids: Tensor) -> int:
+    """From one group's book to the next one's: 0 where all share one."""
+    return 0 if len(centroids) == 1 else centroids.stride(0)

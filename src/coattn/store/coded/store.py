@@ -329,7 +329,7 @@ class Coded(Arena):
         halves = values if self.values == "model" else values.view(torch.float16)
         spill_values(near, values, halves, ids, spill, LEVELS.get(self.values, 0))
         if self.split:
-            code_spilled(near, self.codes[layer], ids, spill, self.books.made[layer], self.code_bits)
+            code_spilled(near, self.codes[layer], ids, spill, self.books.made[layer].centroids, self.code_bits)
         else:
             spill_keys(near, self.codes[layer], ids, spill)
 
