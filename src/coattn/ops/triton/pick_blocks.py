@@ -1,4 +1,4 @@
-"""`pick_blocks`: one program for each sequence and KV head; the lowest picked score is found by halving."""
+"""`pick_blocks`: one program for each sequence and KV head; the lowest picked score is found by narrowing a range."""
 
 from __future__ import annotations
 
