@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4")
@@ -82,11 +81,7 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
         "mib": options["mib"],
         **provenance(),
     }
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        if any(row["kernel"] == "attend" for row in rows):
-            figures.ops(result, path.with_suffix(".png"))
-            err.print(f"wrote {path} and {path.with_suffix('.png')}")
+    save(path, result, figures.ops if any(row["kernel"] == "attend" for row in rows) else None)
     if as_json:
         print_json(result)
     else:

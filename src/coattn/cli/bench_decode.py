@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.options import json_option, parse_settings
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
@@ -42,10 +41,7 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
 
     options["device"] = choose_device(options["device"])
     result = measure(plan(names, options, bench_decode), options, "decode")
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        figures.decode(result, path.with_suffix(".png"))
-        err.print(f"wrote {path} and {path.with_suffix('.png')}")
+    save(path, result, figures.decode)
     if as_json:
         print_json(result)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import measure, shares, show
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json, writable
+from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 
 
@@ -60,10 +59,7 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     }
     rows = result["rows"]
     result["speedups"] = bench_hgca.speedups(rows)
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        figures.hgca(result, path.with_suffix(".png"))
-        err.print(f"wrote {path} and {path.with_suffix('.png')}")
+    save(path, result, figures.hgca)
     if as_json:
         print_json(result)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from coattn.cli.bench import bench
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
@@ -54,9 +53,7 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
             rows.append(asdict(made))
             bar.advance(bar.task_ids[0])
     result = {"rows": rows, "shapes": options["shapes"], **provenance()}
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        err.print(f"wrote {path}")
+    save(path, result)
     if as_json:
         print_json(result)
         return

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import show
 from coattn.cli.options import json_option, parse_settings
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import err, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import parse_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ON_A_MODEL = ("6", "table1")
 """Figures that need real weights and a text."""
@@ -62,6 +59,7 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     table1  cosine of predicted and real queries, layer by layer; of a real model
     lengths step time by context at a fixed batch
     """
+    from coattn.bench import figures
     from coattn.bench import scout as bench_scout
     from coattn.hf.load import choose_device
 
@@ -77,8 +75,7 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     else:
         result = speed(figure, {**options, "device": choose_device(options["device"])})
     result = {"figure": figure, **result}
-    if path is not None:
-        write(result, path)
+    save(path, result, figures.decode if "rows" in result else None)
     if as_json:
         print_json(result)
     elif "rows" in result:
@@ -166,16 +163,6 @@ def on_a_model(figure: str, options: dict[str, Any]) -> dict[str, Any]:
             for name, more in (("recall", {}), ("without", {"recall_interval": 0}))
         }
     return {"found": found, **subject.config(), **provenance()}
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """The JSON, and a figure beside it where there is one to draw."""
-    from coattn.bench import figures
-
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    if "rows" in result:
-        figures.decode(result, path.with_suffix(".png"))
-    err.print(f"wrote {path}", soft_wrap=True)
 
 
 def show_rows(result: dict[str, Any]) -> None:

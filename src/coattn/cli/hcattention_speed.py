@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rich.table import Table
 
 from coattn.cli.options import parse_settings
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
@@ -23,9 +22,7 @@ def run(options: dict[str, Any]) -> None:
         raise ConfigError("The kernels are a GPU's, and this machine has none.", "See `coattn doctor`.")
     made = {"kernels": kernels, "long": long, "prompt": prompt}[options["name"]](options, device)
     result = {"bench": "hcattention", "table": options["name"], **made, **provenance()}
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        err.print(f"wrote {path}")
+    save(path, result)
     if options["as_json"]:
         print_json(result)
     else:

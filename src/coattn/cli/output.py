@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,18 @@ def writable(path: str | None) -> Path | None:
     except OSError as error:
         raise InputError(f"{target} cannot be written: {error.strerror}.", "Choose another path for --out.") from None
     return target
+
+
+def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | None = None) -> None:
+    """A result as JSON, and its figure beside it, where a path was given; says so."""
+    if path is None:
+        return
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    written = str(path)
+    if draw is not None:
+        draw(result, path.with_suffix(".png"))
+        written += f" and {path.with_suffix('.png')}"
+    err.print(f"wrote {written}", soft_wrap=True)
 
 
 def is_piped() -> bool:
