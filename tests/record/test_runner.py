@@ -48,7 +48,7 @@ class World:
         self.vocabulary = self.session.vocabulary
         self.history = {}
         # a value that lies between two levels is rounded to either, by the last bit of what came before
-        self.atol = 2e-4 if params.get("values", "model") == "model" else 3e-2
+        self.atol = 2e-4 if params.get("values", "model") == "model" else 1e-2
 
     def join(self, slot: int, tokens: int) -> None:
         ids = torch.randint(0, self.vocabulary, (tokens,)).tolist()
