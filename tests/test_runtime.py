@@ -128,6 +128,15 @@ def test_equals_the_textbook_with_soft_capping(method: str, device: torch.device
     World(method, device, softcap=0.7).run(TURNS[:45])
 
 
+@pytest.mark.parametrize("method", ["quest", "scout", "oracle", "hgca"])
+def test_a_single_token_beside_a_longer_turn_attends_to_everything(method: str, device: torch.device) -> None:
+    """Its step is no decode step, so nothing is picked for it."""
+    params = {"hgca": {"beta": 1.0, "block": 8, "window_blocks": 1}, "oracle": {"budget": 32}}
+    world = World(method, device, params.get(method, {"block": 8, "budget": 40, "window_blocks": 1}))
+    world.run([(150, 90, 120)])
+    world.run([(1, 7, 1)])
+
+
 @pytest.mark.parametrize(("method", "params", "gpu"), CASES)
 def test_gives_every_byte_back(method: str, params: dict[str, Any], gpu: int | None) -> None:
     world = World(method, torch.device("cpu"), params, gpu)

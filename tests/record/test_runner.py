@@ -49,6 +49,9 @@ class World:
         self.history = {}
         # a value that lies between two levels is rounded to either, by the last bit of what came before
         self.atol = 2e-4 if params.get("values", "model") == "model" else 1e-2
+        # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
+        self.borders = method == "hcattention" and params.get("tau", 0.95) < 1
+        self.rows: list[tuple[float, float]] = []
 
     def join(self, slot: int, tokens: int) -> None:
         ids = torch.randint(0, self.vocabulary, (tokens,)).tolist()
@@ -69,9 +72,20 @@ class World:
             history = [self.history[slot] for slot in slots]
             want = self.plain.decode(slots, tokens, history)
             got = self.recorded.decode(slots, tokens, history)
-            torch.testing.assert_close(got, want, atol=self.atol, rtol=1e-3)
+            if self.borders:
+                self.compare(got, want)
+            else:
+                torch.testing.assert_close(got, want, atol=self.atol, rtol=1e-3)
             for slot in slots:
                 self.history[slot] += 1
+
+    def compare(self, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Where there are borders: nearly all rows are as close as without, and the others are not far off."""
+        error = (got - want).abs() - 1e-3 * want.abs()
+        self.rows += [(float(row.max()), float(scale)) for row, scale in zip(error, want.std(-1), strict=True)]
+        assert all(worst < self.atol + 0.1 * scale for worst, scale in self.rows), self.rows[-len(got) :]
+        off = [worst for worst, _ in self.rows if worst > self.atol]
+        assert len(off) <= max(4, len(self.rows) // 10), off
 
     def close(self) -> None:
         self.recorded.forget_recordings()

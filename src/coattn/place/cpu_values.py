@@ -114,11 +114,12 @@ def rescore(q: Tensor, keys: Tensor, picked: Weighted, scale: float, softcap: fl
     assert picked.others is not None
     seqs, kv_heads, n = picked.index.shape
     group = q.shape[1] // kv_heads
-    rows = gather_rows(picked.index, keys, picked.table)
+    used = torch.arange(n) < picked.count[..., None]  # what lies past the count may be anything
+    rows = gather_rows(picked.index.where(used, 0), keys, picked.table)
     scores = torch.einsum("shxd,shnd->shxn", q.float().view(seqs, kv_heads, group, q.shape[-1]) * scale, rows)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    own = picked.weights.view_as(scores) > 0
+    own = (picked.weights.view_as(scores) > 0) & used[:, :, None]
     scores = scores.masked_fill(~own, -torch.inf).flatten(1, 2)
     lse = torch.logaddexp(scores.logsumexp(-1), picked.others) if n else picked.others
     return (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp(), lse

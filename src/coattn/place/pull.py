@@ -105,6 +105,7 @@ class Pull(Place):
 def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Piece]:
     """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks."""
     flat = [(seq, i) for seq, count in enumerate(counts) for i in range(count)]
+    assert picked.table.shape[1] == 1, "one list for all KV heads"
     table, tokens = picked.table[:, 0].tolist(), picked.tokens[:, 0].tolist()
     pieces = []
     for start in range(0, len(flat), most):

@@ -16,7 +16,7 @@ from coattn.state import AttnState, Split
 from coattn.store.base import Store
 from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, Digested, check_slack
 from coattn.store.digested.residency import read_budgets
-from coattn.types import Selection, Step
+from coattn.types import Phase, Selection, Step
 
 
 @dataclass
@@ -90,7 +90,7 @@ class DigestTop(Select):
         return self._pick(layer, q, store, step, True)
 
     def _pick(self, layer: int, q: Tensor, store: Store, step: Step, ahead: bool) -> Selection:
-        if q.shape[1] != 1 or layer < self.dense_layers:
+        if step.phase is not Phase.DECODE or layer < self.dense_layers:
             return store.view(layer, step)
         inside, beside = self._store.always()
         count = self._budget(layer) // self.block - beside

@@ -12,7 +12,7 @@ from coattn.errors import ConfigError
 from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.store.base import Store
-from coattn.types import BlockList, Selection, Step
+from coattn.types import BlockList, Phase, Selection, Step
 
 
 @dataclass
@@ -44,7 +44,7 @@ class TopTokens(Select):
 
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         view = store.view(layer, step)
-        if q.shape[1] != 1 or view.near is None or view.near.longest <= self.budget:
+        if step.phase is not Phase.DECODE or view.near is None or view.near.longest <= self.budget:
             return view
         return Selection(best(self.scores(layer, q, store, view.near), view.near, self.budget))
 
