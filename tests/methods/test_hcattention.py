@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from coattn.errors import ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.quantise.codebook import fit
+from coattn.quantise.basis import Basis
+from coattn.quantise.codebook import Codebook, fit
 from coattn.quantise.file import Origin, save
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
@@ -30,7 +32,7 @@ class World:
             KV * GROUP, KV, D, torch.float32, torch.device("cpu"), softcap=params.pop("softcap", None)
         )
         self.ledger = Ledger()
-        given = {"block": BLOCK, "centroids": 64, **params}
+        given = {"block": BLOCK, "centroids": 64, "union": False, **params}
         self.runtime = Runtime([self.shape], compose(METHODS["hcattention"], **given), self.ledger, 2, None)
         self.parts = self.runtime._parts[0]
         self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
@@ -195,6 +197,38 @@ def test_each_query_head_has_its_mass_and_not_an_entry_more() -> None:
                 assert mass - weights[head, at].min() < 0.75 + 1e-6
 
 
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("keep_keys", [True, False])
+def test_heads_of_a_group_attend_to_what_any_of_them_keeps(keep_keys: bool, renormalise: bool) -> None:
+    given = {"groups": 8, "tau": 0.6, "keep_keys": keep_keys, "renormalise": renormalise}
+    world, apart = World(**given, union=True), World(**given)
+    (q, out, picked), (_, _, alone) = world.step((1, 1)), apart.step((1, 1))
+    assert picked is not None
+    assert alone is not None
+    assert picked.weighted is not None
+    assert alone.weighted is not None
+    assert torch.equal(picked.weighted.index, alone.weighted.index), "no value more is read"
+    for seq in range(2):
+        coded, far = world.weights(seq, q[seq]), world.far(seq)
+        keys = world.k[seq].double().repeat_interleave(GROUP, 1)
+        exact = torch.einsum("hd,nhd->hn", q[seq].double(), keys) * SCALE
+        values = world.v[seq].double()
+        for head in range(KV * GROUP):
+            count = int(picked.weighted.count[seq, head // GROUP])
+            at = picked.weighted.index[seq, head // GROUP, :count].long()
+            scores = coded[head].clone()
+            left = torch.ones(far, dtype=torch.bool)
+            left[at] = False
+            if keep_keys:
+                scores[at] = exact[head, at]
+            if renormalise:
+                scores[:far][left] = -torch.inf
+            weights = scores.softmax(0)
+            weights[:far][left] = 0.0
+            wanted = weights @ values[:, head // GROUP]
+            torch.testing.assert_close(out[seq, head].double(), wanted, atol=2e-5, rtol=1e-4)
+
+
 def test_appended_turns_see_the_decoded_history() -> None:
     world = World(groups=8, tau=0.9)
     world.step((1, 1))
@@ -307,6 +341,30 @@ def test_a_codebook_file_is_used(tmp_path: Path) -> None:
     assert (store.groups, store.centroids) == (4, 32)
     with pytest.raises(ConfigError, match="groups is 8, but the codebook"):
         compose(METHODS["hcattention"], codebook=str(path), groups=8)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_keys_are_coded_in_the_basis_of_the_file(tmp_path: Path, bits: int) -> None:
+    path, seen = tmp_path / "book", torch.randn(500, KV, D)
+    basis = Basis.of(torch.randn(KV, D, D) + 4 * torch.eye(D), torch.float32, torch.device("cpu"))
+    book = replace(fit(basis.keys(seen).flatten(0, 1), 4, 64), basis=basis)
+    save(path, {0: book}, Origin("mine", "t", "0", 4, 64, True, D, (None,)))
+    world = World(codebook=str(path), centroids=None, tau=1, centroid_bits=bits)
+    store: Any = world.parts.store
+    assert store.books.made[0].basis is not None
+    assert store.books.bytes == sum(x.nbytes for x in held(store.books.made[0]))
+    for new in ((1, 1), (12, 5), (1, 1)):
+        q, out, _ = world.step(new)
+    for seq in range(2):
+        weights = world.weights(seq, q[seq]).softmax(-1)
+        wanted = torch.einsum("hn,nhd->hd", weights, world.v[seq].double().repeat_interleave(GROUP, 1))
+        torch.testing.assert_close(out[seq].double(), wanted, atol=5e-5, rtol=1e-3)
+
+
+def held(book: Codebook) -> list[Tensor]:
+    """Every tensor of a codebook."""
+    assert book.basis is not None
+    return [book.centroids, *(book.small or ()), book.basis.to, book.basis.back]
 
 
 @pytest.mark.parametrize(

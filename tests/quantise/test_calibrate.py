@@ -22,7 +22,7 @@ from coattn.quantise.file import Origin, load, read_origin, save
 def make(path: Path, seed: int = 0) -> None:
     model = small(seed=seed)
     keys = collect(model, [torch.arange(60) % 250, torch.arange(40) * 3 % 250])
-    assert [tuple(each.shape) for each in keys] == [(200, 8)] * 2
+    assert [tuple(each.keys.shape) for each in keys] == [(100, 2, 8)] * 2
     marks = tuple(shape.mark for shape in describe_layers(model))
     save(path, fit_layers(keys, 4, 16, shared=True, seed=0), Origin("small", "t", "0", 4, 16, True, 8, marks))
 
@@ -33,8 +33,8 @@ def test_keys_are_those_that_the_model_attends_to() -> None:
     with torch.inference_mode():
         cache = model(ids[None].to(model.device), use_cache=True).past_key_values
     for layer, found in enumerate(keys):
-        own = cache.layers[layer].keys[0].transpose(0, 1).flatten(0, 1)
-        torch.testing.assert_close(found, own.cpu(), atol=1e-5, rtol=1e-4)
+        own = cache.layers[layer].keys[0].transpose(0, 1)
+        torch.testing.assert_close(found.keys, own.cpu(), atol=1e-5, rtol=1e-4)
 
 
 def test_samples_do_not_overlap() -> None:
@@ -52,6 +52,12 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert read_origin(str(path)).model == "small"
     assert [book.centroids.shape for book in books.values()] == [(1, 16, 2)] * 2
     assert all(book.centroids.dtype == shapes[0].dtype for book in books.values())
+    assert read_origin(str(path)).basis
+    for book in books.values():
+        assert book.basis is not None
+        assert book.basis.to.shape == (2, 8, 8)
+        same = torch.eye(8).expand(2, 8, 8)
+        torch.testing.assert_close(book.basis.to @ book.basis.back, same, atol=1e-3, rtol=0)
 
 
 def test_a_file_fits_its_model_in_another_dtype(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coattn.quantise.codebook import Codebook, centroid_bytes, fit
+from coattn.quantise.basis import Basis
+from coattn.quantise.codebook import Codebook, book_bytes, fit
 from coattn.quantise.kmeans import kmeans
 from coattn.quantise.nearest import Nearest, by_distances
 from coattn.quantise.pack import pack, packed_bytes, unpack
 from coattn.quantise.scores import by_decoding, by_table
+from coattn.types import LayerShape
 
 
 def distance(points: torch.Tensor, centroids: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
@@ -105,4 +107,8 @@ def test_packed_codes_lie_one_after_another() -> None:
 
 def test_bytes_of_a_codebook() -> None:
     book = Codebook(torch.zeros(32, 256, 4, dtype=torch.bfloat16), 32)
-    assert centroid_bytes(128, 32, 256, False, torch.bfloat16) == book.centroids.nbytes
+    shape = LayerShape(8, 2, 128, torch.bfloat16, torch.device("cpu"))
+    assert book_bytes(shape, 32, 256, False, False) == book.centroids.nbytes
+    basis = Basis.of(torch.eye(128).repeat(2, 1, 1), torch.bfloat16, shape.device)
+    turned = book.centroids.nbytes + basis.to.nbytes + basis.back.nbytes
+    assert book_bytes(shape, 32, 256, False, True) == turned

@@ -26,6 +26,7 @@ def calibrate() -> None:
 @click.option(
     "--centroids", default=8192, show_default=True, type=click.IntRange(2, 1 << 15), help="Centroids of a codebook."
 )
+@click.option("--plain", is_flag=True, help="Code keys as they are, as in the paper, not in a basis of their own.")
 @click.option("--separate", is_flag=True, help="A codebook for each group instead of one for all.")
 @click.option("--samples", default=3, show_default=True, type=click.IntRange(1), help="Stretches of the text.")
 @click.option("--length", default=8192, show_default=True, type=click.IntRange(1), help="Tokens of each, at most.")
@@ -35,8 +36,9 @@ def calibrate() -> None:
 def hcattention(**options: Any) -> None:
     """Codebooks for product-quantised keys (HCAttention, section 3.1).
 
-    The model reads samples of a text; the keys of each layer, after RoPE, are cut into groups of neighbouring channels
-    and clustered. `--set codebook=FILE` then gives them to the method.
+    The model reads samples of a text; the keys of each layer, after RoPE, are turned to a basis in which what a code
+    loses costs the scores least, cut into groups of neighbouring channels and clustered. `--set codebook=FILE` then
+    gives them to the method.
     """
     text, target = read_text(options["text_file"]), writable(options["target"])
     assert target is not None, "--out is required"
@@ -45,7 +47,7 @@ def hcattention(**options: Any) -> None:
     from coattn.hf.architectures import describe_layers
     from coattn.hf.generate import positions
     from coattn.quantise.calibrate import choose_samples, collect, fit_layers
-    from coattn.quantise.codebook import centroid_bytes
+    from coattn.quantise.codebook import book_bytes
     from coattn.quantise.file import Origin, save
 
     shapes = describe_layers(loaded.model)
@@ -68,9 +70,10 @@ def hcattention(**options: Any) -> None:
         def report(what: str, done: int, of: int) -> None:
             bar.update(bar.task_ids[0], description=what, completed=done, total=of)
 
-        keys = collect(loaded.model, samples, report)
-        shared = not options["separate"]
-        books = fit_layers(keys, groups, options["centroids"], shared=shared, seed=options["seed"], progress=report)
+        layers = collect(loaded.model, samples, report)
+        shared, turned = not options["separate"], not options["plain"]
+        count, seed = options["centroids"], options["seed"]
+        books = fit_layers(layers, groups, count, shared=shared, seed=seed, turned=turned, progress=report)
     origin = Origin(
         loaded.name,
         text.name,
@@ -82,7 +85,7 @@ def hcattention(**options: Any) -> None:
         tuple(shape.mark for shape in shapes),
         len(samples),
         max(map(len, samples)),
-        options["seed"],
+        seed,
     )
     save(target, books, origin)
     found = {
@@ -93,8 +96,9 @@ def hcattention(**options: Any) -> None:
         "centroids": options["centroids"],
         "shared": shared,
         "tokens": sum(map(len, samples)),
-        "relative_error": [error(book, each) for book, each in zip(books.values(), keys, strict=True)],
-        "bytes": sum(centroid_bytes(head_dim, groups, options["centroids"], shared, s.dtype) for s in shapes),
+        "basis": turned,
+        "relative_error": [error(book, each.keys) for book, each in zip(books.values(), layers, strict=True)],
+        "bytes": sum(book_bytes(s, groups, count, shared, turned) for s in shapes),
     }
     if options["as_json"]:
         print_json(found)
@@ -109,7 +113,7 @@ def hcattention(**options: Any) -> None:
 
 
 def error(book: Any, keys: Any) -> float:
-    """The share of the squared length of keys `[n, head_dim]` that their codes lose; over some of them."""
-    some = keys[:: max(1, len(keys) // 4096)].float()
+    """The share of the squared length of keys `[n, kv_heads, head_dim]` that their codes lose; over some of them."""
+    some = keys[:: max(1, len(keys) // 1024)].float()
     lost = (book.decode(book.encode(some)) - some).square().sum()
     return float(lost / some.square().sum())

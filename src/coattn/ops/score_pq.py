@@ -23,8 +23,11 @@ def score_pq(
 
     table `[seqs, blocks]` int32, tokens `[seqs]` int32; see the reference. On a GPU: CUDA C++ on tensor cores where the
     codes have a form for it, else Triton. What lies past a sequence's end may then be anything.
+    Queries are turned to the codebook's basis here.
     top: on a GPU, `[seqs * q_heads]` int32 of zeros, where each head's largest score is left, see `ops/cuda/top_p.py`.
     """
+    if book is not None:
+        q = book.queries(q)
     if q.device.type != "cuda":
         return reference(q, kept, table, tokens, book, bits, scale, softcap)
     from coattn.ops.cuda import score_pq as cuda

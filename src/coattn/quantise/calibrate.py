@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from coattn.hf.attach import Attachment, attach
+from coattn.quantise.basis import fit_basis
 from coattn.quantise.codebook import Codebook, fit
 from coattn.runtime import Runtime
 
@@ -19,15 +21,42 @@ Progress = Callable[[str, int, int], None]
 """`(what, done, of how many)`"""
 
 
-class Collected(Runtime):
-    """Full attention that also keeps every key it is given, after RoPE."""
+@dataclass
+class Sampled:
+    """What a layer saw of a text, in host memory."""
 
-    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, keys: list[list[Tensor]]) -> None:
+    kept: list[Tensor] = field(default_factory=list)
+    moments: Tensor | float = 0.0
+    queries: int = 0
+
+    def add(self, q: Tensor, k: Tensor) -> None:
+        """q `[tokens, q_heads, d]`, k `[tokens, kv_heads, d]`, after RoPE."""
+        self.kept.append(k.cpu())
+        grouped = q.double().view(len(q), k.shape[1], -1, k.shape[2])
+        self.moments = self.moments + torch.einsum("thxd,thxe->hde", grouped, grouped).cpu()
+        self.queries += len(q) * grouped.shape[2]
+
+    @property
+    def keys(self) -> Tensor:
+        """`[tokens, kv_heads, d]`"""
+        return torch.cat(self.kept)
+
+    @property
+    def moment(self) -> Tensor:
+        """`[kv_heads, d, d]`: the mean of `q q^T` over the queries of each KV head."""
+        assert isinstance(self.moments, Tensor), "nothing was added"
+        return self.moments / self.queries
+
+
+class Collected(Runtime):
+    """Full attention that also keeps every key it is given, after RoPE, and what queries are like."""
+
+    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, found: list[Sampled]) -> None:
         super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
-        self.keys = keys
+        self.found = found
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        self.keys[layer].append(k.flatten(0, 1).cpu())
+        self.found[layer].add(q, k)
         return super().attend(layer, q, k, v, scale)
 
 
@@ -42,30 +71,41 @@ def choose_samples(ids: Tensor, samples: int, length: int, seed: int) -> list[Te
 
 
 @torch.inference_mode()
-def collect(model: PreTrainedModel, samples: list[Tensor], progress: Progress | None = None) -> list[Tensor]:
-    """The keys of every layer, `[keys, head_dim]` each, in host memory. Cost: one prefill a sample."""
+def collect(model: PreTrainedModel, samples: list[Tensor], progress: Progress | None = None) -> list[Sampled]:
+    """The keys of every layer. Cost: one prefill a sample."""
     with attach(model, "full") as attachment:
-        keys: list[list[Tensor]] = [[] for _ in attachment.layers]
+        found = [Sampled() for _ in attachment.layers]
         for i, sample in enumerate(samples):
             cache = attachment.new_cache(len(sample))
-            cache.conversation.new_runtime = lambda seqs, tokens: Collected(attachment, seqs, tokens, keys)
+            cache.conversation.new_runtime = lambda seqs, tokens: Collected(attachment, seqs, tokens, found)
             ids = sample[None].to(model.get_input_embeddings().weight.device)
             model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
             cache.conversation.close()
             if progress:
                 progress("samples read", i + 1, len(samples))
-    return [torch.cat(found) for found in keys]
+    return found
 
 
 def fit_layers(
-    keys: list[Tensor], groups: int, count: int, *, shared: bool, seed: int, progress: Progress | None = None
+    layers: list[Sampled],
+    groups: int,
+    count: int,
+    *,
+    shared: bool,
+    seed: int,
+    turned: bool = True,
+    progress: Progress | None = None,
 ) -> dict[int, Codebook]:
-    """A codebook of each layer's keys `[keys, head_dim]`."""
+    """A codebook of each layer's keys; turned: in a basis that the queries suggest."""
 
     def each() -> Iterator[tuple[int, Codebook]]:
-        for i, found in enumerate(keys):
-            yield i, fit(found, groups, count, shared=shared, seed=seed)
+        for i, found in enumerate(layers):
+            keys = found.keys
+            basis = fit_basis(keys, found.moment, groups) if turned else None
+            pieces = (keys if basis is None else basis.keys(keys)).flatten(0, 1)
+            book = fit(pieces, groups, count, shared=shared, seed=seed)
+            yield i, replace(book, basis=basis)
             if progress:
-                progress("layers clustered", i + 1, len(keys))
+                progress("layers clustered", i + 1, len(layers))
 
     return dict(each())

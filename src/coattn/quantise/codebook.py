@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coattn.quantise.basis import Basis
 from coattn.quantise.kmeans import kmeans
 from coattn.quantise.nearest import Nearest
+from coattn.types import LayerShape
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Codebook:
     small: tuple[Tensor, Tensor] | None = None
     """Where the centroids are whole numbers from -128 to 127 times a step for each channel of a piece: the numbers plus
     128, `[count, d / groups]` uint8, and the steps, `[d / groups]` float32."""
+    basis: Basis | None = None
+    """What keys are turned to before they are cut; None: nothing."""
 
     @property
     def shared(self) -> bool:
@@ -41,10 +45,12 @@ class Codebook:
         steps = values.abs().amax((0, 1)).clamp_min(1e-30) / 127
         numbers = (values / steps).round()
         small = ((numbers[0] + 128).to(torch.uint8).contiguous(), steps) if self.shared else None
-        return Codebook((numbers * steps).to(self.centroids.dtype), self.groups, small)
+        return Codebook((numbers * steps).to(self.centroids.dtype), self.groups, small, self.basis)
 
     def encode(self, keys: Tensor) -> Tensor:
-        """keys `[..., d]` -> codes `[..., groups]` int16."""
+        """keys `[..., d]`, with a basis `[..., kv_heads, d]` -> codes `[..., groups]` int16."""
+        if self.basis is not None:
+            keys = self.basis.keys(keys)
         if keys.device.type == "cuda":
             from coattn.ops.triton.nearest import nearest
 
@@ -58,7 +64,16 @@ class Codebook:
         return found.view(pieces.shape[:-1]).to(torch.int16)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """codes `[..., groups]` -> keys `[..., d]` in the dtype of the centroids."""
+        """codes `[..., groups]`, with a basis `[..., kv_heads, groups]` -> keys `[..., d]` in the centroids' dtype."""
+        pieces = self.pieces(codes)
+        return pieces if self.basis is None else self.basis.undo(pieces)
+
+    def queries(self, q: Tensor) -> Tensor:
+        """q `[seqs, q_heads, d]` as they have to be for products with `pieces`."""
+        return q if self.basis is None else self.basis.queries(q)
+
+    def pieces(self, codes: Tensor) -> Tensor:
+        """Keys as they were cut: in the basis, where there is one."""
         if self.shared:
             return functional.embedding(codes.int(), self.centroids[0]).flatten(-2)
         books = torch.arange(self.groups, device=codes.device)
@@ -74,6 +89,9 @@ def fit(keys: Tensor, groups: int, count: int, *, shared: bool = True, seed: int
     return Codebook(torch.stack(books), groups)
 
 
-def centroid_bytes(head_dim: int, groups: int, count: int, shared: bool, dtype: torch.dtype) -> int:
-    """Bytes of one layer's codebook."""
-    return (1 if shared else groups) * count * (head_dim // groups) * dtype.itemsize
+def book_bytes(shape: LayerShape, groups: int, count: int, shared: bool, turned: bool) -> int:
+    """Bytes of one layer's codebook, and of its basis where it has one."""
+    numbers = (1 if shared else groups) * count * (shape.head_dim // groups)
+    if turned:
+        numbers += 2 * shape.kv_heads * shape.head_dim**2
+    return numbers * shape.dtype.itemsize

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from coattn.errors import ConfigError
+from coattn.quantise.basis import Basis
 from coattn.quantise.codebook import Codebook
 from coattn.types import LayerShape
 
@@ -36,11 +37,17 @@ class Origin:
     length: int = 0
     """Tokens of each sample."""
     seed: int = 0
+    basis: bool = False
+    """Whether keys are turned to a basis before they are cut."""
 
 
 def save(path: Path, books: Mapping[int, Codebook], origin: Origin) -> None:
-    """Writes the books of layers `0 .. n - 1`."""
+    """Writes the books of layers `0 .. n - 1`; whether they have a basis is theirs to say."""
+    origin = replace(origin, basis=any(book.basis is not None for book in books.values()))
     tensors = {f"layer.{i}": book.centroids.float().contiguous() for i, book in books.items()}
+    for i, book in books.items():
+        if book.basis is not None:
+            tensors[f"basis.{i}"] = book.basis.to.float().contiguous()
     save_file(tensors, path, {"format": FORMAT, "origin": json.dumps(asdict(origin))})
 
 
@@ -70,10 +77,14 @@ def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Codebook]:
                 "Make one for this model with `coattn calibrate hcattention`.",
             )
     with safe_open(path, "pt") as file:
-        return {
-            i: Codebook(file.get_tensor(f"layer.{i}").to(shape.device, shape.dtype), origin.groups)
-            for i, shape in layers.items()
-        }
+        books = {}
+        for i, shape in layers.items():
+            basis = None
+            if origin.basis:
+                basis = Basis.of(file.get_tensor(f"basis.{i}"), shape.dtype, shape.device)
+            centroids = file.get_tensor(f"layer.{i}").to(shape.device, shape.dtype)
+            books[i] = Codebook(centroids, origin.groups, basis=basis)
+        return books
 
 
 def _same(one: float | None, other: float | None) -> bool:

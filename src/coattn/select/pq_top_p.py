@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class PqTopP(Select):
-    """Attends to all that is near, and per query head to the fewest far entries that bring the mass to `tau`.
+    """Attends to all that is near, and per query head to the fewest far entries that bring the mass to `tau`; with
+    `union`, also to those of the other query heads of its KV head, whose values are read for them anyway.
 
     Far scores come from what the store keeps of the keys. Nothing is discarded: the next query selects afresh.
     """
@@ -34,11 +35,13 @@ class PqTopP(Select):
         "tau": "share of the softmax mass that is attended, per query head; 1: everything",
         "cap": "most far entries that a query head attends to; unset: no limit",
         "renormalise": "weights of what is attended add up to one; else they keep their share of the full softmax",
+        "union": "a query head also attends to what the other heads of its KV head keep, which is read anyway",
     }
 
     tau: float = 0.9
     cap: int | None = None
     renormalise: bool = True
+    union: bool = True
     _work: Work | None = field(init=False, repr=False, default=None)
     """What the kernels of a GPU share from call to call; None where there are none."""
 
@@ -70,6 +73,8 @@ class PqTopP(Select):
         scores = store.scores(layer, q[:, 0], self.scale, step)
         near = self._near(layer, q, store, view.near).view(scores.shape[:-1])
         kept = top_p(scores, near, self.tau, self.cap)
+        if self.union:
+            kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
         found = weigh(scores, kept, view.far, self.renormalise, store.keeps_keys())
         store.took(layer, float(found.count.sum()) / found.count.shape[1])
         return Selection(view.near, weighted=found)
@@ -85,7 +90,8 @@ class PqTopP(Select):
         _, _, top = work.of(seqs * shape.q_heads)
         scores = store.scores(layer, q[:, 0], self.scale, step, top)
         tokens = store.far_tokens(layer, step)
-        kept = on_gpu(scores, tokens, near, self.tau, self.cap, self.renormalise, scores.shape[-1], work)
+        most = scores.shape[-1]
+        kept = on_gpu(scores, tokens, near, self.tau, self.cap, self.renormalise, most, work, self.union)
         assert view.far is not None
         if store.recording is not None:
             return Selection(

@@ -164,6 +164,41 @@ def check(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("tau", "cap", "near_lse"), [(0.9, None, 0.0), (1.0, 300, 5.0), (0.6, None, 12.0)])
+def test_heads_of_a_group_share_what_they_keep(tau: float, cap: int | None, near_lse: float, renormalise: bool) -> None:
+    from coattn.ops.cuda.top_p import Work, largest, top_p
+
+    seqs, kv_heads, group, n = 3, 2, 3, 20_000
+    scores = torch.randn(seqs, kv_heads, group, n, device="cuda") * 3
+    tokens = torch.tensor([n, 0, 17_001], dtype=torch.int32, device="cuda")
+    near = torch.full((seqs, 1, kv_heads * group), near_lse, device="cuda")
+    near[:, :, ::3] += 30  # one head of each group needs nothing but what is near
+    work = Work(scores.device)
+    made = []
+    for together in (False, True, True):
+        largest(scores, tokens, work.of(seqs * kv_heads * group)[2])
+        made.append(top_p(scores, tokens, near, tau, cap, renormalise, n, work, together))
+    alone, found, again = made
+    assert torch.equal(found.count, alone.count)
+    for seq, many in enumerate(tokens.tolist()):
+        for head in range(kv_heads):
+            count = int(found.count[seq, head])
+            at = found.index[seq, head, :count].long()
+            assert torch.equal(at, alone.index[seq, head, :count].long())
+            for g in range(group):
+                row, own = head * group + g, scores[seq, head, g, :many].double()
+                kept = own[at].logsumexp(0) if count else torch.tensor(-torch.inf)
+                norm = kept if renormalise else own.logsumexp(0) if many else torch.tensor(-torch.inf)
+                torch.testing.assert_close(
+                    found.lse[seq, row].double().cpu(), norm.double().cpu(), atol=2e-3, rtol=1e-3
+                )
+                weights = found.weights[seq, row, :count]
+                assert torch.equal(weights, again.weights[seq, row, :count])
+                torch.testing.assert_close(weights.double(), (own[at] - norm).exp(), atol=1e-6, rtol=6e-3)
+
+
+@pytest.mark.gpu
 def test_what_is_kept_is_sent_to_host_memory() -> None:
     from coattn.ops.cuda.top_p import Work, largest, send, top_p
 

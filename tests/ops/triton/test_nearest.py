@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from coattn.quantise.basis import Basis
 from coattn.quantise.codebook import Codebook
 from coattn.quantise.pack import pack
 from coattn.quantise.values import LEVELS, block_bytes, pack_values, unpack_values
@@ -36,18 +39,26 @@ def test_nearest(width: int, shared: bool) -> None:
     torch.testing.assert_close(taken, distance.amin(-1), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("bits", [12, 13, 16])
 @pytest.mark.parametrize("shared", [True, False])
-def test_full_blocks_become_codes_and_others_stay(bits: int, shared: bool) -> None:
+def test_full_blocks_become_codes_and_others_stay(bits: int, shared: bool, turned: bool) -> None:
     near, book = near_and_book(16, 8, 2, shared, torch.float32)
+    if turned:
+        # whole numbers: sums of products are exact in any order
+        near = near.mul(8).round()
+        axes = torch.randint(-3, 4, (2, 16, 16)).float() + 40 * torch.eye(16)
+        book = replace(book, basis=Basis.of(axes, torch.float32, DEVICE))
     width = 8 if bits == 16 else bits
     kept = torch.full((7, 2, 16, width), 99, dtype=torch.int16 if bits == 16 else torch.uint8, device=DEVICE)
     ids = torch.tensor([3, 1, 4], dtype=torch.int32, device=DEVICE)
     spill = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
-    kernel.code_spilled(near, kept, ids, spill, book.centroids, bits)
+    kernel.code_spilled(near, kept, ids, spill, book, bits)
     want = torch.full_like(kept, 99)
     for i in (0, 2):
         keys = near[int(ids[i]), :, 0]
+        if book.basis is not None:
+            keys = book.basis.keys(keys.transpose(0, 1)).transpose(0, 1)
         codes = kernel.nearest(keys.reshape(-1, keys.shape[-1]), book.centroids).view(2, 16, 8)
         want[int(spill[i])] = codes if bits == 16 else pack(codes, bits)
     assert torch.equal(kept, want)

@@ -12,6 +12,7 @@
 //   edge        entries of a bin that the cap cuts, by chunk
 //   count       which entries each head keeps; how many any head of a group does, by chunk
 //   choose      positions and weights of those, in order
+//   settle      where heads attend to what any head of their group keeps: weights over the sum of all of them
 //   send        the same to host memory, as many as there are
 //
 // Constants: GROUP query heads a KV head.
@@ -274,9 +275,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) kept[list * chunks + blockIdx.x] = all;
 }
 
+// Sum over the threads, in every one of them; always in the same order.
+__device__ __forceinline__ float add_up(float x, float* room) {
+  for (int by = 16; by; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+  __syncthreads();  // the room may still be read
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  float all = 0;
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) all += room[i];
+  return all;
+}
+
+// Weights are over exp(norm). together: each head has all that is listed, and leaves the sum of its chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    choose(const float* scores, const int* tokens, const u32* flags, const int* kept, const float* lse, int* index,
-           float* weights, int* total, int kv_heads, i64 n, int chunks, int chunk, int room_for) {
+    choose(const float* scores, const int* tokens, const u32* flags, const int* kept, const float* norms, int* index,
+           float* weights, int* total, int kv_heads, i64 n, int chunks, int chunk, int room_for, int together,
+           float* sums) {
   __shared__ int room[THREADS / 32];
   const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   const i64 list = i64{seq} * kv_heads + blockIdx.y, row = list * GROUP;
@@ -287,6 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int sum = 0;
   for (int i = threadIdx.x; i < static_cast<int>(blockIdx.x); i += THREADS) sum += kept[list * chunks + i];
   int place_in = scan(sum, room).y;
+  float own_sum[GROUP] = {};
   for (int i = first; i < last; i += 4 * THREADS) {
     const int at = i + 4 * static_cast<int>(threadIdx.x);
     const u32 mine = at < last ? flags[list * (n / 4) + at / 4] : 0, found = any(mine);
@@ -302,19 +317,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
-      const u32 own = mine >> (4 * g) & 15;
+      const u32 own = together ? found : mine >> (4 * g) & 15;
       float4 four = {0, 0, 0, 0};
       if (own) four = *reinterpret_cast<const float4*>(scores + (row + g) * n + at);
-      const float s[4] = {four.x, four.y, four.z, four.w}, norm = lse[row + g];
+      const float s[4] = {four.x, four.y, four.z, four.w}, norm = norms[row + g];
 #pragma unroll
       for (int j = 0, k = to; j < 4; ++j) {
         if (!(found >> j & 1)) continue;
-        if (k < room_for) weights[(row + g) * room_for + k] = own >> j & 1 ? __expf(s[j] - norm) : 0.0f;
+        const float weight = own >> j & 1 ? __expf(s[j] - norm) : 0.0f;
+        if (k < room_for) weights[(row + g) * room_for + k] = weight, own_sum[g] += weight;
         ++k;
       }
     }
   }
+  if (together) {
+    __shared__ float part[THREADS / 32];
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+      const float all = add_up(own_sum[g], part);
+      if (threadIdx.x == 0) sums[(row + g) * chunks + blockIdx.x] = all;
+    }
+  }
   if (last == tokens[seq] && threadIdx.x == 0) total[list] = min(place_in, room_for);
+}
+
+extern "C" __global__ void settle(const float* sums, const float* norms, const int* tokens, const int* total,
+                                  float* weights, float* lse, float* others, int renormalise, int kv_heads, int chunks,
+                                  int chunk, int room_for) {
+  __shared__ float room[32];
+  const int used = (tokens[blockIdx.z] + chunk - 1) / chunk;
+  const i64 list = i64{blockIdx.z} * kv_heads + blockIdx.y;
+  const int many = total[list];
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) {
+    const i64 row = list * GROUP + g;
+    float sum = 0;
+    for (int i = threadIdx.x; i < used; i += blockDim.x) sum += sums[row * chunks + i];
+    sum = add_up(sum, room);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      const float own = sum > 0 ? norms[row] + logf(sum) : -INFINITY;
+      if (renormalise) lse[row] = own;
+      else others[row] = sum < 1 ? norms[row] + logf(1 - sum) : -INFINITY;
+    }
+    if (!renormalise || !(sum > 0)) continue;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < many; i += gridDim.x * blockDim.x)
+      weights[row * room_for + i] /= sum;
+  }
 }
 
 extern "C" __global__ void send(const uint4* index, const uint4* weights, const int* total, uint4* index_to,

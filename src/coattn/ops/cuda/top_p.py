@@ -82,11 +82,12 @@ def top_p(
     renormalise: bool,
     most: int,
     work: Work,
+    together: bool = False,
 ) -> Chosen:
     """scores `[seqs, kv_heads, group, n]` of which the first `tokens` `[seqs]` count -> what is kept, at most `most`.
 
     near: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4. The work holds the
-    scores' maxima. No synchronisation.
+    scores' maxima. together: a head has weights for all that any head of its group keeps. No synchronisation.
     """
     seqs, kv_heads, group, n = scores.shape
     q_heads, device = kv_heads * group, scores.device
@@ -116,10 +117,17 @@ def top_p(
     kernels.launch(
         "count", by_list, THREADS, scores, tokens, high, bins, limit, edges, kept, flags, kv_heads, long, chunks, chunk
     )
+    norms = high if together and renormalise else lse
+    sums = torch.empty(seqs, q_heads, chunks if together else 0, dtype=torch.float32, device=device)
     kernels.launch(
-        "choose", by_list, THREADS, scores, tokens, flags, kept, lse, index, weights, count, kv_heads, long, chunks,
-        chunk, most,
+        "choose", by_list, THREADS, scores, tokens, flags, kept, norms, index, weights, count, kv_heads, long, chunks,
+        chunk, most, int(together), sums,
     )  # fmt: skip
+    if together:
+        kernels.launch(
+            "settle", (16, kv_heads, seqs), 256, sums, norms, tokens, count, weights, lse, others, int(renormalise),
+            kv_heads, chunks, chunk, most,
+        )  # fmt: skip
     return Chosen(index, count, weights, lse, others)
 
 

@@ -11,7 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.quantise.codebook import Codebook
+
 ROWS, TILE = 32, 128
+AXES = 4
+"""Axes of a basis that one program turns keys to."""
 
 
 @triton.jit
@@ -64,6 +68,26 @@ def _nearest_spilled(
 
 
 @triton.jit
+def _turn_spilled(
+    near_ptr, ids_ptr, spill_ptr, to_ptr, out_ptr, block_stride, head_stride, kv_heads,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, AXES: tl.constexpr,
+):  # fmt: skip
+    """Keys of a full block in the basis of their KV head, some of its axes."""
+    item = tl.program_id(0)
+    seq, head = item // kv_heads, item % kv_heads
+    if tl.load(spill_ptr + seq) >= 0:
+        r, e = tl.arange(0, ROWS), tl.program_id(1) * AXES + tl.arange(0, AXES)
+        d = tl.arange(0, D_PAD)
+        block = tl.load(ids_ptr + seq).to(tl.int64)
+        at = near_ptr + block * block_stride + head * head_stride + r[:, None] * D + d[None, :]
+        keys = tl.load(at, mask=(d < D)[None, :], other=0.0).to(tl.float32)
+        there = (e < D)[:, None] & (d < D)[None, :]
+        axes = tl.load(to_ptr + (head * D + e)[:, None] * D + d[None, :], mask=there, other=0.0).to(tl.float32)
+        turned = tl.sum(keys[:, None, :] * axes[None, :, :], 2)
+        tl.store(out_ptr + (item * ROWS + r)[:, None] * D + e[None, :], turned, mask=(e < D)[None, :])
+
+
+@triton.jit
 def _store_codes(
     codes_ptr, kept_ptr, spill_ptr, block_stride, head_stride, kv_heads, groups, width,
     BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH_PAD: tl.constexpr,
@@ -101,12 +125,20 @@ def nearest(keys: Tensor, centroids: Tensor) -> Tensor:
     return codes
 
 
-def code_spilled(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor, centroids: Tensor, bits: int) -> None:
+def code_spilled(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor, book: Codebook, bits: int) -> None:
     """Keys of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to codes in blocks `spill` of kept.
 
     Nothing happens where `spill` is negative: the block is not full. The block size is a power of two.
     """
     (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    centroids = book.centroids
+    if book.basis is not None:
+        turned = torch.empty(seqs, kv_heads, block, d, dtype=torch.float32, device=near.device)
+        _turn_spilled[(seqs * kv_heads, triton.cdiv(d, AXES))](
+            near, ids, spill, book.basis.to, turned, near.stride(0), near.stride(1), kv_heads,
+            D=d, D_PAD=triton.next_power_of_2(d), ROWS=block, AXES=AXES, num_warps=4,
+        )  # fmt: skip
+        near, ids = turned, torch.arange(seqs, dtype=torch.int32, device=near.device)
     _, count, width = centroids.shape
     groups = d // width
     codes = torch.empty(seqs * kv_heads, block, groups, dtype=torch.int16, device=near.device)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coattn.quantise.codebook import Codebook, centroid_bytes, fit
+from coattn.quantise.basis import Basis
+from coattn.quantise.codebook import Codebook, book_bytes, fit
 from coattn.quantise.file import load
 from coattn.quantise.pack import pack, unpack
 from coattn.types import LayerShape
@@ -29,6 +30,8 @@ class Books:
     path: str | None = None
     rounded: bool = False
     """Whether centroids are kept in 8 bits."""
+    turned: bool = False
+    """Whether keys are turned to a basis, which then comes from the file."""
     fixed: bool = False
     """Whether centroids never move: they are there from the beginning, and calibration writes into them."""
     made: dict[int, Codebook] = field(default_factory=dict)
@@ -38,7 +41,7 @@ class Books:
     def __post_init__(self) -> None:
         if self.path is not None and self.groups:
             for i, book in load(self.path, self.layers).items():
-                self._set(i, book.centroids)
+                self._set(i, book.centroids, book.basis)
         elif self.fixed and self.groups:
             self.made = {i: self._book(self._zeros(s)) for i, s in self.layers.items()}
 
@@ -49,13 +52,13 @@ class Books:
             return 0
         kept = 0
         for s in self.layers.values():
-            kept += centroid_bytes(s.head_dim, self.groups, self.count, self.shared, s.dtype)
+            kept += book_bytes(s, self.groups, self.count, self.shared, self.turned)
             if self.rounded and self.shared:
                 kept += s.head_dim // self.groups * (self.count + 4)
         return kept
 
     def encode(self, layer: int, k: Tensor) -> Tensor:
-        """What is kept of keys `[..., d]`: codes, packed codes, or the keys themselves where there are no groups."""
+        """What is kept of keys `[..., kv_heads, d]`: codes, packed codes, or without groups the keys."""
         if not self.groups:
             return k
         if layer not in self.ready:
@@ -64,7 +67,7 @@ class Books:
         return codes if self.bits == 16 else pack(codes, self.bits)
 
     def decode(self, layer: int, kept: Tensor) -> Tensor:
-        """Keys `[..., d]` as far as what is kept of them tells."""
+        """Keys `[..., kv_heads, d]` as far as what is kept of them tells."""
         if not self.groups or not kept.numel():
             return kept
         return self.made[layer].decode(kept if self.bits == 16 else unpack(kept, self.groups, self.bits))
@@ -86,19 +89,20 @@ class Books:
         size = (1 if self.shared else self.groups, self.count, shape.head_dim // self.groups)
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
-    def _book(self, centroids: Tensor) -> Codebook:
-        book = Codebook(centroids, self.groups)
+    def _book(self, centroids: Tensor, basis: Basis | None = None) -> Codebook:
+        book = Codebook(centroids, self.groups, basis=basis)
         return book.rounded() if self.rounded else book
 
-    def _set(self, layer: int, centroids: Tensor) -> None:
+    def _set(self, layer: int, centroids: Tensor, basis: Basis | None = None) -> None:
         self.ready.add(layer)
-        book, old = self._book(centroids), self.made.get(layer)
+        old = self.made.get(layer)
+        book = self._book(centroids, old.basis if basis is None and old is not None else basis)
         if old is not None and self.fixed:
             old.centroids.copy_(book.centroids)
             for own, new in zip(old.small or (), book.small or (), strict=True):
                 own.copy_(new)
             # a new object: what was derived from the old numbers is gone
-            book = Codebook(old.centroids, self.groups, old.small)
+            book = Codebook(old.centroids, self.groups, old.small, old.basis)
         self.made[layer] = book
 
     def _calibrate(self, layer: int, k: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ class Coded(Arena):
     values: str = "model"
     keep_keys: bool = False
     books: Books = field(init=False, repr=False)
+    _turned: bool = field(init=False, repr=False, default=False)
     _taken: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     """By layer: entries that the last selection took, over its sequences; the mean over KV heads."""
     counts: Callable[[], dict[int, float]] | None = field(init=False, repr=False, default=None)
@@ -100,6 +101,7 @@ class Coded(Arena):
                     f"{name} is {own!r}, but the codebook {self.codebook} has {given!r}.", f"Leave {name} out."
                 )
             setattr(self, name, given)
+        self._turned = origin.basis
 
     def is_exact(self) -> bool:
         return self.groups == 0 or self.keep_keys
@@ -277,8 +279,8 @@ class Coded(Arena):
 
     def _books(self, opening: Opening, path: str | None = None, fixed: bool = False) -> Books:
         count, shared = self.centroids or CENTROIDS, self.shared is not False
-        rounded = self.centroid_bits == 8
-        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path, rounded, fixed)
+        rounded, turned = self.centroid_bits == 8, self._turned
+        return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path, rounded, turned, fixed)
 
     def _spill_one(self, layer: int, slot: int, b: int) -> None:
         block = self.window[layer][self._near_id(slot, b)]
@@ -329,7 +331,7 @@ class Coded(Arena):
         halves = values if self.values == "model" else values.view(torch.float16)
         spill_values(near, values, halves, ids, spill, LEVELS.get(self.values, 0))
         if self.split:
-            code_spilled(near, self.codes[layer], ids, spill, self.books.made[layer].centroids, self.code_bits)
+            code_spilled(near, self.codes[layer], ids, spill, self.books.made[layer], self.code_bits)
         else:
             spill_keys(near, self.codes[layer], ids, spill)
 
@@ -343,8 +345,8 @@ class Coded(Arena):
         shape = self.opening.layers[layer]
         values = self.stored.blocks_of(layer).read(ids, shape.dtype).to(shape.device)
         if self.keep_keys:
-            keys = self.stored.keys(layer)[ids].to(shape.device)
+            keys = self.stored.keys(layer)[ids].to(shape.device).transpose(1, 2)
         else:
-            keys = self.books.decode(layer, self.codes[layer][ids.to(shape.device)])
-        k, v = (x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values))
+            keys = self.books.decode(layer, self.codes[layer][ids.to(shape.device)].transpose(1, 2))
+        k, v = (x.reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values.transpose(1, 2)))
         return k, v
