@@ -71,8 +71,9 @@ def other(q: Tensor) -> Tensor:
     return q.roll(1, -1)
 
 
-def test_foreseeing_the_real_query_changes_nothing() -> None:
-    plain, ahead = World(SAME), World(SCOUT)
+@pytest.mark.parametrize("whole_pool", [False, True])
+def test_foreseeing_the_real_query_changes_nothing(whole_pool: bool) -> None:
+    plain, ahead = World(SAME, whole_pool=whole_pool), World(SCOUT, whole_pool=whole_pool)
     for new in STEPS:
         for want, got in zip(plain.step(new, None), ahead.step(new, lambda q: q), strict=True):
             assert torch.equal(want, got)
@@ -102,6 +103,29 @@ def test_the_cpu_attends_with_the_predicted_query_to_what_it_picks() -> None:
         ahead_call, ahead_picked = next(pair for pair in started if pair[0].layer == call.layer)
         torch.testing.assert_close(ahead_call.q, other(call.q))
         assert picked.far is ahead_picked.far
+
+
+@pytest.mark.parametrize("bound", [-1.0, 1.0])
+def test_with_the_whole_pool_nothing_is_picked_at_a_layers_own_turn(bound: float) -> None:
+    world = World(SCOUT, whole_pool=True, bound=bound)
+    parts, store = world.runtime._parts[1], world.runtime._parts[1].store
+    scored: list[int] = []
+    digests = store.digests  # type: ignore[attr-defined]
+    store.digests = lambda layer: scored.append(layer) or digests(layer)  # type: ignore[attr-defined, func-returns-value]
+    attended: list[Any] = []
+    run = parts.places[0].run
+    parts.places[0].run = lambda call, picked: attended.append((call, picked)) or run(call, picked)  # type: ignore[method-assign, func-returns-value]
+    world.step((1, 1), other)  # the first step after a prompt chooses residents
+    scored.clear()
+    attended.clear()
+    held = {layer: store.residency.held[layer].clone() for layer in range(LAYERS)}  # type: ignore[attr-defined]
+    world.step((1, 1), other)
+    assert sorted(scored) == [0, 1, 2], "each layer once"
+    for call, picked in attended:
+        for seq, length in enumerate(world.lengths):
+            far = -(-length // 4) - 2
+            there = (held[call.layer][seq] >= 0) & (held[call.layer][seq] < far)
+            assert picked.near.tokens[seq].tolist() == (4 * there.sum(-1) + length - 4 * far).tolist()
 
 
 def test_without_a_prediction_it_is_same_layer() -> None:

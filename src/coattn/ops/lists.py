@@ -36,6 +36,8 @@ class Residents:
     block: int
     sinks: int = 0
     """First blocks of a sequence that are always picked."""
+    whole: bool = False
+    """Whether every resident block is attended, picked or not."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Lists:
     """
 
     near: Tensor
-    """int32 near blocks: picked residents, then the window."""
+    """int32 near blocks: picked residents or all of them, then the window."""
     near_tokens: Tensor
     far: Tensor
     """int32 arena blocks that were picked and are not resident; in mapped host memory where the CPU reads it."""

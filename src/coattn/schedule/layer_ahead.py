@@ -129,6 +129,9 @@ class LayerAhead(SameLayer):
 
     def _launch_recorded(self, call: Call, picked: Selection, started: Started) -> list[State]:
         """Nothing here waits on the host: whether a head is attended again is known on the GPU alone."""
+        if started.made is not None:
+            # what is near may have been picked with the foreseen query too
+            torch.cuda.current_stream(call.q.device).wait_event(started.made)
         again = None
         if self.bound > -1 and picked.far is not None:
             place = next(place for place in self.places if place.asynchronous)

@@ -58,7 +58,7 @@ def world(n: int) -> tuple[Rows, Residents]:
 
 
 def lists(count: int) -> Lists:
-    sizes = (count + RING, 0, count, 0, count, count, PLACES)
+    sizes = (max(count, PLACES) + RING, 0, count, 0, count, count, PLACES)
     made = [torch.zeros((3, HEADS, s) if s else (3, HEADS), dtype=torch.int32, device=DEVICE) for s in sizes]
     return Lists(*made[:5], made[5].float(), made[6].float())
 
@@ -86,8 +86,10 @@ def test_score_parts(group: int, n: int, slack: float, softcap: float | None) ->
 @pytest.mark.parametrize(("group", "n", "count"), [(1, 9, 4), (3, 70, 12), (5, 150, 60), (2, 9, 9)])
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("driven", [False, True])
-def test_pick_blocks(group: int, n: int, count: int, ahead: bool, driven: bool) -> None:
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_pick_blocks(group: int, n: int, count: int, ahead: bool, driven: bool, all_of_it: bool) -> None:
     rows, pool = world(n)
+    pool = replace(pool, whole=all_of_it)
     digests = digest(draw(200, HEADS, 4, D, seed=1), "minmax")
     q = draw(3, HEADS * group, D)
     scores = pick_reference.score_parts(q, digests, rows.far, rows.far_tokens, BLOCK, 0.3, None, 0.5)
@@ -99,7 +101,12 @@ def test_pick_blocks(group: int, n: int, count: int, ahead: bool, driven: bool) 
     missed = want.far_tokens // BLOCK
     assert missed[0].sum() > 0
     assert want.chosen[0, :, : pool.sinks].tolist() == [[0, 1]] * HEADS
-    if not ahead:
+    if all_of_it:
+        # block n - 1 is far, -1 is none; the window follows
+        assert want.near_tokens[0].tolist() == [4 * BLOCK + 9, 5 * BLOCK + 9]
+        assert want.near_tokens[1, 0] == 2 * BLOCK + 16
+        assert want.near[0, 1, :7].tolist() == [FIRST + 2 * PLACES + p for p in range(PLACES)] + [0, 1]
+    elif not ahead:
         # what is attended near without the window, and far, is what was picked
         assert torch.equal(want.near_tokens[0] - 9 + want.far_tokens[0], whole([min(count, n) * BLOCK] * HEADS))
         assert torch.equal(want.near_tokens[2], whole([0, 0]))

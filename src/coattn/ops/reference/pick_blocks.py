@@ -52,8 +52,8 @@ def pick_blocks(
     picks its first `pool.sinks` blocks and as many of the highest as `lists.chosen` has room for. Of equal ones the
     older.
 
-    ahead: only what is missing is wanted: `far`, `far_tokens` and `chosen`. driven: what
-    stands in place of the scores, in benchmarks.
+    ahead: only what is missing is wanted: `far`, `far_tokens` and `chosen`; but all of it where the whole pool is
+    attended, since then no other pick follows. driven: what stands in place of the scores, in benchmarks.
     """
     seqs, heads, _, n = scores.blocks.shape
     count, block = lists.chosen.shape[-1], pool.block
@@ -79,17 +79,20 @@ def pick_blocks(
     _write(lists.chosen[:seqs], number.int(), real)
     _write(lists.far[:seqs], ids, missing)
     lists.far_tokens[:seqs] = (missing.sum(-1) * block).int()
-    if ahead:
+    if ahead and not pool.whole:
         return
     places = held.shape[-1]
-    at = pool.first + rows.slots.long()[:, None, None] * places + match.int().argmax(-1)
+    present = (held >= 0) & (held < blocks)
+    near = match.int().argmax(-1)
+    if pool.whole:
+        near, resident = torch.arange(places, device=held.device).expand_as(held), present
+    at = pool.first + rows.slots.long()[:, None, None] * places + near
     window = rows.window[:, None].expand(-1, heads, -1)
     some = torch.arange(window.shape[-1], device=at.device) * block < rows.window_tokens[:, None, None]
     _write(lists.near[:seqs], torch.cat([at, window], -1).int(), torch.cat([resident, some.expand_as(window)], -1))
     lists.near_tokens[:seqs] = resident.sum(-1) * block + rows.window_tokens[:, None]
     lists.wanted[:seqs] = -torch.inf
     lists.wanted[:seqs, :, : number.shape[-1]] = values.gather(-1, number).masked_fill(~missing, -torch.inf)
-    present = (held >= 0) & (held < blocks)
     worth = values.gather(-1, held.long().clamp(0, n - 1)).masked_fill(~present, -torch.inf)
     lists.worth[:seqs] = worth.masked_fill(match.any(-2), torch.inf)
 

@@ -43,9 +43,9 @@ def _values(
 def _pick_blocks(
     scores_ptr, sums_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
     near_out, near_tokens_out, far_out, far_tokens_out, chosen_out, wanted_out, worth_out, values_out,
-    heads, blocks, chunks, most, places, ring, first, sinks, far_seq, window_seq, layer, period, noise, wrong,
-    AHEAD: tl.constexpr, DRIVEN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, N_PAD: tl.constexpr,
-    CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
+    heads, blocks, chunks, most, places, ring, width, first, sinks, far_seq, window_seq, layer, period, noise, wrong,
+    AHEAD: tl.constexpr, WHOLE: tl.constexpr, DRIVEN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    N_PAD: tl.constexpr, CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
     row = seq * heads + tl.program_id(1)
@@ -101,7 +101,7 @@ def _pick_blocks(
         taken = taken & ((key > bar) | (tl.cumsum(tie.to(tl.int32), 0) <= kept))
     place = tl.cumsum(taken.to(tl.int32), 0) - 1
     tl.store(chosen_out + row * most + place, n, mask=taken)
-    if not AHEAD:
+    if WHOLE or not AHEAD:
         tl.store(values_out + row * blocks + n, value, mask=there)
     tl.debug_barrier()
 
@@ -114,12 +114,17 @@ def _pick_blocks(
     ids = tl.load(far_ptr + seq * far_seq + number, mask=missing, other=0)
     tl.store(far_out + row * most + tl.cumsum(missing.to(tl.int32), 0) - 1, ids, mask=missing)
     tl.store(far_tokens_out + row, tl.sum(missing.to(tl.int32), 0) * BLOCK)
-    if not AHEAD:
-        at = tl.sum(tl.where(match, p[None, :], 0), 1)
-        width = most + ring
-        near = (first + slot * places + at).to(tl.int32)
-        tl.store(near_out + row * width + tl.cumsum(resident, 0) - 1, near, mask=resident > 0)
-        residents = tl.sum(resident, 0)
+    if WHOLE or not AHEAD:
+        present = (held >= 0) & (held < full)
+        if WHOLE:
+            near = (first + slot * places + p).to(tl.int32)
+            tl.store(near_out + row * width + tl.cumsum(present.to(tl.int32), 0) - 1, near, mask=present)
+            residents = tl.sum(present.to(tl.int32), 0)
+        else:
+            at = tl.sum(tl.where(match, p[None, :], 0), 1)
+            near = (first + slot * places + at).to(tl.int32)
+            tl.store(near_out + row * width + tl.cumsum(resident, 0) - 1, near, mask=resident > 0)
+            residents = tl.sum(resident, 0)
         r = tl.arange(0, R_PAD)
         recent = tl.load(window_tokens_ptr + seq)
         used = (r < ring) & (r * BLOCK < recent)
@@ -128,7 +133,6 @@ def _pick_blocks(
         tl.store(near_tokens_out + row, residents * BLOCK + recent)
         score = tl.load(values_out + row * blocks + number, mask=missing, other=float("-inf"))
         tl.store(wanted_out + row * most + k, score, mask=k < most)
-        present = (held >= 0) & (held < full)
         worth = tl.load(values_out + row * blocks + held, mask=present, other=float("-inf"))
         worth = tl.where(tl.max(match.to(tl.int32), 0) > 0, float("inf"), worth)
         tl.store(worth_out + row * places + p, worth, mask=p < places)
@@ -150,14 +154,15 @@ def pick_blocks(
         pool.held.shape[-1],
         rows.window.shape[1],
     )
-    values = torch.empty(1 if ahead else seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
+    size = 1 if ahead and not pool.whole else seqs * heads * blocks
+    values = torch.empty(size, dtype=torch.float32, device=scores.blocks.device)
     pad = triton.next_power_of_2
     drift, layer = driven or Driven(Drift(0.0, 1, 0.0), 0)
     _pick_blocks[(seqs, heads)](
         scores.blocks, scores.sums, rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
         lists.near, lists.near_tokens, lists.far, lists.far_tokens, lists.chosen, lists.wanted, lists.worth, values,
-        heads, blocks, chunks, most, places, ring, pool.first, pool.sinks, rows.far.stride(0), rows.window.stride(0),
-        layer, drift.period, float(drift.noise), float(drift.wrong),
-        AHEAD=ahead, DRIVEN=driven is not None, GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
+        heads, blocks, chunks, most, places, ring, lists.near.shape[-1], pool.first, pool.sinks, rows.far.stride(0),
+        rows.window.stride(0), layer, drift.period, float(drift.noise), float(drift.wrong),
+        AHEAD=ahead, WHOLE=pool.whole, DRIVEN=driven is not None, GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
         CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),
     )  # fmt: skip

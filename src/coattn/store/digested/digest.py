@@ -27,6 +27,8 @@ class Digested(Protocol):
     """A store with digests, as a rule that picks whole blocks by them sees it."""
 
     block: int
+    pick_once: bool
+    """Whether what a foreseen query picked stands, and the layer's own query picks nothing."""
 
     def digests(self, layer: int) -> Tensor:
         """`[n, kv_heads, 2, head_dim]`: a lower and an upper bound of every channel of the keys of block n."""

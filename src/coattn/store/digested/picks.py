@@ -21,8 +21,11 @@ class Picks:
     memory, and is not written again before the step is over.
     """
 
-    def __init__(self, layers: dict[int, LayerShape], batch: int, ring: int, places: Callable[[int], int]) -> None:
-        self.layers, self.batch, self.ring, self.places = layers, batch, ring, places
+    def __init__(
+        self, layers: dict[int, LayerShape], batch: int, ring: int, places: Callable[[int], int], once: bool
+    ) -> None:
+        """once: what a foreseen query picked stands, and the layer's own picks nothing."""
+        self.layers, self.batch, self.ring, self.places, self.once = layers, batch, ring, places, once
         device = next(iter(layers.values())).device
         self.moved = torch.zeros(1, dtype=torch.int64, device=device)
         """Blocks that were brought from the arena, since the beginning."""
@@ -38,6 +41,8 @@ class Picks:
         """Where a pick of `count` blocks goes. foreseen: the CPU has been started on the layer already."""
         if foreseen and not ahead:
             self.foreseen.add(layer)
+            if self.once:
+                return self.mapped[layer, True]
             if layer not in self._own:
                 self._own[layer] = self._make(layer, count, False)
             return self._own[layer]
@@ -47,7 +52,9 @@ class Picks:
         return self.mapped[key]
 
     def of(self, layer: int, foreseen: bool) -> Lists | None:
-        """What a layer's own query picked; None: nothing was picked."""
+        """What a layer picked for itself; None: nothing was picked."""
+        if self.once:
+            return self.mapped.get((layer, foreseen))
         return self._own.get(layer) if foreseen else self.mapped.get((layer, False))
 
     def nothing(self, layer: int) -> Lists:
@@ -91,6 +98,8 @@ class Picks:
 
     def _by_layer(self) -> dict[int, Lists]:
         own = {layer: lists for (layer, ahead), lists in self.mapped.items() if not ahead} | self._own
+        if self.once:
+            own |= {layer: self.mapped[layer, True] for layer in self.foreseen}
         return dict(sorted(own.items()))
 
     def _make(self, layer: int, count: int, mapped: bool) -> Lists:
@@ -102,7 +111,8 @@ class Picks:
         else:
             memory = torch.zeros(size, dtype=torch.int32, device=shape.device)
         far, far_tokens = torch.split(memory, [self.batch * heads * count, self.batch * heads])
-        kinds = ((count + self.ring, torch.int32), (0, torch.int32), (count, torch.int32), (count, torch.float32),
+        near_most = max(count, places) if self.once else count
+        kinds = ((near_most + self.ring, torch.int32), (0, torch.int32), (count, torch.int32), (count, torch.float32),
                  (places, torch.float32))  # fmt: skip
         near, near_tokens, chosen, wanted, worth = (
             torch.zeros((self.batch, heads, width) if width else (self.batch, heads), dtype=dtype, device=shape.device)

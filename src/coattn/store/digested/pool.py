@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class DigestPool(Pool):
 
     digest: str = "minmax"
     window_blocks: int = 2
+    pick_once: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,6 +50,13 @@ class Residency:
         resident = match.any(-1) & real
         return Found(resident, real & ~resident, self._ids(slots, match.int().argmax(-1)))
 
+    def all(self, layer: int, blocks: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Where in near memory each place of the pools is, `[seqs, kv_heads, places]`, and whether it holds one of the
+        first `blocks` of its sequence, `[seqs, 1, 1]`: a later one is in the window still."""
+        held = self.held[layer][slots]
+        places = torch.arange(self.places, device=held.device).expand_as(held)
+        return self._ids(slots, places), (held >= 0) & (held < blocks)
+
     def replace(
         self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, slots: Tensor, due: Tensor
     ) -> tuple[Tensor, Tensor]:

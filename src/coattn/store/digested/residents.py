@@ -43,6 +43,8 @@ class Residents(Arena):
         "resident": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves to the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
         "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
+        "whole_pool": "attend to every resident block, and pick only once, by the query that was foreseen "
+        "(ScoutAttention, Algorithm 1); else to what the real query picks",
         "slack": SLACK,
         "sink_blocks": SINKS,
     }
@@ -55,7 +57,9 @@ class Residents(Arena):
     resident: int | None = None
     recall_interval: int = 8
     recall_file: str | None = None
+    whole_pool: bool = False
     slack: float = 1.0
+    pick_once: bool = field(init=False, repr=False, default=False)
     _new: set[int] = field(init=False, repr=False, default_factory=set)
     """Slots whose residents are to be chosen before their next decode step."""
     _drift: Drift | None = field(init=False, repr=False, default=None)
@@ -68,6 +72,7 @@ class Residents(Arena):
         check_count("sink_blocks", self.sink_blocks, 0)
         check_count("budget", self.budget, 1)
         check_count("recall_interval", self.recall_interval, 0)
+        self.pick_once = self.whole_pool
         if self.resident is not None:
             check_count("resident", self.resident, 1)
         self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
@@ -143,10 +148,11 @@ class Residents(Arena):
         rows, picks = rows_of(recording), self._picks()
         foreseen = layer in recording.foreseen
         lists = picks.lists(layer, ahead, foreseen, min(count, rows.far.shape[1]))
-        softcap = self.opening.layers[layer].softcap
-        scores = score_parts(q, self.digests(layer), rows, self.block, scale, softcap, slack)
-        driven = None if self._drift is None else Driven(self._drift, layer)
-        pick_blocks(scores, rows, self._pool(layer), lists, ahead, driven)
+        if ahead or not (foreseen and self.pick_once):
+            softcap = self.opening.layers[layer].softcap
+            scores = score_parts(q, self.digests(layer), rows, self.block, scale, softcap, slack)
+            driven = None if self._drift is None else Driven(self._drift, layer)
+            pick_blocks(scores, rows, self._pool(layer), lists, ahead, driven)
         # the CPU's side of a recorded step knows its number of sequences by itself
         some = slice(None) if lists.far.device != q.device else slice(recording.rows)
         far = BlockList(lists.far[some], lists.far_tokens[some], self.block * lists.far.shape[-1])
@@ -170,13 +176,13 @@ class Residents(Arena):
         return self.recall_interval if self._intervals is None else self._intervals[layer]
 
     def _pool(self, layer: int) -> Pool:
-        return Pool(self.residency.held[layer], self.residency.first, self.block, self.sink_blocks)
+        return Pool(self.residency.held[layer], self.residency.first, self.block, self.sink_blocks, self.whole_pool)
 
     def _picks(self) -> Picks:
         assert self.recording is not None
         if self._recorded is None:
             layers = dict(self.opening.layers)
-            self._recorded = Picks(layers, self.recording.frame.batch, self.ring, lambda _: self.places)
+            self._recorded = Picks(layers, self.recording.frame.batch, self.ring, lambda _: self.places, self.pick_once)
         return self._recorded
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
@@ -237,11 +243,15 @@ class Residents(Arena):
         assert view.near is not None
         assert view.far is not None
         block, heads = self.block, chosen.shape[1]
-        found = self.residency.find(layer, chosen, counts, self._slots(layer, step))
+        slots = self._slots(layer, step)
+        found = self.residency.find(layer, chosen, counts, slots)
+        places, resident = found.ids, found.resident
+        if self.whole_pool:
+            places, resident = self.residency.all(layer, view.far.tokens[:, :, None].to(chosen.device) // block, slots)
         window = view.near.table.expand(-1, heads, -1)
         some = torch.arange(window.shape[-1], device=chosen.device) * block < view.near.tokens[:, :, None]
-        table = compact(torch.cat([found.ids, window], -1), torch.cat([found.resident, some.expand_as(window)], -1))
-        tokens = found.resident.sum(-1) * block + view.near.tokens
+        table = compact(torch.cat([places, window], -1), torch.cat([resident, some.expand_as(window)], -1))
+        tokens = resident.sum(-1) * block + view.near.tokens
         near = BlockList(table, tokens.to(torch.int32), table.shape[-1] * block)
         ids = self._there(layer, step, view.far).table.expand(-1, heads, -1).gather(2, chosen)
         missed = (found.missing.sum(-1) * block).to(torch.int32)
