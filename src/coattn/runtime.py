@@ -130,7 +130,7 @@ class Runtime:
         decoding = self.step is not None and self.step.phase is Phase.DECODE
         parts = self._parts[layer]
         recording = parts.store.recording
-        return decoding and parts.schedule.ahead and (recording is None or recording.far)
+        return decoding and parts.schedule.foresees(layer) and (recording is None or recording.far)
 
     @contextmanager
     def aside(self, layer: int, hidden: Tensor) -> Iterator[None]:

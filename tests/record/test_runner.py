@@ -117,7 +117,7 @@ METHODS = [
     ("scout", {"block": 8, "budget": 32, "window_blocks": 2, "recall_interval": 2, "bound": 0.9}),
     ("scout", {"block": 8, "budget": 32, "recall_interval": 4, "dense_layers": 1, "bound": 1.0}),
     ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "bound": -1.0, "whole_pool": True}),
-    ("scout", {"block": 8, "budget": 40, "recall_interval": 2, "resident": 5, "bound": 0.9, "whole_pool": True}),
+    ("scout", {"block": 8, "budget": 40, "recall_interval": 2, "resident": 5, "ahead_from": 2, "whole_pool": True}),
     ("hcattention", {"block": 8, "groups": 0, "tau": 1.0}),
     ("hcattention", {"block": 8, "window_blocks": 2, "groups": 4, "centroids": 32, "tau": 0.8}),
     ("hcattention", {"block": 16, "groups": 4, "centroids": 32, "tau": 0.9, "values": "int8", "code_bits": 13}),

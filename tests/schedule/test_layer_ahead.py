@@ -128,6 +128,12 @@ def test_with_the_whole_pool_nothing_is_picked_at_a_layers_own_turn(bound: float
             assert picked.near.tokens[seq].tolist() == (4 * there.sum(-1) + length - 4 * far).tolist()
 
 
+def test_layers_before_the_first_one_ahead_are_like_same_layer() -> None:
+    plain, ahead = World(SAME), World(SCOUT, ahead_from=2)
+    want, got = plain.step((1, 1), None), ahead.step((1, 1), other)
+    assert [torch.equal(a, b) for a, b in zip(want, got, strict=True)] == [True, True, False]
+
+
 def test_without_a_prediction_it_is_same_layer() -> None:
     plain, ahead = World(SAME), World(SCOUT)
     for new in STEPS[:5]:

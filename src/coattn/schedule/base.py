@@ -33,6 +33,10 @@ class Schedule(Part):
         """Tells the schedule whom it commands, and the layers it will see, in order."""
         self.places, self.select, self.layers = places, select, layers
 
+    def foresees(self, layer: int) -> bool:
+        """Whether that is so for this layer."""
+        return self.ahead
+
     def aside(self, layer: int, hidden: Tensor, recording: Recording | None) -> AbstractContextManager[None]:
         """Inside this block a layer's query is made, of `hidden`, and foreseen."""
         return nullcontext()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coattn.errors import ConfigError
 from coattn.ops.merge import merge_states
+from coattn.part import check_count
 from coattn.place.base import Call, Result, State
 from coattn.schedule.same_layer import SameLayer
 from coattn.schedule.second_look import SecondLook
@@ -47,10 +48,12 @@ class LayerAhead(SameLayer):
     ahead = True
     help_text = {
         "bound": "least cosine of predicted and real query, over the query heads of a KV head, below which the CPU's "
-        "part is computed again with the real one; -1: never"
+        "part is computed again with the real one; -1: never",
+        "ahead_from": "first layer that is started ahead; queries of the very first are foreseen badly in many models",
     }
 
     bound: float = 0.8
+    ahead_from: int = 1
     checked: int = field(init=False, default=0)
     """KV heads, over sequences, layers and steps, whose prediction was compared with the real query; in recorded steps
     `notes` counts them."""
@@ -66,6 +69,10 @@ class LayerAhead(SameLayer):
             raise ConfigError(
                 f"bound is {self.bound!r}, but must be a cosine.", "Set bound to a number from -1 to 1, such as 0.8."
             )
+        check_count("ahead_from", self.ahead_from, 1)
+
+    def foresees(self, layer: int) -> bool:
+        return layer >= self.ahead_from
 
     @contextmanager
     def aside(self, layer: int, hidden: Tensor, recording: Recording | None) -> Iterator[None]:
