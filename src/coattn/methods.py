@@ -82,9 +82,10 @@ METHODS: dict[str, Method] = {
             "hcattention",
             store="coded",
             select="pq_top_p",
-            place=("gpu", "cpu_values"),
+            place=("gpu", "cpu_values", "tail_mean"),
             schedule="same_layer",
-            summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most.",
+            summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most; the "
+            "others count with the mean.",
             paper="Yang et al., HCAttention, 2025",
         ),
         Method(

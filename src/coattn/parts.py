@@ -7,6 +7,7 @@ from coattn.place.cpu import Cpu
 from coattn.place.cpu_values import CpuValues
 from coattn.place.gpu import Gpu
 from coattn.place.pull import Pull
+from coattn.place.tail_mean import TailMean
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.next_layer import NextLayer
@@ -47,6 +48,7 @@ _ALL: tuple[type[Part], ...] = (
     Cpu,
     Pull,
     CpuValues,
+    TailMean,
     Inline,
     SameLayer,
     NextLayer,

@@ -148,3 +148,5 @@ class Selection:
     """In the arena, in DRAM."""
     weighted: Weighted | None = None
     """In the arena too: entries whose weights are known before anybody looks at them."""
+    tail: Tensor | None = None
+    """`[seqs, q_heads]` float32 lse of what was left out but counts, each with the mean of all values."""

@@ -32,7 +32,7 @@ class World:
             KV * GROUP, KV, D, torch.float32, torch.device("cpu"), softcap=params.pop("softcap", None)
         )
         self.ledger = Ledger()
-        given = {"block": BLOCK, "centroids": 64, "union": False, **params}
+        given = {"block": BLOCK, "centroids": 64, "union": False, "tail": "renormalise", **params}
         self.runtime = Runtime([self.shape], compose(METHODS["hcattention"], **given), self.ledger, 2, None)
         self.parts = self.runtime._parts[0]
         self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
@@ -110,7 +110,7 @@ def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, ren
 def test_equals_the_method_written_out(
     groups: int, tau: float, cap: int | None, keep_keys: bool, renormalise: bool
 ) -> None:
-    world = World(groups=groups, tau=tau, cap=cap, keep_keys=keep_keys, renormalise=renormalise)
+    world = World(groups=groups, tau=tau, cap=cap, keep_keys=keep_keys, tail="renormalise" if renormalise else "zero")
     for _ in range(20):
         q, out, _ = world.step((1, 1))
         for seq in range(2):
@@ -197,10 +197,10 @@ def test_each_query_head_has_its_mass_and_not_an_entry_more() -> None:
                 assert mass - weights[head, at].min() < 0.75 + 1e-6
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("tail", ["zero", "renormalise", "mean"])
 @pytest.mark.parametrize("keep_keys", [True, False])
-def test_heads_of_a_group_attend_to_what_any_of_them_keeps(keep_keys: bool, renormalise: bool) -> None:
-    given = {"groups": 8, "tau": 0.6, "keep_keys": keep_keys, "renormalise": renormalise}
+def test_heads_of_a_group_attend_to_what_any_of_them_keeps(keep_keys: bool, tail: str) -> None:
+    given = {"groups": 8, "tau": 0.6, "keep_keys": keep_keys, "tail": tail}
     world, apart = World(**given, union=True), World(**given)
     (q, out, picked), (_, _, alone) = world.step((1, 1)), apart.step((1, 1))
     assert picked is not None
@@ -221,12 +221,44 @@ def test_heads_of_a_group_attend_to_what_any_of_them_keeps(keep_keys: bool, reno
             left[at] = False
             if keep_keys:
                 scores[at] = exact[head, at]
-            if renormalise:
+            if tail == "renormalise":
                 scores[:far][left] = -torch.inf
             weights = scores.softmax(0)
-            weights[:far][left] = 0.0
-            wanted = weights @ values[:, head // GROUP]
+            own = values[:, head // GROUP].clone()
+            # full blocks are stored when they are full, so the mean is over those of the window too
+            full = world.lengths[seq] // BLOCK * BLOCK
+            own[:far][left] = own[:full].mean(0) if tail == "mean" else 0.0
+            wanted = weights @ own
             torch.testing.assert_close(out[seq, head].double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["model", "int8"])
+def test_the_mean_value_is_that_of_what_is_stored(form: str) -> None:
+    world = World(groups=4, tail="mean", values=form)
+    store: Any = world.parts.store
+
+    def check(error: float) -> None:
+        for seq in range(2):
+            full = world.lengths[seq] // BLOCK * BLOCK
+            found = store.means.of(0, Step.of((seq,), (1,), (1,)), None, world.shape)[0, ::GROUP]
+            wanted = world.v[seq][:full].mean(0) if full else torch.zeros(KV, D)
+            torch.testing.assert_close(found, wanted, atol=error, rtol=0)
+
+    for new in ((1, 1), (12, 3), *[(1, 1)] * 9):
+        world.step(new)
+        check(1e-5)
+    step = Step.of((0, 1), world.lengths, (30, 9))
+    world.runtime.begin(step)
+    world.runtime.attend(0, *(world.randn(39, heads, D) for heads in (KV * GROUP, KV, KV)), SCALE)
+    world.runtime.abort()
+    world.step((1, 1))
+    check(1e-5 if form == "model" else 0.02)
+    world.runtime.truncate(0, world.lengths[0], 43)
+    world.k[0], world.v[0] = world.k[0][:43], world.v[0][:43]
+    world.lengths = (43, world.lengths[1])
+    check(1e-5 if form == "model" else 0.02)
+    world.runtime.truncate(1, world.lengths[1], 0)
+    assert not store.means.sums[0][1].any()
 
 
 def test_appended_turns_see_the_decoded_history() -> None:
@@ -299,7 +331,7 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
     own, runtime = held("hcattention", **params)
     store: Any = runtime._parts[0].store
     codebooks = sum(book.centroids.nbytes for book in store.books.made.values())
-    measured = store.window[0].nbytes + store.codes[0].nbytes + codebooks
+    measured = store.window[0].nbytes + store.codes[0].nbytes + codebooks + store.means.sums[0].nbytes
     pool: Any = plain._parts[0].store
     assert pool.near[0].nbytes == full == tokens * shape.token_bytes
     assert measured == own, "what the ledger counts is what the tensors hold"
@@ -377,6 +409,7 @@ def held(book: Codebook) -> list[Tensor]:
         ({"code_bits": 12}, "8,192 centroids do not fit"),
         ({"centroids": 1}, "centroids is 1"),
         ({"centroid_bits": 4}, "centroid_bits is 4"),
+        ({"tail": "median"}, "tail is 'median'"),
         ({"values": "int2"}, "values is 'int2'"),
         ({"values": "int8", "keep_keys": True}, "keep_keys needs values"),
         ({"groups": -1}, "groups is -1"),

@@ -9,6 +9,7 @@ from typing import Any
 from coattn.evaluate.fidelity import compare
 from coattn.evaluate.forced import Forced
 from coattn.evaluate.perplexity import interval
+from coattn.ops.reference.top_p import TAILS
 
 CENTROIDS = 8192
 TAUS = (0.95, 0.9)
@@ -55,9 +56,10 @@ def quantisers(head_dim: int) -> Iterator[Row]:
 
 def renormalising(_head_dim: int) -> Iterator[Row]:
     """What the paper leaves open: weights that add up to one, or keep their share of the whole."""
-    for renormalise in (True, False):
-        name = f"tau 0.9, {'renormalised' if renormalise else 'not renormalised'}"
-        yield Row(name, {"groups": 0, "tau": 0.9, "renormalise": renormalise})
+    for union in (True, False):
+        for tail in TAILS:
+            name = f"tau 0.9, {'the group' if union else 'each head'}, left out: {tail}"
+            yield Row(name, {"groups": 0, "tau": 0.9, "tail": tail, "union": union})
 
 
 TABLES = {"budgets": budgets, "3": thresholds, "4": quantisers, "renormalise": renormalising}

@@ -9,10 +9,12 @@ from coattn.state import AttnState, Split, merge
 
 def merge_output(states: list[AttnState | Split], like: Tensor) -> Tensor:
     """Disjoint parts of the attention of q `like` `[tokens, q_heads, d]` -> the output, in its dtype and place."""
-    if like.device.type == "cuda" and len(states) <= 2:
+    if like.device.type == "cuda" and len(states) <= 3:
         from coattn.ops.triton.merge import merge as kernel
 
-        return kernel([s if isinstance(s, Split) else Split.of(s) for s in states], like.dtype, like.device)
+        pieces = [s if isinstance(s, Split) else Split.of(s) for s in states]
+        if len(pieces) < 3 or pieces[1].out.shape[1] == 1:
+            return kernel(pieces, like.dtype, like.device)
     whole = merge(*(s.merged() if isinstance(s, Split) else s for s in states))
     return whole.out[:, 0].to(like.dtype)
 

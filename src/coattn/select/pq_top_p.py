@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coattn.errors import ConfigError
 from coattn.ops.attend import attend
-from coattn.ops.reference.top_p import top_p
+from coattn.ops.reference.top_p import TAILS, top_p
 from coattn.part import check_count
 from coattn.select.base import Select
 from coattn.store.base import Store
@@ -34,13 +34,14 @@ class PqTopP(Select):
     help_text = {
         "tau": "share of the softmax mass that is attended, per query head; 1: everything",
         "cap": "most far entries that a query head attends to; unset: no limit",
-        "renormalise": "weights of what is attended add up to one; else they keep their share of the full softmax",
+        "tail": "what is left out counts as if it had the mean value (mean), not at all, so that weights add up to one "
+        "(renormalise), or as zero (zero)",
         "union": "a query head also attends to what the other heads of its KV head keep, which is read anyway",
     }
 
     tau: float = 0.9
     cap: int | None = None
-    renormalise: bool = True
+    tail: str = "mean"
     union: bool = True
     _work: Work | None = field(init=False, repr=False, default=None)
     """What the kernels of a GPU share from call to call; None where there are none."""
@@ -50,6 +51,8 @@ class PqTopP(Select):
             raise ConfigError(f"tau is {self.tau!r}, but must be above 0 and at most 1.", "Set tau=0.9 or another.")
         if self.cap is not None:
             check_count("cap", self.cap, 1)
+        if self.tail not in TAILS:
+            raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(TAILS)}.")
 
     def open(self, store: Store) -> None:
         shape = next(iter(store.opening.layers.values()))
@@ -75,9 +78,13 @@ class PqTopP(Select):
         kept = top_p(scores, near, self.tau, self.cap)
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
-        found = weigh(scores, kept, view.far, self.renormalise, store.keeps_keys())
+        found = weigh(scores, kept, view.far, self.tail != "zero", store.keeps_keys())
         store.took(layer, float(found.count.sum()) / found.count.shape[1])
-        return Selection(view.near, weighted=found)
+        tail = scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1) if self._has_tail() else None
+        return Selection(view.near, weighted=found, tail=tail)
+
+    def _has_tail(self) -> bool:
+        return self.tail == "mean" and not self.is_exact()
 
     def _pick_there(self, layer: int, q: Tensor, store: Store, step: Step, view: Selection, work: Work) -> Selection:
         """The same by kernels on the GPU; nothing waits while a step is recorded."""
@@ -91,21 +98,24 @@ class PqTopP(Select):
         scores = store.scores(layer, q[:, 0], self.scale, step, top)
         tokens = store.far_tokens(layer, step)
         most = scores.shape[-1]
-        kept = on_gpu(scores, tokens, near, self.tau, self.cap, self.renormalise, most, work, self.union)
+        kind = self.tail if self._has_tail() or self.tail == "zero" else "renormalise"
+        kept = on_gpu(scores, tokens, near, self.tau, self.cap, TAILS.index(kind), most, work, self.union)
+        tail = kept.others if self._has_tail() else None
         assert view.far is not None
         if store.recording is not None:
-            return Selection(
-                view.near, weighted=Weighted(view.far.table, kept.index, kept.count, kept.weights, kept.lse)
-            )
+            listed = Weighted(view.far.table, kept.index, kept.count, kept.weights, kept.lse)
+            return Selection(view.near, weighted=listed, tail=tail)
         count = kept.count.cpu()
         longest = int(count.max())
         used = torch.arange(longest, device=q.device) < kept.count[..., None]
         weights = kept.weights.view(*scores.shape[:3], -1)[..., :longest].where(used[:, :, None], 0.0).flatten(1, 2)
-        others = kept.others.cpu() if store.keeps_keys() else None
+        others = None
+        if store.keeps_keys():
+            others = kept.others.cpu() if tail is None else torch.full_like(kept.lse, -torch.inf, device="cpu")
         index = kept.index[..., :longest].contiguous().cpu()
         store.took(layer, float(count.sum()) / count.shape[1])
         found = Weighted(view.far.table, index, count, weights.cpu(), kept.lse.cpu(), others)
-        return Selection(view.near, weighted=found)
+        return Selection(view.near, weighted=found, tail=tail)
 
     def _near(self, layer: int, q: Tensor, store: Store, near: BlockList | None) -> Tensor:
         """The lse of what is near, `[seqs, q_heads]` float32."""

@@ -106,7 +106,7 @@ def test_top_p(spread: float, tau: float, cap: int | None, renormalise: bool) ->
     made = []
     for _ in range(2):
         largest(scores, tokens, work.of(seqs * kv_heads * group)[2])
-        made.append(top_p(scores, tokens, near, tau, cap, renormalise, most, work))
+        made.append(top_p(scores, tokens, near, tau, cap, int(renormalise), most, work))
     first, again = made
     assert all(not x.any() for x in work.of(seqs * kv_heads * group))
     for seq, many in enumerate(tokens.tolist()):
@@ -164,9 +164,9 @@ def check(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("tail", [0, 1, 2])
 @pytest.mark.parametrize(("tau", "cap", "near_lse"), [(0.9, None, 0.0), (1.0, 300, 5.0), (0.6, None, 12.0)])
-def test_heads_of_a_group_share_what_they_keep(tau: float, cap: int | None, near_lse: float, renormalise: bool) -> None:
+def test_heads_of_a_group_share_what_they_keep(tau: float, cap: int | None, near_lse: float, tail: int) -> None:
     from coattn.ops.cuda.top_p import Work, largest, top_p
 
     seqs, kv_heads, group, n = 3, 2, 3, 20_000
@@ -178,7 +178,7 @@ def test_heads_of_a_group_share_what_they_keep(tau: float, cap: int | None, near
     made = []
     for together in (False, True, True):
         largest(scores, tokens, work.of(seqs * kv_heads * group)[2])
-        made.append(top_p(scores, tokens, near, tau, cap, renormalise, n, work, together))
+        made.append(top_p(scores, tokens, near, tau, cap, tail, n, work, together))
     alone, found, again = made
     assert torch.equal(found.count, alone.count)
     for seq, many in enumerate(tokens.tolist()):
@@ -189,7 +189,15 @@ def test_heads_of_a_group_share_what_they_keep(tau: float, cap: int | None, near
             for g in range(group):
                 row, own = head * group + g, scores[seq, head, g, :many].double()
                 kept = own[at].logsumexp(0) if count else torch.tensor(-torch.inf)
-                norm = kept if renormalise else own.logsumexp(0) if many else torch.tensor(-torch.inf)
+                norm = kept if tail else own.logsumexp(0) if many else torch.tensor(-torch.inf)
+                if tail == 1:
+                    assert found.others[seq, row] == -torch.inf
+                elif many:
+                    left = torch.ones_like(own, dtype=torch.bool)
+                    left[at] = False
+                    rest = (own[left].logsumexp(0) - own.logsumexp(0)).exp() if left.any() else torch.zeros(())
+                    share = (found.others[seq, row].double() - own.logsumexp(0)).exp()
+                    torch.testing.assert_close(share.cpu(), rest.double().cpu(), atol=1e-4, rtol=1e-2)
                 torch.testing.assert_close(
                     found.lse[seq, row].double().cpu(), norm.double().cpu(), atol=2e-3, rtol=1e-3
                 )
@@ -206,7 +214,7 @@ def test_what_is_kept_is_sent_to_host_memory() -> None:
     tokens = torch.tensor([9000, 33], dtype=torch.int32, device="cuda")
     work = Work(scores.device)
     largest(scores, tokens, work.of(16)[2])
-    chosen = top_p(scores, tokens, None, 0.3, None, True, 9000, work)
+    chosen = top_p(scores, tokens, None, 0.3, None, 1, 9000, work)
     there = (chosen.index, chosen.weights, chosen.count)
     index, weights, count = (torch.zeros_like(x, device="cpu").pin_memory() for x in there)
     send(*there, index, weights, count)

@@ -16,6 +16,7 @@ from coattn.ops.triton import (
     limits,
     linear,
     look_again,
+    mean_values,
     merge,
     model,
     nearest,
@@ -48,7 +49,11 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "MEAN": False},
     ),
     (append._append, {"SPILL": True, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}),
-    (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "OTHER": True} | {"FOLLOW": True}),
+    (
+        merge._merge,
+        {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "OTHER": True, "TAIL": True}
+        | {"FOLLOW": True},
+    ),
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
     (handover._wait, {}),
@@ -76,7 +81,16 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             pick_blocks._pick_blocks,
-            {"AHEAD": ahead, "DRIVEN": not ahead, "GROUP": 5, "BLOCK": 32, "N_PAD": 2048, "CHUNKS_PAD": 32, "K_PAD": 64}
+            {
+                "AHEAD": ahead,
+                "WHOLE": ahead,
+                "DRIVEN": not ahead,
+                "GROUP": 5,
+                "BLOCK": 32,
+                "N_PAD": 2048,
+                "CHUNKS_PAD": 32,
+                "K_PAD": 64,
+            }
             | {"P_PAD": 64, "R_PAD": 2},
         )
         for ahead in (True, False)
@@ -91,8 +105,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
     (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
-    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
-    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
+    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128, "C_PAD": 128}),
+    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64, "C_PAD": 128}),
+    (nearest._turn_spilled, {"D": 128, "D_PAD": 128, "ROWS": 32, "AXES": 4}),
+    (mean_values._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
     (spill._spill_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
     (
         score_keys._score_keys,
@@ -127,13 +143,15 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*fp32"
     if name.endswith("_out") and name not in ("q_out", "k_out"):
         return "*fp32" if name in ("wanted_out", "worth_out", "values_out") else "*i32"
-    others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_c", "lse_c")
+    others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_c", "lse_c", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
     if name == "far_ptr" and kernel in (pick_blocks._pick_blocks, look_again._look_again):
         return "*i32"
     if kernel is limits._read:
         return "*i32"
+    if kernel is nearest._turn_spilled and name == "to_ptr":
+        return "*bf16"
     if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
         return "*bf16"
     if kernel is merge._merge:

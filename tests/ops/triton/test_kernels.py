@@ -99,8 +99,8 @@ def test_average(group: int, tokens: list[int], mean: bool) -> None:
     assert not torch.equal(values, random(64, 2, 32, dtype=torch.float32, seed=2).abs())
 
 
-@pytest.mark.parametrize("second", [0, 1, 3])
-def test_merge(second: int) -> None:
+@pytest.mark.parametrize(("second", "tail"), [(0, False), (1, False), (3, False), (1, True), (3, True)])
+def test_merge(second: int, tail: bool) -> None:
     def pieces(count: int, seed: int) -> Split:
         lse = random(2, count, 3, dtype=torch.float32, seed=seed)
         lse[0, 0, :] = -torch.inf
@@ -110,6 +110,8 @@ def test_merge(second: int) -> None:
         return Split(out, lse)
 
     sets = [pieces(5, 0)] + ([pieces(second, 10)] if second else [])
+    if tail:
+        sets.insert(1, pieces(1, 20))
     got = merge_kernel.merge(sets, torch.float32, DEVICE)
     states = [AttnState(s.out[:, i], s.lse[:, i]) for s in sets for i in range(s.out.shape[1])]
     torch.testing.assert_close(got, merge(*states).out)

@@ -104,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // 256 threads for each query head, 8 bins each.
 extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int* tokens, const float* near, int pieces,
-                                     float tau, int cap, int renormalise, int q_heads, float* most, int* bin,
-                                     int* limit, float* lse, float* others) {
+                                     float tau, int cap, int tail, int together, int q_heads, float* most,
+                                     int* bin, int* limit, float* lse, float* others) {
   __shared__ float room[8];
   __shared__ int counts[8], enough, over;
   __shared__ float before_bin, of_bin;
@@ -177,8 +177,9 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
     most[row] = high;
     bin[row] = none ? -1 : last;
     limit[row] = taken;
-    lse[row] = renormalise ? own : whole;
-    others[row] = renormalise || kept >= total ? -INFINITY : high + logf(total - kept);
+    lse[row] = tail ? own : whole;
+    // together, what is kept is not known yet: `settle` makes of everything what is left
+    others[row] = tail == 1 ? -INFINITY : together ? whole : kept < total ? high + logf(total - kept) : -INFINITY;
     top[row] = 0;
   }
 }
@@ -342,8 +343,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void settle(const float* sums, const float* norms, const int* tokens, const int* total,
-                                  float* weights, float* lse, float* others, int renormalise, int kv_heads, int chunks,
-                                  int chunk, int room_for) {
+                                  float* weights, float* lse, float* others, int tail, int kv_heads, int chunks, int chunk,
+                                  int room_for) {
   __shared__ float room[32];
   const int used = (tokens[blockIdx.z] + chunk - 1) / chunk;
   const i64 list = i64{blockIdx.z} * kv_heads + blockIdx.y;
@@ -355,11 +356,13 @@ extern "C" __global__ void settle(const float* sums, const float* norms, const i
     for (int i = threadIdx.x; i < used; i += blockDim.x) sum += sums[row * chunks + i];
     sum = add_up(sum, room);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-      const float own = sum > 0 ? norms[row] + logf(sum) : -INFINITY;
-      if (renormalise) lse[row] = own;
-      else others[row] = sum < 1 ? norms[row] + logf(1 - sum) : -INFINITY;
+      if (tail) lse[row] = sum > 0 ? norms[row] + logf(sum) : -INFINITY;
+      if (tail != 1) {
+        const float left = tokens[blockIdx.z] ? expf(others[row] - norms[row]) - sum : 0;
+        others[row] = left > 0 ? norms[row] + logf(left) : -INFINITY;
+      }
     }
-    if (!renormalise || !(sum > 0)) continue;
+    if (!tail || !(sum > 0)) continue;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < many; i += gridDim.x * blockDim.x)
       weights[row * room_for + i] /= sum;
   }

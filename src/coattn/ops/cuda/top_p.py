@@ -79,7 +79,7 @@ def top_p(
     near: Tensor | None,
     tau: float,
     cap: int | None,
-    renormalise: bool,
+    tail: int,
     most: int,
     work: Work,
     together: bool = False,
@@ -87,7 +87,9 @@ def top_p(
     """scores `[seqs, kv_heads, group, n]` of which the first `tokens` `[seqs]` count -> what is kept, at most `most`.
 
     near: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4. The work holds the
-    scores' maxima. together: a head has weights for all that any head of its group keeps. No synchronisation.
+    scores' maxima. tail: what is left out counts as zero (0), not at all (1), or somebody else sees to it (2): for 0
+    lse is over everything, else over what is kept; for 0 and 2 `others` says how much was left. together: a head has
+    weights for all that any head of its group keeps. No synchronisation.
     """
     seqs, kv_heads, group, n = scores.shape
     q_heads, device = kv_heads * group, scores.device
@@ -110,14 +112,14 @@ def top_p(
     (high, lse, others), (bins, limit) = rows, places
     kernels.launch(
         "threshold", (q_heads, seqs, 1), 256, counts, lacks, top, tokens, near, 0 if near is None else near.shape[1],
-        float(tau), ALL if cap is None else cap, int(renormalise), q_heads, high, bins, limit, lse, others,
+        float(tau), ALL if cap is None else cap, tail, int(together), q_heads, high, bins, limit, lse, others,
     )  # fmt: skip
     if cap is not None:
         kernels.launch("edge", by_head, THREADS, scores, tokens, high, bins, limit, edges, q_heads, long, chunks, chunk)
     kernels.launch(
         "count", by_list, THREADS, scores, tokens, high, bins, limit, edges, kept, flags, kv_heads, long, chunks, chunk
     )
-    norms = high if together and renormalise else lse
+    norms = high if together and tail else lse
     sums = torch.empty(seqs, q_heads, chunks if together else 0, dtype=torch.float32, device=device)
     kernels.launch(
         "choose", by_list, THREADS, scores, tokens, flags, kept, norms, index, weights, count, kv_heads, long, chunks,
@@ -125,7 +127,7 @@ def top_p(
     )  # fmt: skip
     if together:
         kernels.launch(
-            "settle", (16, kv_heads, seqs), 256, sums, norms, tokens, count, weights, lse, others, int(renormalise),
+            "settle", (16, kv_heads, seqs), 256, sums, norms, tokens, count, weights, lse, others, tail,
             kv_heads, chunks, chunk, most,
         )  # fmt: skip
     return Chosen(index, count, weights, lse, others)

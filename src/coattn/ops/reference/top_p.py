@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+TAILS = ("zero", "renormalise", "mean")
+"""What can become of the entries that are left out."""
 FEW = 256
 """Entries that are sorted at first: mostly an eighth holds the mass, and sorting that takes a fifth of the time."""
 

@@ -26,9 +26,9 @@ def _read(out_ptr, lse_ptr, seq, head, q_heads, P: tl.constexpr, P_PAD: tl.const
 
 @triton.jit
 def _merge(
-    out_a, lse_a, out_b, lse_b, out_c, lse_c, other_ptr, result_ptr, q_heads, group,
+    out_a, lse_a, out_b, lse_b, out_c, lse_c, other_ptr, out_t, lse_t, result_ptr, q_heads, group,
     A: tl.constexpr, A_PAD: tl.constexpr, B: tl.constexpr, B_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    OTHER: tl.constexpr, FOLLOW: tl.constexpr,
+    OTHER: tl.constexpr, TAIL: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -50,6 +50,9 @@ def _merge(
             more_lse = tl.where(which > 1, float("-inf"), more_lse)
             more_out = tl.where(which > 1, 0.0, more_out)
         top = tl.maximum(top, tl.max(more_lse, 0))
+    if TAIL:
+        tail_lse, tail_out = _read(out_t, lse_t, seq, head, q_heads, 1, 1, D, d)
+        top = tl.maximum(top, tl.max(tail_lse, 0))
     # nothing attended at all: every weight is exp(-inf) = 0, and the result is 0
     shift = tl.where(top == float("-inf"), 0.0, top)
     weight = tl.exp(lse - shift)
@@ -59,14 +62,22 @@ def _merge(
         weight = tl.exp(more_lse - shift)
         total += tl.sum(weight, 0)
         acc += tl.sum(weight[:, None] * more_out, 0)
+    if TAIL:
+        weight = tl.exp(tail_lse - shift)
+        total += tl.sum(weight, 0)
+        acc += tl.sum(weight[:, None] * tail_out, 0)
     acc = acc / tl.where(total > 0, total, 1.0)
     at = result_ptr + (seq * q_heads + head) * D + d
     tl.store(at, acc.to(result_ptr.dtype.element_ty), mask=d < D)
 
 
 def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The normalised output `[seqs, q_heads, d]` over one or two sets of pieces; only the second may have another."""
+    """The normalised output `[seqs, q_heads, d]` over up to three sets of pieces.
+
+    Only the last of several may have another in its place, and of three the second is one piece.
+    """
     first, second = pieces[0], pieces[-1]
+    tail = pieces[1] if len(pieces) > 2 else first
     seqs, a, q_heads, d = first.out.shape
     b = second.out.shape[1] if len(pieces) > 1 else 0
     result = torch.empty(seqs, q_heads, d, dtype=dtype, device=device)
@@ -74,9 +85,10 @@ def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tens
     third = (second.out, second.lse, second.lse) if other is None else (other.out, other.lse, other.heads)
     group = 1 if other is None else q_heads // other.heads.shape[1]
     _merge[(seqs, q_heads)](
-        first.out, first.lse, second.out, second.lse, *third, result, q_heads, group,
+        first.out, first.lse, second.out, second.lse, *third, tail.out, tail.lse, result, q_heads, group,
         A=a, A_PAD=triton.next_power_of_2(a), B=b, B_PAD=triton.next_power_of_2(max(1, b)),
-        D=d, D_PAD=triton.next_power_of_2(d), OTHER=other is not None, num_warps=4,
+        D=d, D_PAD=triton.next_power_of_2(d), OTHER=other is not None, TAIL=len(pieces) > 2,
+        num_warps=4,
         # after a join the kernel in front is on another stream too, so nothing may start early
         **(options(seqs) if b == 0 else {"FOLLOW": False}),
     )  # fmt: skip

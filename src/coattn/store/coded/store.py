@@ -20,6 +20,7 @@ from coattn.store.arena import Arena
 from coattn.store.base import Opening, Run
 from coattn.store.blocks import BlockMemory, BlockTable, runs
 from coattn.store.coded.books import Books
+from coattn.store.coded.means import Means
 from coattn.store.coded.planes import CodeMemory, ValueMemory
 from coattn.store.frame import NOWHERE
 from coattn.store.ledger import Tier
@@ -37,7 +38,7 @@ class Coded(Arena):
     """
 
     name = "coded"
-    provides = frozenset({"near", "weighted", "codes", "values", "all_tokens"})
+    provides = frozenset({"near", "weighted", "codes", "values", "value_mean", "all_tokens"})
     help_text = {
         "block": "tokens per block",
         "window_blocks": "newest blocks of a sequence kept as they are in GPU memory; unset: 1",
@@ -62,6 +63,10 @@ class Coded(Arena):
     values: str = "model"
     keep_keys: bool = False
     books: Books = field(init=False, repr=False)
+    means: Means = field(init=False, repr=False)
+    _planned: tuple[int, ...] = field(init=False, repr=False, default=())
+    _stale: set[int] = field(init=False, repr=False, default_factory=set)
+    """Slots whose mean value a step that failed may have left wrong."""
     _turned: bool = field(init=False, repr=False, default=False)
     _taken: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     """By layer: entries that the last selection took, over its sequences; the mean over KV heads."""
@@ -116,7 +121,8 @@ class Coded(Arena):
             s.kv_heads * (packed_bytes(groups, self.code_bits) if groups else s.head_dim * s.dtype.itemsize)
             for s in opening.layers.values()
         )
-        return super().least(opening) + self._books(opening).bytes + blocks * self.block * codes
+        beside = self._books(opening).bytes + Means.bytes(opening.layers, opening.seqs)
+        return super().least(opening) + beside + blocks * self.block * codes
 
     def open(self, opening: Opening) -> None:
         self.opening = opening
@@ -139,6 +145,8 @@ class Coded(Arena):
         self.table, self.code_table = BlockTable(values), BlockTable(codes)
         self.books = self._books(opening, self.codebook, opening.fixed)
         ledger.take("gpu", self.books.bytes, "A codebook for each layer")
+        ledger.take("gpu", Means.bytes(layers, opening.seqs), "The mean value of each sequence")
+        self.means = Means(layers, opening.seqs, self.ring)
         far = opening.seqs * ((opening.tokens or 0) // self.block)
         for memory, blocks in ((self.window, self._near_blocks(opening)), (values, far), (codes, far)):
             if opening.fixed:
@@ -161,6 +169,7 @@ class Coded(Arena):
             return
         for block, to in zip(recording.ids.tolist(), spill.tolist(), strict=True):
             if to != NOWHERE:
+                self.means.add(layer, block // self.ring, near[block, :, 1].transpose(0, 1))
                 self._store(layer, [to], near[block, :, 0].transpose(0, 1), near[block, :, 1].transpose(0, 1))
 
     def is_plain(self, step: Step) -> bool:
@@ -174,6 +183,10 @@ class Coded(Arena):
 
     def plan(self, step: Step) -> None:
         wanted = [(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)]
+        self._planned = step.slots
+        for slot, history in zip(step.slots, step.history, strict=True):
+            if slot in self._stale:
+                self._renew_mean(slot, history // self.block)
         tables = (self.table, self.code_table)
         for table in tables:
             table.require(wanted)
@@ -181,6 +194,19 @@ class Coded(Arena):
         for table in tables:
             for slot, blocks in wanted:
                 table.ensure(slot, blocks)
+
+    def abort(self) -> None:
+        super().abort()
+        self._stale.update(self._planned)
+
+    def _renew_mean(self, slot: int, blocks: int) -> None:
+        """The mean value from what DRAM holds of a sequence's first blocks."""
+        self._stale.discard(slot)
+        ids = torch.tensor(self.table.owned.get(slot, [])[:blocks], dtype=torch.long)
+        self.far.settle()
+        for layer, shape in self.opening.layers.items():
+            values = self.stored.blocks_of(layer).read(ids, shape.dtype).to(shape.device)
+            self.means.set(layer, slot, values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim))
 
     def run(self, layer: int, slot: int, step: Step) -> Run:
         """Everything that is stored, keys decoded where that is all there is of them."""
@@ -226,6 +252,7 @@ class Coded(Arena):
                 k, v = self._read(layer, torch.tensor(self.table.owned[slot][b : b + 1]))
                 ids = torch.full((self.block,), self._near_id(slot, b), device=shape.device)
                 write_rows(self.window[layer], ids, torch.arange(self.block, device=shape.device), k, v)
+        self._renew_mean(slot, keep // self.block)
         for table in (self.table, self.code_table):
             table.shrink(slot, keep // self.block)
 
@@ -269,7 +296,8 @@ class Coded(Arena):
     def release(self) -> None:
         super().release()
         self.code_table.release()
-        self.opening.ledger.give("gpu", self.books.bytes)
+        self.opening.ledger.give("gpu", self.books.bytes + Means.bytes(self.opening.layers, self.opening.seqs))
+        self.means = Means({}, 0, 1)
         self.books = Books({}, 0, 0, True, 16)
         self.counts = None
         self._taken.clear()
@@ -291,6 +319,7 @@ class Coded(Arena):
             own = slice((b - first) * self.block, (b - first + 1) * self.block)
             copy = torch.stack([k[own].transpose(0, 1), v[own].transpose(0, 1)], 1)
             self.window[layer][self._sink_id(slot, b)].copy_(copy)
+        self.means.add(layer, slot, v)
         self._store(layer, self.table.owned[slot][first : first + len(k) // self.block], k, v)
 
     def _store(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
@@ -329,7 +358,8 @@ class Coded(Arena):
 
         values = self.stored.blocks_of(layer).memory
         halves = values if self.values == "model" else values.view(torch.float16)
-        spill_values(near, values, halves, ids, spill, LEVELS.get(self.values, 0))
+        sums = self.means.sums[layer]
+        spill_values(near, values, halves, ids, spill, LEVELS.get(self.values, 0), sums, self.ring)
         if self.split:
             code_spilled(near, self.codes[layer], ids, spill, self.books.made[layer], self.code_bits)
         else:

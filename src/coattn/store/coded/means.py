@@ -1,0 +1,50 @@
+"""The mean value of a sequence's full blocks: a running sum for each layer, slot and KV head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from coattn.store.frame import Recording
+from coattn.types import LayerShape, Step
+
+
+class Means:
+    """By layer `[slots + 1, kv_heads, d + 1]` float32: the sum of values, and of how many; the last row is nobody's.
+
+    Owner and writer: the store, when a block has become full; in recorded steps on a GPU its kernel. Reader: the place
+    that stands in for what is left out, in the same step or later.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerShape], slots: int, ring: int) -> None:
+        self.ring = ring
+        self.sums = {i: torch.zeros(slots + 1, s.kv_heads, s.head_dim + 1, device=s.device) for i, s in layers.items()}
+
+    @staticmethod
+    def bytes(layers: Mapping[int, LayerShape], slots: int) -> int:
+        """Of all layers."""
+        return sum(4 * (slots + 1) * s.kv_heads * (s.head_dim + 1) for s in layers.values())
+
+    def add(self, layer: int, slot: int, values: Tensor) -> None:
+        """values `[tokens, kv_heads, d]` of blocks that are full now."""
+        sums = self.sums[layer][slot]
+        sums[:, :-1] += values.float().sum(0)
+        sums[:, -1] += len(values)
+
+    def set(self, layer: int, slot: int, values: Tensor) -> None:
+        """values of all full blocks of a sequence."""
+        self.sums[layer][slot] = 0
+        self.add(layer, slot, values)
+
+    def of(self, layer: int, step: Step, recording: Recording | None, shape: LayerShape) -> Tensor:
+        """`[seqs, q_heads, d]` float32: for each query head the mean value of its KV head."""
+        sums, group = self.sums[layer], shape.q_heads // shape.kv_heads
+        if recording is not None and sums.device.type == "cuda":
+            from coattn.ops.triton.mean_values import mean_values
+
+            return mean_values(sums, recording.ids, self.ring, group)
+        slots = torch.tensor(step.slots) if recording is None else recording.ids.long() // self.ring
+        found = sums[slots.to(sums.device)]
+        return (found[..., :-1] / found[..., -1:].clamp_min(1)).repeat_interleave(group, 1)
