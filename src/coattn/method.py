@@ -21,6 +21,7 @@ ORIGIN = {
     "window": "a store that is a window of sinks and recent tokens",
     "weights": "a store that weighs its entries",
     "codes": "a store that keeps codes or keys of far tokens in its GPU tier",
+    "value_mean": "a store that knows the mean value of a sequence",
     "values": "a store that keeps values in DRAM and scores them by what it keeps near",
     "all_tokens": "a store that keeps every token",
     "digests": "a store with a digest of every block",
@@ -54,6 +55,11 @@ class Method:
             *(("place", name) for name in self.place),
             ("schedule", self.schedule),
         ]
+
+    def scheduled(self, schedule: str) -> Method:
+        """The row with another schedule, without parameters that only its own one has."""
+        own = set(PARTS["schedule"][self.schedule].parameters()) - set(PARTS["schedule"][schedule].parameters())
+        return replace(self, schedule=schedule, params={k: v for k, v in self.params.items() if k not in own})
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,10 @@ METHODS: dict[str, Method] = {
             select="digest_top",
             place=("gpu", "cpu"),
             schedule="layer_ahead",
-            summary="Lossy. KV in DRAM; of the blocks whose digests promise most, the GPU attends to those it holds, "
-            "the CPU to the others.",
+            summary="Lossy. KV in DRAM; the GPU attends to the blocks it holds, the CPU, one layer ahead, to others "
+            "whose digests promise most.",
             paper="ScoutAttention, 2026",
-            params={"slack": 0.5, "sink_blocks": 1},
+            params={"slack": 0.5, "sink_blocks": 1, "whole_pool": True, "ahead_from": 3, "bound": -1.0},
         ),
         Method(
             "hcattention",

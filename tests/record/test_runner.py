@@ -107,17 +107,19 @@ def world() -> Iterator[Any]:
         each.close()
 
 
+OWN = {"whole_pool": False, "ahead_from": 1}
+"""Every query picks for itself."""
 METHODS = [
     ("full", {}),
     ("offload", {"block": 8, "window_blocks": 2}),
     ("cpu", {"block": 8, "window_blocks": 1}),
     ("cpu", {"block": 8, "window_blocks": 40}),
     ("streaming", {"sinks": 4, "recent": 20}),
-    ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "bound": -1.0}),
-    ("scout", {"block": 8, "budget": 32, "window_blocks": 2, "recall_interval": 2, "bound": 0.9}),
-    ("scout", {"block": 8, "budget": 32, "recall_interval": 4, "dense_layers": 1, "bound": 1.0}),
-    ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "bound": -1.0, "whole_pool": True}),
-    ("scout", {"block": 8, "budget": 40, "recall_interval": 2, "resident": 5, "ahead_from": 2, "whole_pool": True}),
+    ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, **OWN}),
+    ("scout", {"block": 8, "budget": 32, "window_blocks": 2, "recall_interval": 2, **OWN, "bound": 0.9}),
+    ("scout", {"block": 8, "budget": 32, "recall_interval": 4, "dense_layers": 1, **OWN, "bound": 1.0}),
+    ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}),
+    ("scout", {"block": 8, "budget": 40, "recall_interval": 2, "resident": 5, "ahead_from": 2}),
     ("hcattention", {"block": 8, "groups": 0, "tau": 1.0}),
     ("hcattention", {"block": 8, "window_blocks": 2, "groups": 4, "centroids": 32, "tau": 0.8}),
     ("hcattention", {"block": 16, "groups": 4, "centroids": 32, "tau": 0.9, "values": "int8", "code_bits": 13}),

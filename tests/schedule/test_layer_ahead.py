@@ -23,10 +23,11 @@ from coattn.schedule.layer_ahead import LayerAhead
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
-ROW = METHODS["scout"]
+ROW = replace(METHODS["scout"], params={"slack": 0.5, "sink_blocks": 1})
+"""As the parts are by themselves: each query picks for itself, the second layer is the first one ahead."""
 SCOUT = replace(ROW, params={**ROW.params, "bound": -1.0})
 """Without a second look: what is predicted is what is used."""
-SAME = replace(ROW, schedule="same_layer")
+SAME = ROW.scheduled("same_layer")
 PARAMS = {"block": 4, "budget": 24, "recall_interval": 3}
 LAYERS = 3
 
@@ -257,7 +258,7 @@ def test_a_budget_of_everything_is_full_attention_whatever_is_predicted(
 def test_the_engine_looks_ahead_like_an_attachment(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3")
     ids = torch.randint(3, 160, (2, 72), generator=torch.Generator().manual_seed(5))
-    params = {"block": 8, "budget": 32, "window_blocks": 1}
+    params = {"block": 8, "budget": 32, "window_blocks": 1, "ahead_from": 1}
     heard: list[int] = []
     foresee = Runtime.foresee
     monkeypatch.setattr(Runtime, "foresee", lambda self, *a: heard.append(a[0]) or foresee(self, *a))  # type: ignore[func-returns-value]

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -161,7 +161,7 @@ class Bench:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         method = find_method(case.method)
         if case.schedule is not None:
-            method = replace(method, schedule=case.schedule)
+            method = method.scheduled(case.schedule)
         composed = compose(method, **case.params)
         ledger = Ledger(self.gpu_memory, self.host_memory)
         first = max(1, case.context - self.steps - case.warm)

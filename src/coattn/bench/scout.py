@@ -173,7 +173,7 @@ def ablation(asked: Asked, fits: Fits) -> list[Case]:
             for interval in (0, int(whole.params.get("recall_interval", 8))):
                 params = {**whole.params, "recall_interval": interval}
                 if not ahead:
-                    params.pop("bound", None)
+                    params = {k: v for k, v in params.items() if k not in ("bound", "ahead_from")}
                 schedule, age = None if ahead else "same_layer", 0 if interval else AGE
                 cases.append(replace(whole, batch=batch, params=params, schedule=schedule, age=age))
     return [case for case in cases if case.batch]

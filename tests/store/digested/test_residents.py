@@ -19,7 +19,7 @@ from coattn.store.digested.residency import compact
 from coattn.store.digested.residents import Residents
 from coattn.types import Step
 
-SCOUT = {"block": BLOCK, "window_blocks": 2}
+SCOUT = {"block": BLOCK, "window_blocks": 2, "whole_pool": False}
 
 
 class Scout(World):
@@ -100,6 +100,31 @@ def test_attends_to_the_blocks_of_the_rule_wherever_they_are(recall_interval: in
             torch.testing.assert_close(world.out[0, 3 * head : 3 * head + 3].double(), exact, atol=1e-5, rtol=1e-5)
     assert seen_near
     assert seen_far
+
+
+@pytest.mark.parametrize("resident", [2, 9])
+def test_with_the_whole_pool_every_resident_is_attended_and_what_the_rule_misses(resident: int) -> None:
+    world = Scout(budget=24, recall_interval=3, resident=resident, whole_pool=True)
+    more = 0
+    for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
+        world.step(new)
+        world.check()
+        if new != (1, 1):
+            continue
+        near, far = world.split(0)
+        first = -(-world.lengths[0] // BLOCK) - 2
+        keys, values = world.seen[0]
+        for head, ruled in enumerate(older(wanted(world.q[0], keys, 6))):
+            held = [b for b in world.before[0, head].tolist() if 0 <= b < first]
+            assert near[head] == sorted(held)
+            assert far[head] == sorted(set(ruled) - set(held))
+            more += len(set(held) - set(ruled))
+            blocks = [*near[head], *far[head], first, first + 1]
+            some = torch.cat([torch.arange(b * BLOCK, min((b + 1) * BLOCK, len(keys))) for b in blocks])
+            q = world.q[0, 3 * head : 3 * head + 3]
+            exact = dense(q[None], keys[some, head : head + 1], values[some, head : head + 1], SCALE)[0]
+            torch.testing.assert_close(world.out[0, 3 * head : 3 * head + 3].double(), exact, atol=1e-5, rtol=1e-5)
+    assert more
 
 
 def test_the_first_residents_are_what_the_last_query_of_the_prompt_wants() -> None:
