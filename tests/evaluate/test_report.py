@@ -209,6 +209,23 @@ def test_the_readme_is_as_the_results_say(script: ModuleType) -> None:
     assert list(script.stale(ROOT)) == [], "run `python scripts/make_results.py`"
 
 
+def test_the_readme_has_the_results_that_are_listed(
+    script: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    shutil.copytree(folder, root / "results")
+    (root / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    one, other = "needle.json", "fidelity.json"
+    (root / "results" / "brief.txt").write_text(f"{one}\n")
+    pages = script.stale(root)
+    assert one in pages["README.md"]
+    assert other not in pages["README.md"]
+    assert other in pages["results/README.md"]
+    (root / "results" / "brief.txt").write_text("absent.json")
+    with pytest.raises(CoattnError, match="names absent.json"):
+        script.stale(root)
+
+
 def test_the_readme_gets_its_tables(script: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("root")
     shutil.copytree(folder, root / "results")
