@@ -1,6 +1,7 @@
 """Write the tables of results in README.md, and results/README.md, from results/*.json; or --check what is stale.
 
-results/brief.txt names the files whose rows README.md has. Does nothing while README.md has no markers for them. Usage: python scripts/make_results.py [--check]
+results/brief.txt names the files whose rows README.md has. Does nothing while README.md has no markers for them.
+Usage: python scripts/make_results.py [--check]
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def stale(root: Path) -> dict[str, str]:
     if BEGIN not in readme and END not in readme:
         return {}
     results = read_folder(root / "results")
-    part = brief(_chosen(results, root / "results" / "brief.txt"), root) + "Every result, with its command: [results/README.md](results/README.md).\n"
+    part = (
+        brief(_chosen(results, root / "results" / "brief.txt"), root)
+        + "Every result, with its command: [results/README.md](results/README.md).\n"
+    )
     pages = {"README.md": fill(readme, part), "results/README.md": page(results, root / "results")}
     return {name: text for name, text in pages.items() if _read(root / name) != text}
 

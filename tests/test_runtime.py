@@ -105,9 +105,10 @@ CASES = [
     ("hgca", {"beta": 0, "block": 1, "window_blocks": 3}, None),
     ("hgca", {"beta": 0, "block": 32, "window_blocks": 1}, None),
     ("hgca", {"beta": 0, "block": 8}, 70_000),
-    ("hcattention", {"groups": 0, "tau": 1}, None),
+    ("hcattention", {"groups": 0, "tau": 1, "window_blocks": 1}, None),
     ("hcattention", {"groups": 0, "tau": 1.0, "block": 4, "window_blocks": 2, "tail": "zero"}, None),
-    ("hcattention", {"groups": 8, "tau": 1, "block": 8, "centroids": 8, "keep_keys": True}, None),
+    ("hcattention", {"groups": 8, "tau": 1, "block": 8, "window_blocks": 1, "centroids": 8, "keep_keys": True}, None),
+    ("hcattention", {"groups": 0, "tau": 1, "block": 8}, None),
     ("streaming", {"sinks": 4, "recent": 20}, None),
     ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
 ]

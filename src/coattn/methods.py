@@ -87,6 +87,7 @@ METHODS: dict[str, Method] = {
             summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most; the "
             "others count with the mean.",
             paper="Yang et al., HCAttention, 2025",
+            params={"window_blocks": 4},
         ),
         Method(
             "oracle",

@@ -222,7 +222,7 @@ def test_the_readme_has_the_results_that_are_listed(
     assert other not in pages["README.md"]
     assert other in pages["results/README.md"]
     (root / "results" / "brief.txt").write_text("absent.json")
-    with pytest.raises(CoattnError, match="names absent.json"):
+    with pytest.raises(CoattnError, match=r"names absent\.json"):
         script.stale(root)
 
 

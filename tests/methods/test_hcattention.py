@@ -32,7 +32,7 @@ class World:
             KV * GROUP, KV, D, torch.float32, torch.device("cpu"), softcap=params.pop("softcap", None)
         )
         self.ledger = Ledger()
-        given = {"block": BLOCK, "centroids": 64, "union": False, "tail": "renormalise", **params}
+        given = {"block": BLOCK, "window_blocks": 1, "centroids": 64, "union": False, "tail": "renormalise", **params}
         self.runtime = Runtime([self.shape], compose(METHODS["hcattention"], **given), self.ledger, 2, None)
         self.parts = self.runtime._parts[0]
         self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
@@ -307,14 +307,15 @@ def test_tokens_can_be_taken_back(keep_keys: bool, sinks: int) -> None:
         ({"groups": 0}, 0.5),
         ({"groups": 64}, 0.25),
         ({"groups": 32}, 0.125),
-        ({"groups": 32, "code_bits": 13}, 0.1015625),
+        ({"groups": 32, "code_bits": 13, "window_blocks": 2}, 0.1015625),
     ],
     ids=["50", "25", "12.5", "13 bits"],
 )
 def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: float) -> None:
     """A long context of the paper's head size in bfloat16, 8,192 centroids: what tensors hold, beside `full`.
 
-    All of it: codes, the exact window of one block, and a codebook (32 to 64 KB a layer, in 8 KV heads).
+    All of it: codes, the exact window of four blocks (with 13 bits two), a codebook (32 to 64 KB a layer, in 8 KV
+    heads), and the sum of values.
     """
     tokens, shape = 65536, LayerShape(8, 8, 128, torch.bfloat16, torch.device("cpu"))
 

@@ -109,6 +109,7 @@ def world() -> Iterator[Any]:
 
 OWN = {"whole_pool": False, "ahead_from": 1}
 """Every query picks for itself."""
+PACKED, APART = {"code_bits": 13, "centroids": 32}, {"shared": False, "centroids": 16}
 METHODS = [
     ("full", {}),
     ("offload", {"block": 8, "window_blocks": 2}),
@@ -120,11 +121,12 @@ METHODS = [
     ("scout", {"block": 8, "budget": 32, "recall_interval": 4, "dense_layers": 1, **OWN, "bound": 1.0}),
     ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}),
     ("scout", {"block": 8, "budget": 40, "recall_interval": 2, "resident": 5, "ahead_from": 2}),
-    ("hcattention", {"block": 8, "groups": 0, "tau": 1.0}),
+    ("hcattention", {"block": 8, "window_blocks": 1, "groups": 0, "tau": 1.0}),
     ("hcattention", {"block": 8, "window_blocks": 2, "groups": 4, "centroids": 32, "tau": 0.8}),
-    ("hcattention", {"block": 16, "groups": 4, "centroids": 32, "tau": 0.9, "values": "int8", "code_bits": 13}),
-    ("hcattention", {"block": 8, "groups": 4, "centroids": 32, "tau": 0.8, "sink_blocks": 2}),
-    ("hcattention", {"block": 8, "groups": 2, "centroids": 16, "cap": 9, "values": "int4", "shared": False}),
+    ("hcattention", {"block": 16, "window_blocks": 1, "groups": 4, "tau": 0.9, "values": "int8", **PACKED}),
+    ("hcattention", {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.8, "sink_blocks": 2}),
+    ("hcattention", {"block": 8, "window_blocks": 1, "groups": 2, "cap": 9, "values": "int4", **APART}),
+    ("hcattention", {"block": 8, "groups": 4, "centroids": 32, "tau": 0.8, "tail": "zero", "union": False}),
 ]
 
 

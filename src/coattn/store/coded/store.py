@@ -41,7 +41,7 @@ class Coded(Arena):
     provides = frozenset({"near", "weighted", "codes", "values", "value_mean", "all_tokens"})
     help_text = {
         "block": "tokens per block",
-        "window_blocks": "newest blocks of a sequence kept as they are in GPU memory; unset: 1",
+        "window_blocks": "newest blocks of a sequence kept as they are in GPU memory; None: 1",
         "sink_blocks": "first blocks of a sequence kept as they are in GPU memory too; not in the paper",
         "groups": "pieces of a key, each a code; 0: exact keys; unset: as in the codebook, or half the head size",
         "centroids": "centroids of a codebook; unset: as in the codebook, or 8,192",
