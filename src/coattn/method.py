@@ -165,4 +165,7 @@ def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any
             f"Method {method.name!r} has no parameter {', '.join(map(repr, unknown))}.",
             f"It has: {', '.join(sorted([*known, *NAMES]))}; `coattn methods {method.name}` explains them.",
         )
+    for name, value in given.items():
+        if isinstance(known[name], bool) and not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}, but must be true or false.", f"Set {name}=true or {name}=false.")
     return {**known, **given}

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class PqTopP(Select):
-    """Attends to all that is near, and per query head to the fewest far entries that bring the mass to `tau`; with
-    `union`, also to those of the other query heads of its KV head, whose values are read for them anyway.
+    """Attends to all that is near, and per query head to the fewest far entries that bring the mass to `tau`.
 
-    Far scores come from what the store keeps of the keys. Nothing is discarded: the next query selects afresh.
+    Far scores come from what the store keeps of the keys. With `union` a head also attends to what the other query
+    heads of its KV head keep, whose values are read for them anyway. Nothing is discarded: the next query selects
+    afresh.
     """
 
     name = "pq_top_p"

@@ -79,6 +79,8 @@ class Coded(Arena):
         self.sinks = self.sink_blocks
         if self.groups is not None:
             check_count("groups", self.groups, 0)
+        if self.shared not in (None, True, False):
+            raise ConfigError(f"shared is {self.shared!r}, but must be true or false.", "Leave it out for true.")
         if self.codebook is not None:
             self._agree(read_origin(self.codebook))
         if self.values not in FORMS:
