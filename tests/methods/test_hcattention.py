@@ -1,21 +1,15 @@
-"""HCAttention: codes that score, the mass that is selected, weights that are merged, bytes that are held."""
+"""HCAttention: codes that score, the mass that is selected, weights that are merged."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.quantise.basis import Basis
-from coattn.quantise.codebook import Codebook, fit
-from coattn.quantise.file import Origin, save
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Selection, Step
@@ -299,162 +293,3 @@ def test_tokens_can_be_taken_back(keep_keys: bool, sinks: int) -> None:
         torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
     world.parts.store.table.check_integrity()  # type: ignore[attr-defined]
     assert world.parts.store.table.owned == world.parts.store.code_table.owned  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("params", "share"),
-    [
-        ({"groups": 0}, 0.5),
-        ({"groups": 64}, 0.25),
-        ({"groups": 32}, 0.125),
-        ({"groups": 32, "code_bits": 13, "window_blocks": 2}, 0.1015625),
-    ],
-    ids=["50", "25", "12.5", "13 bits"],
-)
-def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: float) -> None:
-    """A long context of the paper's head size in bfloat16, 8,192 centroids: what tensors hold, beside `full`.
-
-    All of it: codes, the exact window of four blocks (with 13 bits two), a codebook (32 to 64 KB a layer, in 8 KV
-    heads), and the sum of values.
-    """
-    tokens, shape = 65536, LayerShape(8, 8, 128, torch.bfloat16, torch.device("cpu"))
-
-    def held(method: str, **params: Any) -> tuple[int, Runtime]:
-        ledger = Ledger()
-        runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, tokens)
-        runtime.begin(Step.of((0,), (0,), (tokens,)))
-        if "books" in runtime._parts[0].store.__dict__:
-            runtime._parts[0].store.books.fill_randomly()  # type: ignore[attr-defined]
-        runtime.commit()
-        return ledger.held["gpu"], runtime
-
-    full, plain = held("full")
-    own, runtime = held("hcattention", **params)
-    store: Any = runtime._parts[0].store
-    codebooks = sum(book.centroids.nbytes for book in store.books.made.values())
-    measured = store.window[0].nbytes + store.codes[0].nbytes + codebooks + store.means.sums[0].nbytes
-    pool: Any = plain._parts[0].store
-    assert pool.near[0].nbytes == full == tokens * shape.token_bytes
-    assert measured == own, "what the ledger counts is what the tensors hold"
-    assert measured / full == pytest.approx(share, rel=0.02)
-    assert store.codes[0].nbytes / full == share
-    assert store.stored[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
-    runtime.release()
-    assert runtime.ledger.held == {"gpu": 0, "host": 0}
-
-
-def test_packed_codes_take_what_they_say() -> None:
-    for bits, size in ((12, 6), (13, 7), (16, 8)):
-        world = World(groups=4, code_bits=bits)
-        assert world.parts.store.codes[0].shape[-1] * world.parts.store.codes[0].element_size() == size  # type: ignore[attr-defined]
-        assert world.parts.store.cost(BLOCK)["gpu"] == BLOCK * KV * size
-
-
-def test_keys_in_dram_are_counted() -> None:
-    without, kept = World(groups=4), World(groups=4, keep_keys=True)
-    assert kept.ledger.held["host"] == 2 * without.ledger.held["host"] > 0
-    assert kept.ledger.held["gpu"] == without.ledger.held["gpu"]
-
-
-def test_a_prompt_makes_its_own_codebook_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(groups=4)
-    assert "No codebook was given" in caplog.text
-    caplog.clear()
-    world.step((40, 40))
-    assert not caplog.text
-
-
-def test_a_codebook_file_is_used(tmp_path: Path) -> None:
-    path = tmp_path / "book"
-    book = fit(torch.randn(500, D), 4, 32)
-    save(path, {0: book}, Origin("mine", "t", "0", 4, 32, True, D, (None,)))
-    world = World(codebook=str(path), centroids=None)
-    store: Any = world.parts.store
-    torch.testing.assert_close(store.books.made[0].centroids, book.centroids)
-    assert (store.groups, store.centroids) == (4, 32)
-    with pytest.raises(ConfigError, match="groups is 8, but the codebook"):
-        compose(METHODS["hcattention"], codebook=str(path), groups=8)
-
-
-@pytest.mark.parametrize("bits", [8, 16])
-def test_keys_are_coded_in_the_basis_of_the_file(tmp_path: Path, bits: int) -> None:
-    path, seen = tmp_path / "book", torch.randn(500, KV, D)
-    basis = Basis.of(torch.randn(KV, D, D) + 4 * torch.eye(D), torch.float32, torch.device("cpu"))
-    book = replace(fit(basis.keys(seen).flatten(0, 1), 4, 64), basis=basis)
-    save(path, {0: book}, Origin("mine", "t", "0", 4, 64, True, D, (None,)))
-    world = World(codebook=str(path), centroids=None, tau=1, centroid_bits=bits)
-    store: Any = world.parts.store
-    assert store.books.made[0].basis is not None
-    assert store.books.bytes == sum(x.nbytes for x in held(store.books.made[0]))
-    for new in ((1, 1), (12, 5), (1, 1)):
-        q, out, _ = world.step(new)
-    for seq in range(2):
-        weights = world.weights(seq, q[seq]).softmax(-1)
-        wanted = torch.einsum("hn,nhd->hd", weights, world.v[seq].double().repeat_interleave(GROUP, 1))
-        torch.testing.assert_close(out[seq].double(), wanted, atol=5e-5, rtol=1e-3)
-
-
-def held(book: Codebook) -> list[Tensor]:
-    """Every tensor of a codebook."""
-    assert book.basis is not None
-    return [book.centroids, *(book.small or ()), book.basis.to, book.basis.back]
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"tau": 0}, "tau is 0"),
-        ({"tau": 1.2}, "tau is 1.2"),
-        ({"cap": 0}, "cap is 0"),
-        ({"code_bits": 8}, "code_bits is 8"),
-        ({"code_bits": 12}, "8,192 centroids do not fit"),
-        ({"centroids": 1}, "centroids is 1"),
-        ({"centroid_bits": 4}, "centroid_bits is 4"),
-        ({"union": "perhaps"}, "union is 'perhaps', but must be true or false"),
-        ({"keep_keys": 2}, "keep_keys is 2, but must be true or false"),
-        ({"shared": "some"}, "shared is 'some', but must be true or false"),
-        ({"tail": "median"}, "tail is 'median'"),
-        ({"values": "int2"}, "values is 'int2'"),
-        ({"values": "int8", "keep_keys": True}, "keep_keys needs values"),
-        ({"groups": -1}, "groups is -1"),
-        ({"codebook": "/nowhere"}, "There is no codebook"),
-    ],
-)
-def test_bad_values_are_refused(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(METHODS["hcattention"], **params)
-
-
-def test_groups_that_do_not_divide_the_head_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match="groups is 5, which does not divide the head size 16"):
-        World(groups=5)
-
-
-def test_exact_only_where_nothing_is_lost() -> None:
-    def exact(**params: Any) -> bool:
-        return compose(METHODS["hcattention"], **params).exact
-
-    assert exact(groups=0, tau=1)
-    assert exact(keep_keys=True, tau=1)
-    assert not exact(tau=1)
-    assert not exact(groups=0)
-    assert not exact(groups=0, tau=1, cap=100)
-
-
-def test_a_step_moves_codes_near_and_values_far() -> None:
-    """Per token of 2 x 16 floats: codes are 4 x 2 bytes of its 128, values 64; the traced bytes follow."""
-    world = World((90, 90), groups=4, tau=0.8)
-    _, _, picked = world.step((1, 1))
-    assert picked is not None
-    assert picked.weighted is not None
-    near, far = world.parts.store.attended(Step.of((0, 1), (90, 90), (1, 1)))
-    taken = picked.weighted.count.sum().item() / KV
-    assert near == pytest.approx(2 * 3 + 2 * 88 * 8 / 128)
-    assert far == pytest.approx(taken / 2)
-    assert 0 < taken < 176
-
-
-def test_random_contents_can_be_decoded() -> None:
-    world = World((90, 90), groups=4, centroids=256, code_bits=13, tau=0.8)
-    world.parts.store.fill_randomly()
-    assert world.step((1, 1))[1].isfinite().all()

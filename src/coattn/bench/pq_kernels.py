@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn.ops.attend import attend
 from coattn.ops.cuda import score_pq, top_p
+from coattn.ops.reference.top_p import TAILS
 from coattn.ops.triton import score_pq as decoding
 from coattn.quantise.codebook import Codebook
 from coattn.quantise.pack import packed_bytes
@@ -80,7 +81,7 @@ def measure(context: int, form: Form, kept: float, hbm_gbps: float, device: torc
     tau = float(ordered[:, : int(own * context)].sum(-1).mean())
 
     def choose(found: Tensor) -> top_p.Chosen:
-        return top_p.top_p(found, tokens, None, tau, None, True, context, work)
+        return top_p.top_p(found, tokens, None, tau, None, TAILS.index("mean"), context, work, together=True)
 
     share = float(choose(first).count.float().mean()) / context
     held = [scores(i) for i in range(min(copies, max(1, SPREAD // (context * Q_HEADS * 4))))]
