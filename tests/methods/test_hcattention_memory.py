@@ -64,6 +64,25 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
     assert runtime.ledger.held == {"gpu": 0, "host": 0}
 
 
+@pytest.mark.parametrize(("groups", "tokens", "more"), [(64, 65536, 0.02), (32, 65536, 0.035), (32, 131072, 0.02)])
+def test_with_a_basis_a_share_needs_a_longer_context(tmp_path: Path, groups: int, tokens: int, more: float) -> None:
+    """The same with two matrices for each KV head: everything the tensors hold, over the stated share."""
+    shape = LayerShape(8, 8, 128, torch.bfloat16, torch.device("cpu"))
+    basis = Basis.of(torch.eye(128).repeat(8, 1, 1), torch.float32, shape.device)
+    book = Codebook(torch.randn(1, 8192, 128 // groups), groups, basis=basis)
+    save(tmp_path / "book", {0: book}, Origin("mine", "t", "0", groups, 8192, True, 128, (None,)))
+    ledger = Ledger()
+    runtime = Runtime([shape], compose(METHODS["hcattention"], codebook=str(tmp_path / "book")), ledger, 1, tokens)
+    runtime.begin(Step.of((0,), (0,), (tokens,)))
+    runtime.commit()
+    store: Any = runtime._parts[0].store
+    tensors = [store.window[0], store.codes[0], store.means.sums[0], *held(store.books.made[0])]
+    assert sum(x.nbytes for x in tensors) == ledger.held["gpu"]
+    share = ledger.held["gpu"] / (tokens * shape.token_bytes) / (groups / 256)
+    assert 1 < share < 1 + more
+    runtime.release()
+
+
 def test_packed_codes_take_what_they_say() -> None:
     for bits, size in ((12, 6), (13, 7), (16, 8)):
         world = World(groups=4, code_bits=bits)

