@@ -65,12 +65,22 @@ struct Bf16 {
       for (int c = 0; c < s.stride / 32; ++c) add_values(s, state, c, none);
     }
     _tile_release();
+    // Sums of even and of odd channels, high and low parts: back to natural order, 32 channels at a time.
     const int odd = few(s) ? 8 * 16 : 256, low = few(s) ? 4 * 16 : 8 * 16;
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int g = 0; g < s.group; ++g) {
       const float* acc = acc_of(s, g / kLanes) + g % kLanes * 16;
-      for (int d = 0; d < s.head_size; ++d) {
-        const float* at = acc + d / 32 * chunk_floats(s) + d % 2 * odd + d % 32 / 2;
-        out[static_cast<int64_t>(g) * s.head_size + d] = at[0] + at[low];
+      float* to = out + static_cast<int64_t>(g) * s.head_size;
+      for (int d = 0; d < s.head_size; d += 32, acc += chunk_floats(s)) {
+        const vf even = vadd(vload(acc), vload(acc + low)),
+                 odds = vadd(vload(acc + odd), vload(acc + odd + low));
+        const int left = s.head_size - d;
+        _mm512_mask_storeu_ps(to + d, first_lanes(left), _mm512_permutex2var_ps(even, first, odds));
+        if (left > 16) {
+          _mm512_mask_storeu_ps(to + d + 16, first_lanes(left - 16),
+                                _mm512_permutex2var_ps(even, second, odds));
+        }
       }
       s.max[g] *= kLn2;
     }
@@ -126,13 +136,11 @@ struct Bf16 {
     for (int c = 0; c < s.stride / 32; ++c) {
       __m512i x[16];
       for (int g = 0; g < 16; ++g) {
-        alignas(64) uint16_t row[32] = {};
+        x[g] = _mm512_setzero_si512();
         if (g < kLanes && batch * kLanes + g < s.group) {
           const float* q = s.q + static_cast<int64_t>(batch * kLanes + g) * s.stride + 32 * c;
-          vstore_bf16(row, vload(q));
-          vstore_bf16(row + 16, vload(q + 16));
+          x[g] = _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(vload(q))), to_bf16(vload(q + 16)), 1);
         }
-        x[g] = _mm512_load_si512(row);
       }
       transpose(x);
       for (int i = 0; i < 16; ++i) _mm512_storeu_si512(prep + (c * 16 + i) * 32, x[i]);

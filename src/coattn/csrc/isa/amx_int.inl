@@ -119,11 +119,29 @@ struct Int {
     return s.v_bias + (2 * batch + half) * kLanes;
   }
 
-  // One half of a query's sums in natural order.
+  // One half of a query's sums in natural order. A chunk of one half has its channels in 4 x 4 groups of
+  // four, columns first.
   static void natural(const Shape& x, int half, const float* acc, float bias, float* to) {
     int chunk = half * x.room / 64, o = half * x.room % 64;
-    for (int d = 0; d < x.part; ++d) {
-      to[d] = acc[chunk * 64 + x.place(chunk, o)] + bias;
+    for (int d = 0; d < x.part;) {
+      if (o == 0 && !x.mixed(chunk)) {
+        vf y[4];
+        for (int j = 0; j < 4; ++j) y[j] = vadd(vload(acc + chunk * 64 + j * 16), vset(bias));
+        const vf low01 = _mm512_shuffle_f32x4(y[0], y[1], 0x44),
+                 low23 = _mm512_shuffle_f32x4(y[2], y[3], 0x44);
+        const vf high01 = _mm512_shuffle_f32x4(y[0], y[1], 0xee),
+                 high23 = _mm512_shuffle_f32x4(y[2], y[3], 0xee);
+        y[0] = _mm512_shuffle_f32x4(low01, low23, 0x88);
+        y[1] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
+        y[2] = _mm512_shuffle_f32x4(high01, high23, 0x88);
+        y[3] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
+        for (int a = 0; a < 4 && d < x.part; ++a, d += W) {
+          _mm512_mask_storeu_ps(to + d, first_lanes(x.part - d), y[a]);
+        }
+        ++chunk;
+        continue;
+      }
+      to[d++] = acc[chunk * 64 + x.place(chunk, o)] + bias;
       if (++o == 64) {
         o = 0;
         ++chunk;
