@@ -37,6 +37,8 @@ class World:
     """Of the middle layer."""
     devices: list[torch.device] | None = None
     """Of each layer; all on `device` when left out."""
+    coded: bool = False
+    """Whether keys and values are numbers that 8 bits hold exactly."""
 
     def __post_init__(self) -> None:
         windows = (None, self.look_back, None)
@@ -59,6 +61,8 @@ class World:
         self.runtime.begin(step)
         for layer, shape in enumerate(self.shapes):
             q, k, v = (torch.randn(sum(new), heads, 16).to(shape.device, self.dtype) for heads in (6, 2, 2))
+            if self.coded:
+                k, v = ((x > 0).to(self.dtype) * (255 / 256) for x in (k, v))
             out = self.runtime.attend(layer, q, k, v, 0.4)
             for i, (start, end) in enumerate(step.spans):
                 keys, values = self.seen[layer][i]
@@ -128,6 +132,39 @@ def test_equals_the_textbook_in_half_precision(method: str, dtype: torch.dtype, 
 @pytest.mark.parametrize("method", ["full", "offload", "cpu"])
 def test_equals_the_textbook_with_soft_capping(method: str, device: torch.device) -> None:
     World(method, device, softcap=0.7).run(TURNS[:45])
+
+
+@pytest.mark.parametrize(("method", "params"), [
+    ("cpu", {"block": 8}),
+    ("cpu", {"block": 5, "window_blocks": 2}),
+    ("scout", {"block": 8, "budget": 256}),
+    ("scout", {"block": 8, "budget": 256, "resident": 3, "recall_interval": 2, "window_blocks": 1}),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eight_bits_in_dram_lose_nothing_of_numbers_they_hold(
+    method: str, params: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> None:
+    world = World(method, device, {**params, "dram": "int8"}, dtype=dtype, coded=True)
+    if dtype == torch.bfloat16:
+        world.run(TURNS[:45])
+    else:
+        outs, exacts, _ = zip(*(part for new in TURNS for part in world.step(new)), strict=True)
+        # the kernels' own rounding: queries and weights have 16 bits
+        torch.testing.assert_close(torch.cat(outs), torch.cat(exacts).float(), atol=1e-4, rtol=0)
+    block = params["block"]
+    blocks = sum(length // block for length in world.lengths)
+    # of the two layers without a window, for every head codes, scales and minima
+    least = blocks * 2 * 2 * (2 * block * 16 + 4 * 16 + 4 * block)
+    assert least <= world.ledger.held["host"] < 1.6 * least + 4096
+
+
+def test_eight_bits_in_dram_are_close() -> None:
+    world = World("cpu", torch.device("cpu"), {"block": 8, "dram": "int8"})
+    outs, exacts, _ = zip(*(part for new in TURNS for part in world.step(new)), strict=True)
+    error = (torch.cat(outs) - torch.cat(exacts)).norm() / torch.cat(exacts).norm()
+    assert 1e-4 < error < 0.01
+    assert not compose(METHODS["cpu"], dram="int8").exact
+    assert compose(METHODS["cpu"]).exact
 
 
 @pytest.mark.parametrize("method", ["quest", "scout", "oracle", "hgca"])

@@ -119,6 +119,8 @@ def compose(method: Method, **overrides: Any) -> Composed:
     params = _parameters(method, kinds, {name: value for name, value in given.items() if name not in NAMES})
     composed = Composed(method, params, exact=False, blockwise=blockwise)
     parts = composed.build()  # they check their own values
+    for place in parts.places:
+        place.check(parts.store)
     exact = parts.store.is_exact() and parts.select.is_exact() and blockwise is None
     extra = {} if blockwise is None else {"prefill_block": blockwise.block, "anchor": blockwise.anchor}
     return replace(composed, exact=exact, params={**params, **extra})

@@ -254,6 +254,11 @@ class Runtime:
             near, far = near + share * found[0], far + share * found[1]
         return round(near), round(far)
 
+    def token_bytes(self) -> tuple[int, int]:
+        """Bytes of one token of all layers, near and far."""
+        near = sum(shape.token_bytes for shape in self.layers)
+        return near, sum(parts.store.far_token_bytes() for parts in self.groups)
+
     def abort(self) -> None:
         """Gives up a step that failed midway: the stores are what their history says."""
         if self.step is not None:

@@ -48,7 +48,8 @@ class World:
         self.vocabulary = self.session.vocabulary
         self.history = {}
         # a value that lies between two levels is rounded to either, by the last bit of what came before
-        self.atol = 2e-4 if params.get("values", "model") == "model" else 1e-2
+        plain = params.get("values", "model") == params.get("dram", "model") == "model"
+        self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
         self.borders = method == "hcattention" and params.get("tau", 0.95) < 1
         self.rows: list[tuple[float, float]] = []
@@ -115,7 +116,9 @@ METHODS = [
     ("offload", {"block": 8, "window_blocks": 2}),
     ("cpu", {"block": 8, "window_blocks": 1}),
     ("cpu", {"block": 8, "window_blocks": 40}),
+    ("cpu", {"block": 8, "window_blocks": 1, "dram": "int8"}),
     ("streaming", {"sinks": 4, "recent": 20}),
+    ("scout", {"block": 8, "budget": 512, "window_blocks": 1, "resident": 3, "recall_interval": 2, "dram": "int8"}),
     ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, **OWN}),
     ("scout", {"block": 8, "budget": 32, "window_blocks": 2, "recall_interval": 2, **OWN, "bound": 0.9}),
     ("scout", {"block": 8, "budget": 32, "recall_interval": 4, "dense_layers": 1, **OWN, "bound": 1.0}),

@@ -144,9 +144,9 @@ class Bench:
             notes = _per_step(before, _notes(ready), min(len(taken) + 2, self.steps - 1))
             slots = tuple(range(case.batch))
             near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
-            token = sum(shape.token_bytes for shape in ready.runtime.layers)
+            token, far_token = ready.runtime.token_bytes()
             rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
-            row = self._finish(case, taken, near * token, far * token, ready.ledger, rate)
+            row = self._finish(case, taken, near * token, far * far_token, ready.ledger, rate)
             trace = ready.runner.trace()
             idle, parts = (None, None) if trace is None else (trace.gpu_idle, _layer_us(trace))
             notes |= self._after(case, ready)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from coattn import native
+from coattn.ops.native.attend import source
 from coattn.runtime import Runtime
 
 
@@ -31,11 +29,6 @@ def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:
     threads, layers = native.default_threads(), list(store.opening.layers)
     seconds_per_gb = []
     for _ in range(PASSES):
-        rates = [native.gather_gbps(_blocks(store.far[layer]), table, threads, repeats=1) for layer in layers]
+        rates = [native.gather_gbps(source(store.far.listed(layer)), table, threads, repeats=1) for layer in layers]
         seconds_per_gb.append(sum(1 / rate for rate in rates) / len(rates))
     return 1 / min(seconds_per_gb)
-
-
-def _blocks(memory: Tensor) -> native.Blocks:
-    count, kv_heads, _, block, d = memory.shape
-    return native.Blocks(memory.view(torch.uint8).view(count, -1), native.element_of(memory.dtype), block, kv_heads, d)

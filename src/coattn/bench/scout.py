@@ -12,6 +12,7 @@ from coattn.bench.decode import Bench, Case, Ready, Row
 from coattn.bench.drift import noise_for
 from coattn.hf.architectures import describe_layers
 from coattn.ops.reference.drive import Drift
+from coattn.quantise.blocks import layer_bytes
 from coattn.store.digested.residents import Residents
 from coattn.store.host_memory import reusing
 from coattn.types import LayerShape
@@ -51,7 +52,7 @@ class Fits:
 
     def __init__(self, layers: Sequence[LayerShape], gpu: int | None, host: int | None) -> None:
         """gpu, host: bytes for KV, None for no limit."""
-        self.token = sum(shape.token_bytes for shape in layers)
+        self.layers, self.token = layers, sum(shape.token_bytes for shape in layers)
         self.gpu, self.host = gpu, host
 
     def batch(self, case: Case, most: int) -> int:
@@ -75,7 +76,9 @@ class Fits:
         if case.method == "quest":
             return whole + digests, 0
         if case.method == "scout":
-            return int(case.params["budget"]) * self.token + window + digests, whole
+            form = str(case.params.get("dram", "model"))
+            far = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
+            return int(case.params["budget"]) * self.token + window + digests, far
         return window + block * self.token, int(whole * (1 + float(case.params.get("context", 0.0))))
 
 

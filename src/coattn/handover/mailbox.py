@@ -12,6 +12,7 @@ from coattn import native
 from coattn.errors import UnsupportedError
 from coattn.handover.box import DEADLINE_S, LINE, Box, Key
 from coattn.ops.native.attend import refuses, source
+from coattn.quantise.blocks import PackedBlocks
 from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.types import BlockList, LayerShape
@@ -37,7 +38,7 @@ class LayerJob:
 
     layer: int
     shape: LayerShape
-    blocks: Tensor
+    blocks: Tensor | PackedBlocks
     scale: float
     picked: BlockList | None = None
     turn: int = 0

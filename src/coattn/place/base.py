@@ -57,6 +57,9 @@ class Place(Part):
         """Bytes of the GPU tier that the place cannot work without."""
         return 0
 
+    def check(self, store: Store) -> None:
+        """Raises ConfigError where the place cannot attend to what a store with these parameters keeps."""
+
     def open(self, opening: Opening, store: Store) -> None:
         """Allocates working memory in the GPU tier, where the place needs any. After the store's own `open`."""
         self.opening = opening

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from coattn.ops import flash
 from coattn.ops.attend import attend
 from coattn.ops.native import attend as native
 from coattn.place.base import Call, Place, Result, State
+from coattn.quantise.blocks import PackedBlocks
 from coattn.state import AttnState
 from coattn.store.frame import Recording
 from coattn.trace.step import Span
@@ -38,12 +39,15 @@ class Cpu(Place):
     def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
-        q, blocks = call.q.cpu(), _blocks(call, picked.far)
-        many = flash.refuses(q, blocks, picked.far, call.shape.softcap) is None
+        q, blocks, far = call.q.cpu(), _blocks(call, picked.far), picked.far
+        if isinstance(blocks, PackedBlocks) and (q.shape[1] >= flash.MANY or native.refuses(q, blocks) is not None):
+            blocks, far = unpacked(blocks, far, call.shape.dtype)
+        many = isinstance(blocks, Tensor) and flash.refuses(q, blocks, far, call.shape.softcap) is None
         if not many and native.refuses(q, blocks) is None:
-            state: State = native.attend_in_time(q, blocks, picked.far, call.scale, call.shape.softcap)
+            state: State = native.attend_in_time(q, blocks, far, call.scale, call.shape.softcap)
         else:
-            state = attend(q, blocks, picked.far, call.scale, call.shape.softcap)
+            assert isinstance(blocks, Tensor)
+            state = attend(q, blocks, far, call.scale, call.shape.softcap)
         return AttnState(state.out.to(call.q.device), state.lse.to(call.q.device))
 
     def start(self, call: Call, picked: Selection) -> Result:
@@ -109,5 +113,11 @@ class Cpu(Place):
         return lambda: mailbox.fetch(job.key, recording.rows)
 
 
-def _blocks(call: Call, far: BlockList) -> Tensor:
-    return call.store.far[call.layer] if far.memory is None else far.memory
+def _blocks(call: Call, far: BlockList) -> Tensor | PackedBlocks:
+    return call.store.far.listed(call.layer) if far.memory is None else far.memory
+
+
+def unpacked(blocks: PackedBlocks, far: BlockList, dtype: torch.dtype) -> tuple[Tensor, BlockList]:
+    """The listed blocks alone, in a model's numbers, and the same list over them."""
+    ids, places = torch.unique(far.table, return_inverse=True)
+    return blocks.read(ids.long(), dtype), replace(far, table=places.to(torch.int32))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from coattn.errors import ConfigError
 from coattn.ops.attend import attend
 from coattn.ops.merge import merge_states
 from coattn.place.base import Call, Place, State
@@ -41,6 +42,13 @@ class Pull(Place):
     _expected: tuple[int, BlockList] | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+
+    def check(self, store: Store) -> None:
+        if getattr(store, "dram", "model") != "model":
+            raise ConfigError(
+                "Place 'pull' attends on the GPU to blocks where they lie in DRAM, and cannot read them as int8.",
+                "Leave dram out, or use method cpu or scout.",
+            )
 
     def least(self, opening: Opening, store: Store) -> int:
         return Staging.unit_bytes(opening.layers, store.block)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.ops.recall import recall
 from coattn.store.blocks import BlockMemory, runs
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
@@ -81,14 +82,14 @@ class Staging:
         self._turn[device] = 1 - half
         target = self._halves[device][half]
         if device.type != "cuda":
-            _copy(target, far[layer], ids)
+            _copy(target, far, layer, ids)
             return Filling(self, device, half, target, None)
         stream = self._stream(device)
         stream.wait_event(self._free[device, half])
         if layer in far.arriving:
             stream.wait_event(far.arriving[layer])
         with torch.cuda.stream(stream):
-            _copy(target, far[layer], ids)
+            _copy(target, far, layer, ids)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(stream)
         return Filling(self, device, half, target, ready)
@@ -126,6 +127,13 @@ class Filling:
         return self.blocks
 
 
-def _copy(target: Tensor, source: Tensor, ids: list[int]) -> None:
+def _copy(target: Tensor, far: BlockMemory, layer: int, ids: list[int]) -> None:
+    source = far[layer]
+    if far.form != "model":
+        # a kernel reads codes where they lie and writes numbers
+        wanted = torch.tensor(ids, dtype=torch.int32).to(target.device)
+        places = torch.arange(len(ids), dtype=torch.int32, device=target.device)
+        recall(target, source, *(x.expand(1, target.shape[1], -1) for x in (places, wanted)))
+        return
     for start, end in runs(ids):
         target[start:end].copy_(source[ids[start] : ids[end - 1] + 1], non_blocking=True)

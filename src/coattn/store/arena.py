@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.errors import ConfigError
 from coattn.ops.append import append
-from coattn.ops.reference.append import read_rows, write_blocks, write_rows
+from coattn.ops.reference.append import read_rows, whole_blocks, write_rows
 from coattn.part import check_count
+from coattn.quantise.blocks import FORMS, pack_blocks
 from coattn.store.base import Listing, Opening, Store, visible
 from coattn.store.blocks import BlockMemory, BlockTable, runs
 from coattn.store.frame import NOWHERE, Frame
 from coattn.store.ledger import Tier
 from coattn.types import Phase, Step
+
+DRAM = "numbers of the blocks in DRAM: model (the model's own) or int8 (half the bytes of bfloat16, no longer exact)"
 
 
 @dataclass
@@ -35,10 +39,12 @@ class Arena(Store):
     help_text = {
         "block": "tokens per block",
         "window_blocks": "newest blocks of a sequence kept in GPU memory too; unset: most of the GPU budget, else 1",
+        "dram": DRAM,
     }
 
     block: int = 32
     window_blocks: int | None = None
+    dram: str = "model"
     sinks: int = field(init=False, repr=False, default=0)
     _stream: torch.cuda.Stream | None = field(init=False, repr=False, default=None)
 
@@ -46,13 +52,18 @@ class Arena(Store):
         check_count("block", self.block, 1)
         if self.window_blocks is not None:
             check_count("window_blocks", self.window_blocks, 1)
+        if self.dram not in FORMS:
+            raise ConfigError(f"dram is {self.dram!r}, but must be {' or '.join(FORMS)}.", "Leave it out for model.")
+
+    def is_exact(self) -> bool:
+        return super().is_exact() and self.dram == "model"
 
     def least(self, opening: Opening) -> int:
         blocks = opening.seqs * ((self.window_blocks or 1) + self.sinks) + opening.spare
         return blocks * opening.block_bytes(self.block)
 
     def _far_memory(self, opening: Opening) -> BlockMemory:
-        return BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token")
+        return BlockMemory("host", opening.layers, self.block, opening.ledger, "Keeping every token", self.dram)
 
     def _near_blocks(self, opening: Opening) -> int:
         """Blocks in GPU memory: the rings, one after the other, then the spare one, then copies of first blocks."""
@@ -109,11 +120,15 @@ class Arena(Store):
         for b in range(self._first_near(keep), -(-keep // self.block)):
             if b < newest - self.ring:
                 for layer in self.opening.layers:
-                    self.window[layer][self._near_id(slot, b)].copy_(self.far[layer][self.table.owned[slot][b]])
+                    back = self.far.get(layer, torch.tensor(self.table.owned[slot][b : b + 1]))
+                    self.window[layer][self._near_id(slot, b)].copy_(back[0])
         self.table.shrink(slot, keep // self.block)
 
     def cost(self, tokens: int) -> dict[Tier, int]:
         return {"host": tokens // self.block * self.far.block_bytes}
+
+    def far_token_bytes(self) -> int:
+        return self.far.block_bytes // self.block
 
     def vacant(self) -> dict[Tier, int | None]:
         free = self.table.free()
@@ -187,8 +202,9 @@ class Arena(Store):
         here = torch.cuda.current_stream(k.device)
         if self._stream is None:
             self._stream = torch.cuda.Stream(k.device)  # type: ignore[no-untyped-call]
-        blocks = torch.empty((len(ids), *self.far[layer].shape[1:]), dtype=k.dtype, device=k.device)
-        write_blocks(blocks, torch.arange(len(ids), device=k.device), k, v)
+        blocks = whole_blocks(k, v, self.block)
+        if self.dram != "model":
+            blocks = pack_blocks(blocks)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             for start, end in runs(ids):
@@ -240,7 +256,7 @@ class Arena(Store):
         """Block b of a sequence, which is near and full now, to DRAM."""
         # a blocking copy: with a window of one block the CPU reads this block in the very next step
         full = self.window[layer][self._near_id(slot, b)]
-        self.far[layer][self.table.owned[slot][b]].copy_(full)
+        self.far.put(layer, torch.tensor(self.table.owned[slot][b : b + 1]), full[None])
         self._has_filled(layer, self.table.owned[slot][b : b + 1], full[:, 0].transpose(0, 1))
 
     def _spill(self, layer: int, slot: int, first: int, k: Tensor, v: Tensor) -> None:
@@ -249,7 +265,7 @@ class Arena(Store):
         if k.device.type == "cuda":
             self._write_through(layer, ids, k, v)
         else:
-            write_blocks(self.far[layer], torch.tensor(ids), k, v)
+            self.far.put(layer, torch.tensor(ids), whole_blocks(k, v, self.block))
         self._has_filled(layer, ids, k)
 
     def _append_many(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:

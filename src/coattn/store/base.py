@@ -165,6 +165,10 @@ class Store(Part):
         """`[seqs]` int32 on the layer's device: entries that `scores` gives each sequence; only stores with codes."""
         raise AttributeError(f"store {self.name!r} has no codes")
 
+    def far_token_bytes(self) -> int:
+        """Bytes of one token of all its layers where it lies far."""
+        return self.opening.block_bytes(1)
+
     def is_plain(self, step: Step) -> bool:
         """Whether a decode step does something that cannot be recorded, and so runs layer by layer."""
         return False

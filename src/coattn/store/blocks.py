@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from coattn.quantise.blocks import PackedBlocks, layer_bytes, pack_blocks, unpack_blocks
 from coattn.store.host_memory import host_memory
 from coattn.store.ledger import Ledger, Tier
 from coattn.types import LayerShape
@@ -17,15 +18,26 @@ class BlockMemory:
     """Blocks of one tier for a group of layers. Block id i means the i-th block of every layer's tensor.
 
     Layout of a layer's tensor: `[blocks, kv_heads, 2, block, head_dim]`, i.e. for one block and KV head the K rows,
-    then the V rows, contiguous: one streaming read for the CPU, one burst for a pulling GPU.
+    then the V rows, contiguous: one streaming read for the CPU, one burst for a pulling GPU. In 8 bits (`form`):
+    `[blocks, kv_heads, bytes]`, see `quantise/blocks.py`.
 
     Owner: the store that made it. Writer: `append` of that store. Reader: the places. A block may be overwritten once
     the step that attends to it has returned; steps run one after another.
     """
 
-    def __init__(self, tier: Tier, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, what: str) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        layers: Mapping[int, LayerShape],
+        block: int,
+        ledger: Ledger,
+        what: str,
+        form: str = "model",
+    ) -> None:
+        """form: in what numbers, of `quantise.blocks.FORMS`."""
         self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
-        self.block_bytes = block * sum(map(self.token_bytes, layers.values()))
+        self.form = form
+        self.block_bytes = sum(map(self.layer_bytes, layers.values()))
         self.capacity = 0
         self.fixed = False
         """Whether the capacity is final, so that addresses never change."""
@@ -33,17 +45,36 @@ class BlockMemory:
         """Layers of a host memory that a GPU is still writing to; who reads on another stream waits for the event."""
         self._tensors = self._allocate(0)
 
-    def token_bytes(self, shape: LayerShape) -> int:
-        """Bytes of one token of a layer; memories of another layout say otherwise, here and in the next two."""
-        return shape.token_bytes
+    def layer_bytes(self, shape: LayerShape) -> int:
+        """Bytes of one block of a layer; memories of another layout say otherwise, here and in the next two."""
+        return layer_bytes(self.form, self.block, shape)
 
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
         """Shape of a layer's tensor of so many blocks."""
+        if self.form != "model":
+            return (blocks, shape.kv_heads, self.layer_bytes(shape) // shape.kv_heads)
         return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
 
     def dtype(self, shape: LayerShape) -> torch.dtype:
         """Of a layer's tensor."""
-        return shape.dtype
+        return shape.dtype if self.form == "model" else torch.uint8
+
+    def put(self, layer: int, ids: Tensor, blocks: Tensor) -> None:
+        """Full blocks `[len(ids), kv_heads, 2, block, head_dim]`, from anywhere, in the memory's form. Waits."""
+        made = blocks if self.form == "model" else pack_blocks(blocks)
+        self[layer][ids] = made.to(self[layer].device, self[layer].dtype)
+
+    def get(self, layer: int, ids: Tensor) -> Tensor:
+        """Blocks `[len(ids), kv_heads, 2, block, head_dim]` in the layer's dtype, where the memory is."""
+        shape, found = self.layers[layer], self[layer][ids]
+        if self.form == "model":
+            return found
+        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
+
+    def listed(self, layer: int) -> Tensor | PackedBlocks:
+        """What attention over listed blocks reads."""
+        memory = self[layer]
+        return memory if self.form == "model" else PackedBlocks(memory, self.block, self.layers[layer].head_dim)
 
     def settle(self) -> None:
         """Waits until what GPUs have written has arrived."""
@@ -95,7 +126,11 @@ class BlockMemory:
             if self.tier == "gpu":
                 memory.normal_()
                 continue
-            some = torch.randn(min(len(memory), 256), *memory.shape[1:], device=shape.device).to(memory.dtype)
+            count = min(len(memory), 256)
+            plain = self.form == "model"
+            size = self.size(count, shape) if plain else (count, shape.kv_heads, 2, self.block, shape.head_dim)
+            some = torch.randn(size, device=shape.device)
+            some = some.to(memory.dtype) if plain else pack_blocks(some)
             for start in range(0, len(memory), len(some) or 1):
                 part = memory[start : start + len(some)]
                 part.copy_(some[: len(part)])
@@ -129,7 +164,7 @@ class BlockMemory:
         device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
         for i, shape in self.layers.items():
-            end = start + blocks * self.block * self.token_bytes(shape)
+            end = start + blocks * self.layer_bytes(shape)
             tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
             start = end
         return tensors

@@ -14,7 +14,7 @@ def step_trace(
 ) -> StepTrace:
     """A decode step that has been done, with the bytes that it needed at least."""
     near, far = runtime.attended(step)
-    token = sum(shape.token_bytes for shape in runtime.layers)
+    token, far_token = runtime.token_bytes()
     covered = {place.name for place in runtime.places() if place.covers == "far"}
     weighted = any(place.covers == "weighted" for place in runtime.places())
     by_cpu = "cpu" in covered or weighted
@@ -31,6 +31,6 @@ def step_trace(
         step.seqs,
         tuple(spans),
         hbm_bytes=weight_bytes + near * token,
-        pcie_bytes=(crossing if by_cpu else far * token) if far else 0,
-        dram_bytes=far * token,
+        pcie_bytes=(crossing if by_cpu else far * far_token) if far else 0,
+        dram_bytes=far * far_token,
     )

@@ -38,6 +38,7 @@ KINDS = {
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"scale", "softcap", "eps", "alpha", "slack", "bound", "noise", "wrong"}
 
+COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
         attend._attend,
@@ -48,7 +49,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         average._average,
         {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "MEAN": False},
     ),
-    (append._append, {"SPILL": True, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}),
+    *(
+        (append._append, {"SPILL": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})
+        for packed in (False, True)
+    ),
     (
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "OTHER": True, "TAIL": True}
@@ -64,7 +68,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "D": 128, "FOLLOW": True}),
-    (recall._recall, {"NUMBERS": 8192, "SIZE": 2048}),
+    (recall._recall, {"PACKED": False, **COPIED}),
+    (recall._recall, {"PACKED": True, **COPIED}),
     (
         score_digest._score_digest,
         {
@@ -99,7 +104,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         renew._renew,
         {"RECALL": True, "MEAN": False, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
     ),
-    (renew._bring, {"NUMBERS": 8192, "SIZE": 2048}),
+    (renew._bring, {"PACKED": False, **COPIED}),
+    (renew._bring, {"PACKED": True, **COPIED}),
     (look_again._look_again, {"GROUP": 5, "GROUP_PAD": 8, "D": 128, "D_PAD": 128, "K_PAD": 64}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
     (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
@@ -163,6 +169,8 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     if kernel is nearest._store_codes and name == "kept_ptr":
         return "*u8" if constants["BITS"] != 16 else "*i16"
     if kernel is spill._spill_values and constants["LEVELS"] and name in ("far_ptr", "scale_ptr"):
+        return "*u8" if name == "far_ptr" else "*fp16"
+    if constants.get("PACKED") and name in ("far_ptr", "halves_ptr"):
         return "*u8" if name == "far_ptr" else "*fp16"
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import WorkerError
+from coattn.quantise.blocks import PackedBlocks
 from coattn.state import AttnState
 from coattn.types import BlockList
 
@@ -25,10 +26,12 @@ else:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def refuses(q: Tensor, blocks: Tensor) -> str | None:
+def refuses(q: Tensor, blocks: Tensor | PackedBlocks) -> str | None:
     """Why the C++ kernels cannot take this call, or None."""
     if MISSING is not None:
         return MISSING
+    if isinstance(blocks, PackedBlocks):
+        return _refuses_packed(q, blocks)
     if q.device.type != "cpu" or blocks.device.type != "cpu":
         return f"q lies on {q.device} and the blocks on {blocks.device}, not in host memory"
     if q.dtype not in DTYPES or blocks.dtype not in DTYPES:
@@ -40,6 +43,14 @@ def refuses(q: Tensor, blocks: Tensor) -> str | None:
     packed = block * head_dim * blocks.element_size()
     if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not _own(blocks).is_contiguous():
         return f"blocks of {block} rows of {head_dim} {blocks.dtype} are not packed the way the kernels read them"
+    return None
+
+
+def _refuses_packed(q: Tensor, blocks: PackedBlocks) -> str | None:
+    if q.device.type != "cpu" or blocks.memory.device.type != "cpu":
+        return f"q lies on {q.device} and the blocks on {blocks.memory.device}, not in host memory"
+    if q.dtype not in DTYPES or blocks.d % 8:
+        return f"q is {q.dtype}, or head size {blocks.d} is not a multiple of 8"
     return None
 
 
@@ -77,12 +88,16 @@ def attend_weighing(
     return AttnState(done.out, done.lse), done.weights[:, 0]
 
 
-def attend_in_time(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
+def attend_in_time(
+    q: Tensor, blocks: Tensor | PackedBlocks, picked: BlockList, scale: float, softcap: float | None
+) -> AttnState:
     """The same on a thread of its own. Raises WorkerError when the workers fail or do not answer."""
-    if not len(blocks):
+    memory = blocks.memory if isinstance(blocks, PackedBlocks) else blocks
+    if not len(memory):
         return AttnState.empty(q)
     pending = _plan(q, blocks, picked, scale, softcap).submit()
-    nbytes = int(picked.tokens.sum()) * blocks[0].nbytes // blocks.shape[3] * max(1, q.shape[1])
+    block = blocks.block if isinstance(blocks, PackedBlocks) else blocks.shape[3]
+    nbytes = int(picked.tokens.sum()) * memory[0].nbytes // block * max(1, q.shape[1])
     try:
         done = pending.wait(DEADLINE_S + nbytes / SLOWEST)
     except (native.NativeError, RuntimeError) as error:
@@ -100,7 +115,12 @@ _abandoned: list[object] = []
 
 
 def _plan(
-    q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None, weights: bool = False
+    q: Tensor,
+    blocks: Tensor | PackedBlocks,
+    picked: BlockList,
+    scale: float,
+    softcap: float | None,
+    weights: bool = False,
 ) -> Call[Attended]:
     share_cores()
     return native.plan_attend(
@@ -115,8 +135,10 @@ def _plan(
     )
 
 
-def source(blocks: Tensor) -> Blocks:
-    """Blocks `[n, kv_heads, 2, block, d]` as the extension knows them."""
+def source(blocks: Tensor | PackedBlocks) -> Blocks:
+    """Blocks `[n, kv_heads, 2, block, d]`, or packed ones, as the extension knows them."""
+    if isinstance(blocks, PackedBlocks):
+        return native.Blocks(blocks.memory.flatten(1), "int8", blocks.block, blocks.memory.shape[1], blocks.d)
     _, kv_heads, _, block, d = blocks.shape
     own = _own(blocks)
     memory = own.view(torch.uint8).view(len(own), -1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from coattn.quantise.blocks import is_packed, pack_blocks
 
 
 def write_rows(blocks: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -11,11 +14,9 @@ def write_rows(blocks: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) 
     blocks[ids, :, 1, rows] = v.to(blocks.dtype)
 
 
-def write_blocks(blocks: Tensor, ids: Tensor, k: Tensor, v: Tensor) -> None:
-    """Whole blocks: k, v `[len(ids) * block, kv_heads, d]`, in order."""
-    n, block = len(ids), blocks.shape[3]
-    for i, x in enumerate((k, v)):
-        blocks[ids, :, i] = x.to(blocks.device, blocks.dtype).view(n, block, *x.shape[1:]).transpose(1, 2)
+def whole_blocks(k: Tensor, v: Tensor, block: int) -> Tensor:
+    """k, v `[n * block, kv_heads, d]`, in order -> `[n, kv_heads, 2, block, d]`."""
+    return torch.stack([x.reshape(-1, block, *x.shape[1:]).transpose(1, 2) for x in (k, v)], 2)
 
 
 def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,8 +27,12 @@ def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor
 def append(
     near: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, far: Tensor | None, spill: Tensor | None
 ) -> None:
-    """One token a sequence into near; block `ids[i]` then on to far block `spill[i]` where that is not negative."""
+    """One token a sequence into near; block `ids[i]` then on to far block `spill[i]` where that is not negative.
+
+    far: like near, or in 8 bits (`quantise/blocks.py`).
+    """
     write_rows(near, ids.long(), places.long(), k, v)
     if far is not None and spill is not None:
         full = (spill >= 0).nonzero()[:, 0]
-        far[spill[full].long()] = near[ids[full].long()].to(far.device)
+        blocks = near[ids[full].long()]
+        far[spill[full].long()] = (pack_blocks(blocks) if is_packed(far) else blocks).to(far.device)

@@ -8,13 +8,16 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 from coattn.ops.triton.launch import options
+from coattn.ops.triton.packed import halves_of, pack_keys, pack_values
+from coattn.quantise.blocks import is_packed
 
 
 @triton.jit
 def _append(
-    k_ptr, v_ptr, near_ptr, far_ptr, ids_ptr, places_ptr, spill_ptr,
-    k_seq, k_head, v_seq, v_head, block_stride, head_stride,
-    SPILL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, FOLLOW: tl.constexpr,
+    k_ptr, v_ptr, near_ptr, far_ptr, halves_ptr, ids_ptr, places_ptr, spill_ptr,
+    k_seq, k_head, v_seq, v_head, block_stride, head_stride, far_block, far_head,
+    SPILL: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -39,8 +42,15 @@ def _append(
             rows = tl.load(near_ptr + home + at, mask=(d < D)[None, :], other=0.0)
             # the new row may not have arrived in memory yet
             rows = tl.where((r == place)[:, None], new[None, :], rows)
-            away = to * block_stride + head * head_stride + kind * BLOCK * D
-            tl.store(far_ptr + away + at, rows, mask=(d < D)[None, :])
+            away = to * far_block + head * far_head
+            if PACKED:
+                scales = halves_ptr + (away + 2 * BLOCK * D) // 2
+                if kind == 0:
+                    pack_keys(rows, far_ptr + away, scales, BLOCK, D, D_PAD)
+                else:
+                    pack_values(rows, far_ptr + away, scales, BLOCK, D, D_PAD)
+            else:
+                tl.store(far_ptr + away + kind * BLOCK * D + at, rows, mask=(d < D)[None, :])
 
 
 def append(
@@ -48,12 +58,16 @@ def append(
 ) -> None:
     """k, v `[seqs, kv_heads, d]` into rows `places` of blocks `ids` of near `[n, kv_heads, 2, block, d]`.
 
-    spill: the far block that the near one is written through to, or negative; far lies in mapped host memory.
+    spill: the far block that the near one is written through to, or negative; far lies in mapped host memory, and may
+    be in 8 bits.
     """
     seqs, kv_heads, d = k.shape
     block = near.shape[3]
+    away = near if far is None else far
     _append[(seqs, kv_heads, 2)](
-        k, v, near, near if far is None else far, ids, places, ids if spill is None else spill,
+        k, v, near, away, halves_of(away), ids, places, ids if spill is None else spill,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), near.stride(0), near.stride(1),
-        SPILL=spill is not None, BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4, **options(seqs),
+        away.stride(0), away.stride(1),
+        SPILL=spill is not None, PACKED=is_packed(away), BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+        **options(seqs),
     )  # fmt: skip

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
 from coattn.ops.reference.renew import Digests, Due
+from coattn.ops.triton.packed import halves_of
+from coattn.ops.triton.recall import block_sizes, copy_block
 
 COPIERS = 8
 """Programs that share the copies of a sequence and KV head."""
@@ -78,21 +80,19 @@ def _renew(
 
 @triton.jit
 def _bring(
-    near_ptr, far_ptr, source_ptr, slots_ptr, heads, places, first, block_stride, head_stride, far_block, far_head,
-    NUMBERS: tl.constexpr, SIZE: tl.constexpr,
+    near_ptr, far_ptr, halves_ptr, source_ptr, slots_ptr, heads, places, first, block_stride, head_stride, far_block,
+    far_head, PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     head = (row % heads).to(tl.int64)
     slot = tl.load(slots_ptr + row // heads).to(tl.int64)
-    at = tl.arange(0, SIZE)
     for place in range(tl.program_id(1), places, tl.num_programs(1)):
         source = tl.load(source_ptr + row * places + place).to(tl.int64)
         if source >= 0:
-            from_ptr = far_ptr + source * far_block + head * far_head
-            to_ptr = near_ptr + (first + slot * places + place) * block_stride + head * head_stride
-            for start in range(0, NUMBERS, SIZE):
-                inside = start + at < NUMBERS
-                tl.store(to_ptr + start + at, tl.load(from_ptr + start + at, mask=inside), mask=inside)
+            away = source * far_block + head * far_head
+            home = near_ptr + (first + slot * places + place) * block_stride + head * head_stride
+            copy_block(far_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
 
 
 def renew(
@@ -113,7 +113,6 @@ def renew(
     )  # fmt: skip
     if due.interval:
         _bring[(seqs * heads, min(places, COPIERS))](
-            near, far, source, rows.slots, heads, places, pool.first,
-            near.stride(0), near.stride(1), far.stride(0), far.stride(1),
-            NUMBERS=2 * block * d, SIZE=2048, num_warps=4,
+            near, far, halves_of(far), source, rows.slots, heads, places, pool.first,
+            near.stride(0), near.stride(1), far.stride(0), far.stride(1), **block_sizes(near, far), num_warps=4,
         )  # fmt: skip

@@ -27,32 +27,25 @@ class ValueMemory(BlockMemory):
         with_keys: bool = False,
         form: str = "model",
     ) -> None:
-        self.planes, self.form = 2 if with_keys else 1, form
-        super().__init__("host", layers, block, ledger, what)
+        self.planes = 2 if with_keys else 1
+        super().__init__("host", layers, block, ledger, what, form)
 
-    def token_bytes(self, shape: LayerShape) -> int:
+    def layer_bytes(self, shape: LayerShape) -> int:
         if self.form == "model":
-            return shape.token_bytes * self.planes // 2
-        # blocks are padded to 64 bytes, so a token's share is a whole number where a block has 64 or fewer tokens
-        return -(-shape.kv_heads * block_bytes(self.form, self.block, shape.head_dim) // self.block)
+            return self.block * shape.token_bytes * self.planes // 2
+        return shape.kv_heads * block_bytes(self.form, self.block, shape.head_dim)
 
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
         if self.form == "model":
             return (blocks, shape.kv_heads, self.planes, self.block, shape.head_dim)
-        return (blocks, self.block * self.token_bytes(shape))
-
-    def dtype(self, shape: LayerShape) -> torch.dtype:
-        return shape.dtype if self.form == "model" else torch.uint8
+        return super().size(blocks, shape)
 
     def blocks_of(self, layer: int) -> ValueBlocks:
         """The values of a layer."""
         shape = self.layers[layer]
         if self.form == "model":
             return ValueBlocks.of(self[layer][:, :, -1])
-        size = block_bytes(self.form, self.block, shape.head_dim)
-        whole = self[layer]
-        memory = whole.as_strided((len(whole), shape.kv_heads, size), (whole.stride(0), size, 1))
-        return ValueBlocks(memory, self.form, self.block, shape.head_dim)
+        return ValueBlocks(self[layer], self.form, self.block, shape.head_dim)
 
     def fill_randomly(self) -> None:
         if self.form == "model":
@@ -61,8 +54,8 @@ class ValueMemory(BlockMemory):
         for i, shape in self.layers.items():
             memory = self[i]
             size = (min(len(memory), 512), shape.kv_heads, self.block, shape.head_dim)
-            some = pack_values(torch.randn(size, device=shape.device), self.form).flatten(1)
-            for part in torch.split(memory[:, : some.shape[1]], max(1, len(some))):
+            some = pack_values(torch.randn(size, device=shape.device), self.form)
+            for part in torch.split(memory, max(1, len(some))):
                 part.copy_(some[: len(part)])
 
     def keys(self, layer: int) -> Tensor:
@@ -94,8 +87,8 @@ class CodeMemory(BlockMemory):
             return shape.dtype
         return torch.int16 if self.bits == 16 else torch.uint8
 
-    def token_bytes(self, shape: LayerShape) -> int:
-        return shape.kv_heads * self.width(shape) * self.dtype(shape).itemsize
+    def layer_bytes(self, shape: LayerShape) -> int:
+        return self.block * shape.kv_heads * self.width(shape) * self.dtype(shape).itemsize
 
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
         return (blocks, shape.kv_heads, self.block, self.width(shape))

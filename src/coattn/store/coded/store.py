@@ -330,15 +330,15 @@ class Coded(Arena):
         self.codes[layer][torch.tensor(ids, device=kept.device)] = kept.to(self.codes[layer].dtype)
         values = self._blocked(v)
         if self.values != "model":
-            made = pack_values(values, self.values).flatten(1)
-            memory = self.stored[layer][:, : made.shape[1]]
+            made = pack_values(values, self.values)
         else:
             planes = (self._blocked(k), values) if self.keep_keys else (values,)
-            made, memory = torch.stack(planes, 2).to(self.stored[layer].dtype), self.stored[layer]
-        self._write(layer, memory, ids, made)
+            made = torch.stack(planes, 2).to(self.stored[layer].dtype)
+        self._write(layer, ids, made)
 
-    def _write(self, layer: int, memory: Tensor, ids: list[int], made: Tensor) -> None:
+    def _write(self, layer: int, ids: list[int], made: Tensor) -> None:
         """Blocks to DRAM; from a GPU beside what it does next, as in `_write_through`."""
+        memory = self.stored[layer]
         if made.device.type == "cpu":
             memory[torch.tensor(ids)] = made
             return

@@ -48,7 +48,7 @@ class Contextual(Arena):
     name = "contextual"
     provides = frozenset({"near", "far", "all_tokens", "weights"})
     help_text = {
-        **Arena.help_text,
+        **{name: text for name, text in Arena.help_text.items() if name != "dram"},
         "window_blocks": "blocks of the window; unset: gpu_ratio, else most of the GPU budget, else 1,024 tokens",
         "gpu_ratio": "window as a share of the longest context, where window_blocks is unset",
         "alpha": "how much of an entry's average weight each step replaces",
@@ -59,6 +59,8 @@ class Contextual(Arena):
         "context": "room for chosen entries, as a share of the tokens in DRAM",
     }
 
+    dram: str = field(init=False, default="model")
+    """Single entries are copied from the arena, so its blocks are in the model's own numbers."""
     gpu_ratio: float | None = None
     alpha: float = 0.1
     group_mean: bool = False

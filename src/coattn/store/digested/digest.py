@@ -88,11 +88,12 @@ class DigestedBlocks(BlockMemory):
         what: str,
         kind: str,
         spare: int = 0,
+        form: str = "model",
     ) -> None:
         """spare: digests after the last block's that are nobody's, for the rows of a recorded step without a block."""
         self.kind, self.spare = kind, spare
         self.side = BlockMemory("gpu", layers, 1, ledger, f"{what}, with digests,")
-        super().__init__(tier, layers, block, ledger, what)
+        super().__init__(tier, layers, block, ledger, what, form)
 
     def digests(self, layer: int) -> Tensor:
         """`[capacity + spare, kv_heads, 2, head_dim]`"""

@@ -16,7 +16,8 @@ from coattn.ops.reference.drive import Drift, Driven, drive
 from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
-from coattn.store.arena import Arena
+from coattn.quantise.blocks import layer_bytes
+from coattn.store.arena import DRAM, Arena
 from coattn.store.base import Opening
 from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
 from coattn.store.digested.picks import Picks, rows_of
@@ -47,6 +48,7 @@ class Residents(Arena):
         "(ScoutAttention, Algorithm 1); else to what the real query picks",
         "slack": SLACK,
         "sink_blocks": SINKS,
+        "dram": DRAM,
     }
 
     window_blocks: int = 2
@@ -81,7 +83,8 @@ class Residents(Arena):
         blocks = opening.seqs * ((opening.tokens or 0) // self.block)
         room = opening.ledger.room("host")
         if opening.fixed and room is not None:
-            blocks = min(blocks, room // opening.block_bytes(self.block))
+            far = sum(layer_bytes(self.dram, self.block, shape) for shape in opening.layers.values())
+            blocks = min(blocks, room // far)
         digests = blocks + opening.spare if blocks else 0
         pools = opening.seqs * self._places(opening) * opening.block_bytes(self.block)
         return super().least(opening) + pools + digests * opening.block_bytes(1)
@@ -197,7 +200,7 @@ class Residents(Arena):
         if self._recorded is None:
             return {}
         shape = next(iter(self.opening.layers.values()))
-        return {"recalled_bytes": int(self._recorded.moved) * self.block * shape.token_bytes // shape.kv_heads}
+        return {"recalled_bytes": int(self._recorded.moved) * self.far.layer_bytes(shape) // shape.kv_heads}
 
     def drive(self, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
         """For benchmarks: recorded steps pick by scores that change so, whatever the queries are.
@@ -300,8 +303,9 @@ class Residents(Arena):
         recall(self.near[layer], self.far[layer], to, source)
 
     def _far_memory(self, opening: Opening) -> DigestedBlocks:
+        what = "Keeping every token"
         self._digested = DigestedBlocks(
-            "host", opening.layers, self.block, opening.ledger, "Keeping every token", self.digest, opening.spare
+            "host", opening.layers, self.block, opening.ledger, what, self.digest, opening.spare, self.dram
         )
         return self._digested
 

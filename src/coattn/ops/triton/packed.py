@@ -1,0 +1,78 @@
+"""Blocks in 8 bits, written and read by kernels: see `quantise/blocks.py`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coattn.quantise.blocks import is_packed
+
+
+def halves_of(far: Tensor) -> Tensor:
+    """The same memory as float16, where it is packed: scales and minima lie in it."""
+    return far.view(torch.float16) if is_packed(far) else far
+
+
+@triton.jit
+def _fit(low, high):
+    """The step in float16, for a range whose minimum has been rounded already, and both as divisions want them."""
+    floor = low.to(tl.float32)
+    step = tl.div_rn(high - floor, tl.full(high.shape, 255.0, tl.float32)).to(tl.float16)
+    over = tl.where(step > 0, step.to(tl.float32), 1.0)
+    return step, floor, over
+
+
+@triton.jit
+def _codes(x, floor, over):
+    code = tl.div_rn(x - floor, over + tl.zeros_like(x)) + 0.5
+    return tl.minimum(tl.maximum(tl.floor(code), 0.0), 255.0).to(tl.uint8)
+
+
+@triton.jit
+def pack_keys(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+    """The keys of a full block, `[BLOCK, D_PAD]`. to_ptr: where its codes begin; scale_ptr: its scales, in float16."""
+    r, d = tl.arange(0, BLOCK), tl.arange(0, D_PAD)
+    x = rows.to(tl.float32)
+    low = tl.min(x, 0).to(tl.float16)
+    step, floor, over = _fit(low, tl.max(x, 0))
+    codes = _codes(x, floor[None, :], over[None, :])
+    tl.store(to_ptr + r[:, None] * D + d[None, :], codes, mask=(d < D)[None, :])
+    tl.store(scale_ptr + d, step, mask=d < D)
+    tl.store(scale_ptr + D + d, low, mask=d < D)
+
+
+@triton.jit
+def pack_values(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+    """The same of its values."""
+    r, d = tl.arange(0, BLOCK), tl.arange(0, D_PAD)
+    inside = (r >= 0)[:, None] & (d < D)[None, :]
+    x = rows.to(tl.float32)
+    low = tl.min(tl.where(inside, x, float("inf")), 1).to(tl.float16)
+    step, floor, over = _fit(low, tl.max(tl.where(inside, x, float("-inf")), 1))
+    codes = _codes(x, floor[:, None], over[:, None])
+    tl.store(to_ptr + BLOCK * D + r[:, None] * D + d[None, :], codes, mask=inside)
+    tl.store(scale_ptr + 2 * D + r, step)
+    tl.store(scale_ptr + 2 * D + BLOCK + r, low)
+
+
+@triton.jit
+def unpack_block(
+    from_ptr, scale_ptr, to_ptr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
+):
+    """A block's keys and values, as numbers, to `to_ptr`."""
+    r, d = tl.arange(0, R_PAD), tl.arange(0, D_PAD)
+    at = r[:, None] * D + d[None, :]
+    inside = (r < BLOCK)[:, None] & (d < D)[None, :]
+    dtype = to_ptr.dtype.element_ty
+    keys = tl.load(from_ptr + at, mask=inside, other=0)
+    values = tl.load(from_ptr + BLOCK * D + at, mask=inside, other=0)
+    key_step = tl.load(scale_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    key_low = tl.load(scale_ptr + D + d, mask=d < D, other=0.0).to(tl.float32)
+    step = tl.load(scale_ptr + 2 * D + r, mask=r < BLOCK, other=0.0).to(tl.float32)
+    low = tl.load(scale_ptr + 2 * D + BLOCK + r, mask=r < BLOCK, other=0.0).to(tl.float32)
+    k = key_low[None, :] + key_step[None, :] * keys.to(tl.float32)
+    v = low[:, None] + step[:, None] * values.to(tl.float32)
+    tl.store(to_ptr + at, k.to(dtype), mask=inside)
+    tl.store(to_ptr + BLOCK * D + at, v.to(dtype), mask=inside)

@@ -1,0 +1,102 @@
+"""Whole blocks, keys and values, in 8 bits, as the CPU's kernels read them (`csrc/block_layout.h`).
+
+Of one block and head: codes of the keys, row after row, codes of the values, then in float16 a scale and a minimum for
+every channel of the keys (over the block's tokens), and for every row of the values (over its channels); padding to a
+multiple of 64 bytes. A code c stands for `min + scale * c`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from coattn.types import LayerShape
+
+FORMS = ("model", "int8")
+LEVELS = 255
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Byte offsets within one block of one head; keys are at 0."""
+
+    block: int
+    d: int
+
+    @property
+    def values(self) -> int:
+        return self.block * self.d
+
+    @property
+    def scales(self) -> int:
+        """Of the keys `[2, d]`, then of the values `[2, block]`: scales and minima, float16."""
+        return 2 * self.block * self.d
+
+    @cached_property
+    def bytes(self) -> int:
+        return -(-(self.scales + 4 * self.d + 4 * self.block) // 64) * 64
+
+
+@dataclass(frozen=True)
+class PackedBlocks:
+    """A layer's blocks in 8 bits: memory `[blocks, kv_heads, bytes]` uint8."""
+
+    memory: Tensor
+    block: int
+    d: int
+
+    def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Listed blocks `[n]`: `[n, kv_heads, 2, block, d]`."""
+        return unpack_blocks(self.memory[ids], self.block, self.d, dtype)
+
+
+def layer_bytes(form: str, block: int, shape: LayerShape) -> int:
+    """Bytes of one block of a layer."""
+    if form == "model":
+        return block * shape.token_bytes
+    return shape.kv_heads * Layout(block, shape.head_dim).bytes
+
+
+def is_packed(blocks: Tensor) -> bool:
+    """Whether these are blocks in 8 bits, `[n, kv_heads, bytes]`, and not in a model's dtype."""
+    return blocks.dtype == torch.uint8
+
+
+def pack_blocks(blocks: Tensor) -> Tensor:
+    """blocks `[n, kv_heads, 2, block, d]` -> `[n, kv_heads, bytes]` uint8."""
+    n, kv_heads, _, block, d = blocks.shape
+    layout = Layout(block, d)
+    wide = blocks.float()
+    keys, values = wide[:, :, 0], wide[:, :, 1]
+    key_codes, key_scale, key_low = _codes(keys, -2)
+    value_codes, value_scale, value_low = _codes(values, -1)
+    numbers = torch.cat([x.flatten(2) for x in (key_scale, key_low, value_scale, value_low)], -1)
+    out = torch.zeros(n, kv_heads, layout.bytes, dtype=torch.uint8, device=blocks.device)
+    out[..., : layout.values] = key_codes.flatten(2)
+    out[..., layout.values : layout.scales] = value_codes.flatten(2)
+    out[..., layout.scales : layout.scales + 2 * numbers.shape[-1]] = numbers.view(torch.uint8)
+    return out
+
+
+def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype) -> Tensor:
+    """The inverse, as far as the bits tell: `[..., bytes]` uint8 -> `[..., 2, block, d]`."""
+    layout, lead = Layout(block, d), packed.shape[:-1]
+    codes = packed[..., : layout.scales].reshape(*lead, 2, block, d).float()
+    numbers = packed[..., layout.scales : layout.scales + 4 * (d + block)].contiguous().view(torch.float16).float()
+    keys, values = numbers[..., : 2 * d].view(*lead, 2, d), numbers[..., 2 * d :].view(*lead, 2, block)
+    scale = torch.stack([keys[..., :1, :].expand(*lead, block, d), values[..., 0, :, None].expand(*lead, block, d)], -3)
+    low = torch.stack([keys[..., 1:, :].expand(*lead, block, d), values[..., 1, :, None].expand(*lead, block, d)], -3)
+    numbers = low + scale * codes
+    return numbers.to(dtype)
+
+
+def _codes(x: Tensor, over: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, and float16 scales and minima of the numbers along one dimension."""
+    low = x.amin(over, keepdim=True).half()
+    scale = ((x.amax(over, keepdim=True) - low.float()) / LEVELS).half()
+    step = scale.float().masked_fill(scale == 0, 1.0)
+    codes = ((x - low.float()) / step + 0.5).floor().clamp(0, LEVELS).to(torch.uint8)
+    return codes, scale, low
