@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <vector>
 
 #include "dispatch.h"
 #include "errors.h"
@@ -35,9 +36,15 @@ template <class At>
 void gather(WorkerPool& pool, int64_t n, int64_t bytes, At&& at) {
   const Kernels& table = kernels();
   const int64_t ahead = std::clamp<int64_t>((kAheadBytes + bytes - 1) / bytes, 1, 8);
-  const int64_t grain = std::max<int64_t>(n / SplitPlan::shares(n, pool.size(), 4), 1);
-  pool.parallel_for(n, grain, [&](int, int64_t lo, int64_t hi) {
-    for (int64_t i = lo; i < hi; ++i) table.read(at(i), bytes, i + ahead < hi ? at(i + ahead) : nullptr);
+  std::vector<int64_t> cut{0};
+  while (cut.back() < n) cut.push_back(cut.back() + SplitPlan::share(n - cut.back(), pool.size(), 4));
+  pool.parallel_for(static_cast<int64_t>(cut.size()) - 1, 1, [&](int, int64_t first, int64_t last) {
+    for (int64_t c = first; c < last; ++c) {
+      const int64_t hi = cut[c + 1];
+      for (int64_t i = cut[c]; i < hi; ++i) {
+        table.read(at(i), bytes, i + ahead < hi ? at(i + ahead) : nullptr);
+      }
+    }
   });
 }
 

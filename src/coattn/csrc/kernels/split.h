@@ -3,6 +3,9 @@
 // The items' tiles form one long list, cut into chunks. Where the cuts fall depends on the lengths and the
 // number of workers only; which worker takes a chunk is decided by a counter. An item cut in several pieces
 // leaves one partial result per piece, and whoever finishes its last piece merges them in order of position.
+//
+// Chunks get smaller towards the end: each is a share of what is left. So most of the work is in long chunks,
+// within which memory is asked for ahead, and the last ones are so short that nobody waits long for anybody.
 #pragma once
 
 #include <algorithm>
@@ -30,9 +33,13 @@ class SplitPlan {
     first_[0] = 0;
     for (int64_t i = 0; i < items; ++i) first_[i + 1] = first_[i] + tiles(i);
     const int64_t total = first_[items];
-    chunks_ = total == 0 ? 0 : shares(total, workers, min_tiles);
-    cut_.resize(static_cast<size_t>(chunks_) + 1);
-    for (int64_t c = 0; c <= chunks_; ++c) cut_[c] = c == chunks_ ? total : snap(total * c / chunks_);
+    cut_.assign(1, 0);
+    while (cut_.back() < total) {
+      const int64_t left = total - cut_.back(), size = share(left, workers, min_tiles);
+      const int64_t cut = left - size < min_tiles ? total : snap(cut_.back() + size, size);
+      cut_.push_back(cut > cut_.back() ? cut : cut_.back() + size);
+    }
+    chunks_ = static_cast<int64_t>(cut_.size()) - 1;
     if (static_cast<int64_t>(pieces_size_) < items) {
       pieces_ = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(items));
       pieces_size_ = static_cast<size_t>(items);
@@ -46,12 +53,10 @@ class SplitPlan {
     next_.store(0, std::memory_order_relaxed);
   }
 
-  // Into how many chunks work is cut. Four a worker even out cores of different speed; where they stay long,
-  // sixteen, because a virtual machine's cores also stand still now and then. One worker needs no cuts.
-  static int64_t shares(int64_t total, int workers, int64_t min_tiles) {
-    if (workers == 1) return 1;
-    const int64_t few = std::min(total / std::max<int64_t>(min_tiles, 1), int64_t{4} * workers);
-    return std::max<int64_t>({1, few, std::min(total / kLongChunk, int64_t{16} * workers)});
+  // The next chunk of what is left: half of a worker's part of it. One worker needs no cuts.
+  static int64_t share(int64_t left, int workers, int64_t min_tiles) {
+    if (workers == 1) return left;
+    return std::min(left, std::max(min_tiles, (left + 2 * workers - 1) / (2 * workers)));
   }
 
   int64_t chunks() const { return chunks_; }
@@ -87,7 +92,6 @@ class SplitPlan {
   int64_t slots() const { return 2 * chunks_; }
 
  private:
-  static constexpr int64_t kLongChunk = 64;  // tiles
   static int64_t slot(int64_t chunk, bool leading) { return 2 * chunk + (leading ? 0 : 1); }
 
   int64_t item_at(int64_t tile) const {
@@ -97,13 +101,13 @@ class SplitPlan {
     return std::max<int64_t>(std::upper_bound(cut_.begin(), cut_.end(), tile) - cut_.begin() - 1, 0);
   }
 
-  // A cut close to the border of an item moves there and saves a merge. Monotonic, so chunks stay in order.
-  int64_t snap(int64_t tile) const {
-    const int64_t near = first_.back() / chunks_ / 8;
-    const int64_t item = item_at(tile);
-    if (tile - first_[item] <= near) return first_[item];
-    if (first_[item + 1] - tile <= near) return first_[item + 1];
-    return tile;
+  // A cut close to the border of an item, or within an item that is not much longer than the chunk, moves to
+  // the border and saves a merge.
+  int64_t snap(int64_t tile, int64_t size) const {
+    const int64_t item = item_at(tile), before = tile - first_[item], after = first_[item + 1] - tile;
+    const int64_t near = before + after <= 2 * size ? before + after : size / 8;
+    if (std::min(before, after) > near) return tile;
+    return before <= after ? first_[item] : first_[item + 1];
   }
 
   template <class F>
