@@ -17,6 +17,9 @@ from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.types import BlockList, LayerShape
 
+MANY = 32768
+"""Numbers of an answer from which merging it where it lies takes longer than copying it first."""
+
 
 @dataclass(frozen=True)
 class Letter:
@@ -105,8 +108,8 @@ class Mailbox(Box):
             needed = self.step if needed is None else needed
             stamp = self._stamp(key, 2)
             handover.wait(letter.reply, self.step, needed, self.failed, self.verdict, stamp, DEADLINE_S)
-            if beside and key[1] == 0:
-                # the answer is there long before it is wanted: then it had better be near
+            if key[1] == 0 and (beside or q.numel() >= MANY):
+                # the answer is there long before it is wanted, or it is long: then it had better be near
                 here_out, here_lse = self._copies(key)
                 handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
             self._answered[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -30,8 +30,8 @@ from coattn.ops.triton import (
 )
 
 KINDS = {
-    "*i32": "table tokens ids places spill order post step reply failed verdict to source far_tokens window "
-    "window_tokens slots held chosen far_table present needed",
+    "*i32": "table tokens ids places spill order post step reply failed verdict to source place count far_tokens "
+    "window window_tokens slots held chosen far_table present needed",
     "*i64": "stamp moved counts",
     "*fp32": "out lse scores values sums driven wanted worth",
 }

@@ -12,14 +12,15 @@ from coattn.ops.reference.renew import Digests, Due
 from coattn.ops.triton.packed import halves_of
 from coattn.ops.triton.recall import block_sizes, copy_block
 
-COPIERS = 8
-"""Programs that share the copies of a sequence and KV head."""
+COPIERS = 48
+"""Programs that share the copies: enough to have a PCIe link's worth of reads on its way, and so few that other kernels
+find room beside them."""
 
 
 @triton.jit
 def _renew(
     near_ptr, digests_ptr, far_table_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, ids_ptr, spill_ptr, held_ptr,
-    chosen_ptr, wanted_ptr, worth_ptr, source_out, moved_ptr,
+    chosen_ptr, wanted_ptr, worth_ptr, source_out, place_out, count_out, moved_ptr,
     heads, most, places, first, nobody, interval, shift, far_seq, block_stride, head_stride, digest_stride,
     digest_head, side_stride,
     RECALL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
@@ -34,7 +35,7 @@ def _renew(
     mine = held_ptr + (slot * heads + head) * places + p
     held = tl.load(mine, mask=p < places, other=-2)
     if RECALL:
-        source = tl.full([P_PAD], -1, tl.int32)
+        count = 0
         if (slot != nobody) & ((length + shift) % interval == 0):
             k = tl.arange(0, K_PAD)
             wanted = tl.load(wanted_ptr + row * most + k, mask=k < most, other=float("-inf"))
@@ -52,8 +53,12 @@ def _renew(
             source = tl.load(far_table_ptr + seq * far_seq + comes, mask=take, other=-1)
             held = tl.where(take, comes, held)
             tl.store(mine, held, mask=take)
-            tl.atomic_add(moved_ptr, tl.sum(take.to(tl.int64), 0), sem="relaxed")
-        tl.store(source_out + row * places + p, source, mask=p < places)
+            at = row * places + tl.cumsum(take.to(tl.int32), 0) - 1
+            tl.store(source_out + at, source, mask=take)
+            tl.store(place_out + at, p, mask=take)
+            count = tl.sum(take.to(tl.int32), 0)
+            tl.atomic_add(moved_ptr, count.to(tl.int64), sem="relaxed")
+        tl.store(count_out + row, count)
     to = tl.load(spill_ptr + seq).to(tl.int64)
     if to >= 0:
         d = tl.arange(0, D_PAD)
@@ -80,16 +85,17 @@ def _renew(
 
 @triton.jit
 def _bring(
-    near_ptr, far_ptr, halves_ptr, source_ptr, slots_ptr, heads, places, first, block_stride, head_stride, far_block,
-    far_head, PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    near_ptr, far_ptr, halves_ptr, source_ptr, place_ptr, count_ptr, slots_ptr, rows, heads, places, first,
+    block_stride, head_stride, far_block, far_head,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    head = (row % heads).to(tl.int64)
-    slot = tl.load(slots_ptr + row // heads).to(tl.int64)
-    for place in range(tl.program_id(1), places, tl.num_programs(1)):
-        source = tl.load(source_ptr + row * places + place).to(tl.int64)
-        if source >= 0:
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        head = (row % heads).to(tl.int64)
+        slot = tl.load(slots_ptr + row // heads).to(tl.int64)
+        for i in range(tl.load(count_ptr + row)):
+            source = tl.load(source_ptr + row * places + i).to(tl.int64)
+            place = tl.load(place_ptr + row * places + i)
             away = source * far_block + head * far_head
             home = near_ptr + (first + slot * places + place) * block_stride + head * head_stride
             copy_block(far_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
@@ -101,18 +107,21 @@ def renew(
     """See the reference; far may lie in mapped host memory. What comes is decided and copied on the GPU alone."""
     seqs, (_, heads, _, block, d) = len(rows.slots), near.shape
     most, places = lists.chosen.shape[-1], pool.held.shape[-1]
-    source = torch.empty(seqs * heads * places if due.interval else 1, dtype=torch.int32, device=near.device)
+    count = seqs * heads
+    # what comes from where to which place, and how much of it for each sequence and KV head
+    sizes = [count * places, count * places, count] if due.interval else [1, 1, 1]
+    source, place, counts = torch.split(torch.empty(sum(sizes), dtype=torch.int32, device=near.device), sizes)
     memory, pad = digests.memory, triton.next_power_of_2
     _renew[(seqs, heads)](
         near, memory, rows.far, rows.far_tokens, rows.window_tokens, rows.slots, rows.ids, rows.spill, pool.held,
-        lists.chosen, lists.wanted, lists.worth, source, moved,
+        lists.chosen, lists.wanted, lists.worth, source, place, counts, moved,
         heads, most, places, pool.first, len(pool.held) - 1, max(1, due.interval), due.shift, rows.far.stride(0),
         near.stride(0), near.stride(1), memory.stride(0), memory.stride(1), memory.stride(2),
         RECALL=due.interval > 0, MEAN=digests.kind == "mean", BLOCK=block, D=d, D_PAD=pad(d),
         K_PAD=pad(most), P_PAD=pad(places), num_warps=4,
     )  # fmt: skip
     if due.interval:
-        _bring[(seqs * heads, min(places, COPIERS))](
-            near, far, halves_of(far), source, rows.slots, heads, places, pool.first,
+        _bring[(min(count, COPIERS),)](
+            near, far, halves_of(far), source, place, counts, rows.slots, count, heads, places, pool.first,
             near.stride(0), near.stride(1), far.stride(0), far.stride(1), **block_sizes(near, far), num_warps=4,
         )  # fmt: skip
