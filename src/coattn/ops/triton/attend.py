@@ -16,8 +16,10 @@ from coattn.types import BlockList
 ROWS = 64
 """Keys per iteration."""
 PROGRAMS = 528
-"""Programs wanted: four for each multiprocessor of a large GPU. Half as many where sequences and heads are enough for
-that: fewer pieces are longer, and there are fewer to merge."""
+"""Programs wanted: four for each multiprocessor of a large GPU; half as many where sequences are MANY."""
+MANY = 256
+"""Pairs of a sequence and a KV head from which fewer and longer pieces are faster (32 sequences of 2,048 entries: 68 us
+instead of 85). Measured within a step: with fewer long sequences, two warps take 148 us where four take 128."""
 SHARED = 192 << 10
 """Bytes of a multiprocessor's shared memory that tiles may take."""
 
@@ -105,14 +107,15 @@ def refuses(q: Tensor, blocks: Tensor) -> str | None:
 def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
     """How many pieces each sequence's keys are cut into."""
     pairs = seqs * kv_heads
-    wanted = -(-(PROGRAMS if pairs < 128 else PROGRAMS // 2) // pairs)
+    wanted = -(-(PROGRAMS if pairs < MANY else PROGRAMS // 2) // pairs)
     return max(1, min(wanted, -(-longest // (2 * ROWS)), 64))
 
 
-def stages_of(pairs: int, blocks: Tensor) -> int:
-    """Tiles on their way at a time and one more: what was fastest on an H200, as far as shared memory goes."""
-    tile: int = 2 * ROWS * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
-    return min(4 if pairs <= 16 else 3, max(2, SHARED // tile + 1))
+def shape_of(pairs: int, blocks: Tensor) -> dict[str, int]:
+    """Warps, and tiles on their way at a time: what was fastest on an H200, as far as shared memory goes."""
+    warps, stages = (2, 4) if pairs <= 16 else (4, 2) if pairs < MANY else (2, 3)
+    tile = 2 * ROWS * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
+    return {"num_warps": warps, "num_stages": min(stages, max(2, SHARED // tile + 1))}
 
 
 def room_for_scores(q: Tensor, picked: BlockList) -> Tensor:
@@ -153,7 +156,7 @@ def attend(
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
         SCORES=scores is not None,
-        num_warps=2, num_stages=stages_of(seqs * kv_heads, blocks),
+        **shape_of(seqs * kv_heads, blocks),
         **options(seqs),
     )  # fmt: skip
     return Split(out, lse)
