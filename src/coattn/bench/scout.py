@@ -75,11 +75,11 @@ class Fits:
             return whole, 0
         if case.method == "quest":
             return whole + digests, 0
+        form = str(case.params.get("dram", "model"))
+        far = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
         if case.method == "scout":
-            form = str(case.params.get("dram", "model"))
-            far = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
             return int(case.params["budget"]) * self.token + window + digests, far
-        return window + block * self.token, int(whole * (1 + float(case.params.get("context", 0.0))))
+        return window + block * self.token, far + int(whole * float(case.params.get("context", 0.0)))
 
 
 class ScoutBench(Bench):
@@ -131,7 +131,8 @@ def hgca(asked: Asked, context: int, batch: int = 1) -> Case:
     """With the same budget: half of it the window, half the CPU's."""
     window = asked.budget // 2
     kept = min(1.0, (asked.budget - window) / max(1, context - window))
-    params = {"window_blocks": window // BLOCK, "block": BLOCK, "context": min(1.0, 1.25 * kept + 0.02)}
+    params: dict[str, Any] = {"window_blocks": window // BLOCK, "block": BLOCK}
+    params |= {"context": min(1.0, 1.25 * kept + 0.02)} | {k: v for k, v in asked.params.items() if k == "dram"}
     return Case("hgca", batch, context, params, (kept,))
 
 

@@ -81,6 +81,10 @@ void bind_move_rows(nb::module_& m) {
   field(c, "row_bytes", &MoveRowsJob::row_bytes);
   field(c, "from_value", &MoveRowsJob::from_value);
   field(c, "to_value", &MoveRowsJob::to_value);
+  field(c, "rows", &MoveRowsJob::rows);
+  field(c, "block", &MoveRowsJob::block);
+  field(c, "head_size", &MoveRowsJob::head_size);
+  field(c, "to_elem", &MoveRowsJob::to_elem);
   runnable<MoveRowsJob>(m, "move_rows", "submit_move_rows", &move_rows);
 }
 
@@ -103,6 +107,9 @@ void bind_keep_rows(nb::module_& m) {
   field(c, "base", &KeepRowsJob::base);
   field(c, "position", &KeepRowsJob::position);
   field(c, "weights", &KeepRowsJob::weights);
+  field(c, "packed", &KeepRowsJob::packed);
+  field(c, "head_size", &KeepRowsJob::head_size);
+  field(c, "to_elem", &KeepRowsJob::to_elem);
   runnable<KeepRowsJob>(m, "keep_rows", "submit_keep_rows", &keep_rows);
 }
 

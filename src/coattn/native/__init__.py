@@ -44,7 +44,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import Lists, move_rows, plan_keep_rows, read_blocks, write_blocks, write_rows
+from coattn.native.rows import Lists, PackedSource, move_rows, plan_keep_rows, read_blocks, write_blocks, write_rows
 
 __all__ = [
     "ELEMENTS",
@@ -59,6 +59,7 @@ __all__ = [
     "IsaStatus",
     "Lists",
     "NativeError",
+    "PackedSource",
     "Pending",
     "abandon_pool",
     "attend",

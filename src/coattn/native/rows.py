@@ -62,17 +62,39 @@ def read_blocks(ids: Tensor, tokens: int, blocks: Blocks, dtype: torch.dtype = t
     return k, v
 
 
-def move_rows(from_rows: Tensor, to_rows: Tensor, row_bytes: int, from_value: int, to_value: int) -> None:
+@dataclass(frozen=True)
+class PackedSource:
+    """Rows that are copied come from int8 blocks of so many rows of so many channels, and become `dtype`."""
+
+    block: int
+    head_size: int
+    dtype: torch.dtype
+
+
+def move_rows(
+    from_rows: Tensor,
+    to_rows: Tensor,
+    row_bytes: int,
+    from_value: int,
+    to_value: int,
+    packed: tuple[PackedSource, Tensor] | None = None,
+) -> None:
     """Copies single entries between blocks of float elements, all threads together.
 
     from_rows, to_rows: `[n]` int64 addresses of key rows of `row_bytes` each; the value row lies `from_value` and
-    `to_value` bytes after its key row. Nothing is checked but shapes: the caller keeps both memories alive.
+    `to_value` bytes after its key row. packed: what the source is, and then `from_rows` are addresses of blocks, and
+    the tensor, `[n]` int32, says which row. Nothing is checked but shapes: the caller keeps both memories alive.
     """
     check_tensor("from_rows", from_rows, [None], torch.int64)
     check_tensor("to_rows", to_rows, list(from_rows.shape), torch.int64)
     job = extension.MoveRowsJob()
     job.from_rows, job.to_rows, job.count = from_rows.data_ptr(), to_rows.data_ptr(), len(from_rows)
     job.row_bytes, job.from_value, job.to_value = row_bytes, from_value, to_value
+    if packed is not None:
+        source, rows = packed
+        check_tensor("rows", rows, list(from_rows.shape), torch.int32)
+        job.rows, job.block, job.head_size = rows.data_ptr(), source.block, source.head_size
+        job.to_elem = elem(element_of(source.dtype))
     extension.move_rows(job)
 
 
@@ -91,6 +113,8 @@ class Lists:
     row_bytes: int
     position: Tensor
     weight: Tensor
+    packed: PackedSource | None = None
+    """What rows that are added come from, where they are not like those of the lists."""
 
 
 def plan_keep_rows(
@@ -118,4 +142,7 @@ def plan_keep_rows(
     job.first, job.list, job.spare, job.used = first.data_ptr(), which.data_ptr(), spare.data_ptr(), used.data_ptr()
     job.table, job.width, job.stored = lists.table.data_ptr(), width, lists.stored.data_ptr()
     job.base, job.position, job.weights = lists.base, lists.position.data_ptr(), lists.weight.data_ptr()
+    if lists.packed is not None:
+        job.packed, job.head_size = True, lists.packed.head_size
+        job.to_elem = elem(element_of(lists.packed.dtype))
     return Call("keep_rows", job, used, (lists, which, kept, weight, source, first, spare))

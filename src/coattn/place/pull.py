@@ -47,7 +47,7 @@ class Pull(Place):
         if getattr(store, "dram", "model") != "model":
             raise ConfigError(
                 "Place 'pull' attends on the GPU to blocks where they lie in DRAM, and cannot read them as int8.",
-                "Leave dram out, or use method cpu or scout.",
+                "Leave dram out, or use method cpu, scout or hgca.",
             )
 
     def least(self, opening: Opening, store: Store) -> int:

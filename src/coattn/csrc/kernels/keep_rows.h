@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "element.h"
 #include "worker_pool.h"
 
 namespace coattn {
@@ -26,6 +27,9 @@ struct KeepRowsJob {
   uint8_t* base;      // of the lists' blocks: key rows, then value rows
   int32_t* position;  // [blocks, block]
   float* weights;     // [blocks, block]
+  bool packed;        // whether sources are int8 blocks, whose rows are written as `to_elem`
+  int head_size;
+  Elem to_elem;
 };
 
 void keep_rows(const KeepRowsJob& job, WorkerPool& pool);

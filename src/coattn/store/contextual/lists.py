@@ -27,8 +27,8 @@ PIECE = 2 << 20
 class Chosen:
     """Entries to keep, one row each, in the order of (layer, slot, KV head, position).
 
-    layer: its number within the group of layers; source: address of the entry's key row; all int64 `[n]` but weight,
-    float32 `[n]`.
+    layer: its number within the group of layers; source: address of the entry's key row, or, of blocks in 8 bits, of
+    the block; all int64 `[n]` but weight, float32 `[n]`.
     """
 
     layer: Tensor
@@ -75,11 +75,16 @@ class Context:
         most: int,
         ledger: Ledger,
         fixed: bool,
+        packed: bool = False,
     ) -> None:
         """width: blocks of the longest list, at first; most: bytes that the entries may ever take.
 
-        fixed: lists never become longer than `width`, and nothing that is read by address ever moves.
+        fixed: lists never become longer than `width`, and nothing that is read by address ever moves. packed: entries
+        come from blocks in 8 bits.
         """
+        from coattn.native import PackedSource
+
+        self._packed = PackedSource(block, shape.head_dim, shape.dtype) if packed else None
         self.shape, self.block, self.ledger = shape, block, ledger
         self.row_bytes = shape.head_dim * shape.dtype.itemsize
         self.block_bytes = 2 * block * self.row_bytes
@@ -131,7 +136,8 @@ class Context:
         place = index % self.block
         self._position[block, place] = chosen.position.to(torch.int32)
         self._weight[block, place] = chosen.weight
-        self._move(chosen.source, block * self.block_bytes + place * self.row_bytes)
+        rows = (chosen.position % self.block).to(torch.int32)
+        self._move(chosen.source, rows, block * self.block_bytes + place * self.row_bytes)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> Keeping:
@@ -153,6 +159,7 @@ class Context:
             self.row_bytes,
             self._position,
             self._weight,
+            self._packed,
         )
         call = native.plan_keep_rows(
             lists,
@@ -281,11 +288,12 @@ class Context:
             more[..., : self.table.shape[-1]] = self.table
             self.table = torch.cat([more, torch.zeros_like(more)], -1)
 
-    def _move(self, source: Tensor, offset: Tensor) -> None:
+    def _move(self, source: Tensor, rows: Tensor, offset: Tensor) -> None:
         from coattn import native
 
-        half = self.block * self.row_bytes
-        native.move_rows(source.contiguous(), offset + self._memory.memory.data_ptr(), self.row_bytes, half, half)
+        half, to = self.block * self.row_bytes, offset + self._memory.memory.data_ptr()
+        packed = None if self._packed is None else (self._packed, rows)
+        native.move_rows(source.contiguous(), to, self.row_bytes, half, half, packed)
 
     def _blocks_of(self, entries: Tensor) -> Tensor:
         return -(-entries.long() // self.block)

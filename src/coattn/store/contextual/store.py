@@ -48,7 +48,7 @@ class Contextual(Arena):
     name = "contextual"
     provides = frozenset({"near", "far", "all_tokens", "weights"})
     help_text = {
-        **{name: text for name, text in Arena.help_text.items() if name != "dram"},
+        **Arena.help_text,
         "window_blocks": "blocks of the window; unset: gpu_ratio, else most of the GPU budget, else 1,024 tokens",
         "gpu_ratio": "window as a share of the longest context, where window_blocks is unset",
         "alpha": "how much of an entry's average weight each step replaces",
@@ -59,8 +59,6 @@ class Contextual(Arena):
         "context": "room for chosen entries, as a share of the tokens in DRAM",
     }
 
-    dram: str = field(init=False, default="model")
-    """Single entries are copied from the arena, so its blocks are in the model's own numbers."""
     gpu_ratio: float | None = None
     alpha: float = 0.1
     group_mean: bool = False
@@ -104,7 +102,7 @@ class Contextual(Arena):
         opening.ledger.take("gpu", count * self._weight_bytes(opening), "Weighing the window's entries")
         self.averages = Averages(opening.layers, count, self.block)
         width = 16 if opening.tokens is None else max(1, opening.tokens // self.block)
-        most = ADDRESSES if opening.tokens is None else opening.seqs * (width + 1) * self.far.block_bytes
+        most = ADDRESSES if opening.tokens is None else opening.seqs * (width + 1) * opening.block_bytes(self.block)
         room = opening.ledger.room("host")
         self.chosen = Context(
             shape,
@@ -115,6 +113,7 @@ class Contextual(Arena):
             most if room is None else min(most, room),
             opening.ledger,
             opening.fixed,
+            self.dram != "model",
         )
 
     def plan(self, step: Step) -> None:
@@ -211,11 +210,11 @@ class Contextual(Arena):
             self._heard.pop(slot, None)
 
     def cost(self, tokens: int) -> dict[Tier, int]:
-        return {"host": int(tokens // self.block * self.far.block_bytes * (1 + self.context))}
+        return {"host": int(tokens // self.block * self._block_cost())}
 
     def vacant(self) -> dict[Tier, int | None]:
         free = self.table.free()
-        return {"host": None if free is None else int(free * self.far.block_bytes * (1 + self.context))}
+        return {"host": None if free is None else int(free * self._block_cost())}
 
     def columns(self) -> dict[str, int]:
         return {**super().columns(), "slots": 0}
@@ -255,7 +254,11 @@ class Contextual(Arena):
     def _far_blocks(self, opening: Opening) -> int:
         """Leaves room for the chosen entries."""
         room, wanted = opening.ledger.room("host"), super()._far_blocks(opening)
-        return wanted if room is None else min(wanted, int(room / (1 + self.context)) // self.far.block_bytes)
+        return wanted if room is None else min(wanted, int(room / self._block_cost()))
+
+    def _block_cost(self) -> float:
+        """Bytes of DRAM for a far block: its own, and what of it may be chosen."""
+        return self.far.block_bytes + self.context * self.opening.block_bytes(self.block)
 
     def _first_near(self, tokens: int) -> int:
         """A block leaves the window once the filling block has more than LAG entries, or when it is overwritten."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.reference.append import read_rows
+from coattn.quantise.blocks import is_packed, unpack_blocks
 from coattn.store.blocks import runs
 from coattn.store.contextual.lists import Chosen
 from coattn.types import LayerShape
@@ -89,10 +90,12 @@ def weigh_far(store: Contextual, layer: int, slot: int, blocks: int, q: Tensor |
     if q is None:
         return torch.zeros(shape.kv_heads, blocks * store.block)
     ids, memory = store.table.owned[slot][:blocks], store.far[layer]
+    d = shape.head_dim
     pieces = []
     for start, end in runs(ids):
         for at in range(ids[start], ids[end - 1] + 1, PIECE):
             piece = memory[at : min(at + PIECE, ids[end - 1] + 1)].to(shape.device, non_blocking=True)
+            piece = unpack_blocks(piece, store.block, d, shape.dtype) if is_packed(memory) else piece
             pieces.append(piece[:, :, 0].transpose(0, 1).flatten(1, 2))  # [kv_heads, n, d]
     return weights_over(q, torch.cat(pieces, 1), scale, shape.softcap, Weighing(store.peak, store.group_mean)).cpu()
 
@@ -135,9 +138,10 @@ def addresses(store: Contextual, far: list[int]) -> Tensor:
 
 
 def _address(store: Contextual, number: Tensor, ids: Tensor, head: Tensor, row: Tensor) -> Tensor:
-    """Addresses of the key rows of far entries."""
+    """Addresses of the key rows of far entries; of blocks in 8 bits, of the blocks."""
     base = torch.tensor([store.far[layer].data_ptr() for layer in store.opening.layers])
     memory = store.far[next(iter(store.opening.layers))]
     size = memory.element_size()
-    block, one, line = (memory.stride(i) * size for i in (0, 1, 3))
-    return base[number] + ids * block + head * one + row * line
+    block, one = (memory.stride(i) * size for i in (0, 1))
+    starts = base[number] + ids * block + head * one
+    return starts + row * 0 if is_packed(memory) else starts + row * memory.stride(3) * size
