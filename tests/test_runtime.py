@@ -231,13 +231,25 @@ def test_a_refused_step_changes_nothing() -> None:
 @pytest.mark.parametrize("window_blocks", [1, 3])
 @pytest.mark.parametrize(
     ("method", "params"),
-    [("full", {}), ("cpu", {}), ("offload", {}), ("quest", {"budget": 256}), ("scout", {"budget": 256, "resident": 4})],
+    [
+        ("full", {}),
+        ("cpu", {}),
+        ("cpu", {"dram": "int8"}),
+        ("offload", {}),
+        ("quest", {"budget": 256}),
+        ("scout", {"budget": 256, "resident": 4}),
+        ("scout", {"budget": 256, "resident": 4, "dram": "int8"}),
+        ("hgca", {"beta": 0}),
+        ("hgca", {"beta": 0, "dram": "int8"}),
+    ],
 )
 def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_blocks: int) -> None:
     if method != "full":
         params = {**params, "window_blocks": window_blocks, "block": 8}
     # no sliding layer here: what it has dropped cannot come back
-    world = World(method, torch.device("cpu"), params, look_back=None)
+    packed = "dram" in params
+    dtype = torch.bfloat16 if packed else torch.float32  # the kernels round queries to 16 bits
+    world = World(method, torch.device("cpu"), params, look_back=None, dtype=dtype, coded=packed)
     world.run(TURNS[:20])
     for slot, keep in ((0, 41), (2, 16)):
         world.runtime.truncate(slot, world.lengths[slot], keep)
@@ -251,6 +263,20 @@ def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_bl
     table.owned[0].append(table.owned[1][0])
     with pytest.raises(AssertionError, match="exactly once"):
         table.check_integrity()
+
+
+def test_blocks_that_come_back_to_hgcas_window_weigh_what_they_did() -> None:
+    world = World("hgca", torch.device("cpu"), {"beta": 0, "window_blocks": 2, "block": 8}, look_back=None)
+    world.run(TURNS[:20])
+    store: Any = world.runtime._parts[0].store
+    assert world.lengths[2] == 96
+    before = [store.chosen.of_block(0, 2, 1, b) for b in (2, 3, 4)]
+    world.runtime.truncate(2, 96, 40)  # blocks 2, 3 and 4 are the newest again, 5 to 11 are gone
+    assert store._first_near(40) == 2
+    for b, (rows, weights) in zip((2, 3, 4), before, strict=True):
+        assert rows.tolist() == list(range(8))
+        assert weights.sum() > 0
+        torch.testing.assert_close(store.averages[0][store._near_id(2, b), 1], weights)
 
 
 def test_a_window_forgets_what_is_taken_back() -> None:

@@ -219,6 +219,16 @@ class Context:
             self.stored[:, slot] = keep
             self.shown[:, slot] = keep
 
+    def hide(self, slot: int, end: int) -> None:
+        """Of a slot only entries before position `end` are attended from now on; the others stay stored."""
+        self.shown[:, slot] = self._before(slot, end) if end else 0
+
+    def of_block(self, layer: int, slot: int, head: int, b: int) -> tuple[Tensor, Tensor]:
+        """The rows of a sequence's block b that are in a list, and what they weighed when they were chosen."""
+        rows = self.positions(layer, slot, head).long() - b * self.block
+        own = (rows >= 0) & (rows < self.block)
+        return rows[own], self._entries(self._weight, layer, slot, head)[own]
+
     def positions(self, layer: int, slot: int, head: int) -> Tensor:
         """Positions of the entries of a list, in order."""
         return self._entries(self._position, layer, slot, head)

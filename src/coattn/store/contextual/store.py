@@ -200,14 +200,31 @@ class Contextual(Arena):
         self.chosen.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
+        """What was chosen of a block that is about to leave the window stands, and is shown when it leaves."""
         self._finish([slot])
         super().truncate(slot, length, keep)
-        first = self._first_near(keep)
-        self.chosen.cut([slot], first * self.block)
-        self._covered[slot] = min(self._covered.get(slot, 0), first)
+        first, blocks = self._first_near(keep), -(-keep // self.block)
+        for b in range(first, min(blocks, -(-length // self.block) - self.ring)):
+            self._weigh_as_before(slot, b)
+        covered = min(self._covered.get(slot, 0), max(first, blocks - self.ring + 1))
+        self.chosen.cut([slot], covered * self.block)
+        self._covered[slot] = covered
+        if covered > first:
+            self.chosen.hide(slot, first * self.block)
+            self._leaving[slot] = Keeping(self.chosen, None, torch.empty(0, dtype=torch.int64))
         if not keep:
             self._stale.discard(slot)
             self._heard.pop(slot, None)
+
+    def _weigh_as_before(self, slot: int, b: int) -> None:
+        """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing."""
+        near, heads = self._near_id(slot, b), next(iter(self.opening.layers.values())).kv_heads
+        for layer, number in self.numbers.items():
+            weights = torch.zeros(heads, self.block)
+            for head in range(heads):
+                rows, known = self.chosen.of_block(number, slot, head, b)
+                weights[head, rows] = known
+            self.averages[layer][near] = weights.to(self.averages[layer].device)
 
     def cost(self, tokens: int) -> dict[Tier, int]:
         return {"host": int(tokens // self.block * self._block_cost())}
