@@ -108,6 +108,6 @@ class Pool(Store):
         ids, rows = [], []
         for slot, start, end in zip(step.slots, step.history, step.lengths, strict=True):
             position = torch.arange(start, end)
-            ids.append(torch.tensor(self.table.owned[slot])[position // self.block])
+            ids.append(torch.tensor(self.table.owned[slot], dtype=torch.long)[position // self.block])
             rows.append(position % self.block)
         return torch.cat(ids).to(device), torch.cat(rows).to(device)

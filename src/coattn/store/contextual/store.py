@@ -200,18 +200,12 @@ class Contextual(Arena):
         self.chosen.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        """What was chosen of a block that is about to leave the window stands, and is shown when it leaves."""
         self._finish([slot])
         super().truncate(slot, length, keep)
         first, blocks = self._first_near(keep), -(-keep // self.block)
         for b in range(first, min(blocks, -(-length // self.block) - self.ring)):
             self._weigh_as_before(slot, b)
-        covered = min(self._covered.get(slot, 0), max(first, blocks - self.ring + 1))
-        self.chosen.cut([slot], covered * self.block)
-        self._covered[slot] = covered
-        if covered > first:
-            self.chosen.hide(slot, first * self.block)
-            self._leaving[slot] = Keeping(self.chosen, None, torch.empty(0, dtype=torch.int64))
+        self._show(slot, keep, self._covered.get(slot, 0))
         if not keep:
             self._stale.discard(slot)
             self._heard.pop(slot, None)
@@ -342,11 +336,23 @@ class Contextual(Arena):
                 self.chosen.put(choose_all(self, layer, slot, weights, kept))
         for layer in heard:
             weigh_near(self, layer, slot, length - 1, heard[layer], self._scale[layer])
-        self.chosen.show([slot])
+        self._show(slot, length, max(first, start))
         self.chosen.make_room()
-        self._covered[slot] = first
         self._stale.discard(slot)
         self._heard.pop(slot, None)
+
+    def _show(self, slot: int, length: int, covered: int) -> None:
+        """So many blocks of a sequence have been chosen from: those before its window are attended there.
+
+        What was chosen of the block that is about to leave the window stands, and is shown when it leaves.
+        """
+        first = self._first_near(length)
+        covered = min(covered, max(first, -(-length // self.block) - self.ring + 1))
+        self.chosen.cut([slot], covered * self.block)
+        self._covered[slot] = covered
+        if covered > first:
+            self.chosen.hide(slot, first * self.block)
+            self._leaving[slot] = Keeping(self.chosen, None, torch.empty(0, dtype=torch.int64))
 
     def _keep(self, weights: Tensor, entries: int) -> Tensor:
         assert self.keep is not None, "a selection rule comes first"
