@@ -31,8 +31,14 @@ class Part:
         return found
 
 
-def check_count(name: str, value: object, least: int) -> None:
-    """Raises ConfigError unless `value` is a whole number of at least `least`."""
+MOST = (1 << 31) - 1
+"""No count is larger."""
+
+
+def check_count(name: str, value: object, least: int, most: int = MOST) -> None:
+    """Raises ConfigError unless `value` is a whole number from `least` to `most`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > most:
+        raise ConfigError(f"{name} is {value:,}, but can be {most:,} at most.", f"Set {name}={most} or less.")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(
             f"{name} is {value!r}, but must be a whole number of at least {least}.", f"Set {name}={least} or more."

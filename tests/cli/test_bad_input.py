@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.run import Done, coattn
 from tests.hf.families import tiny
+
+from coattn.errors import WorkerError
 
 
 def assert_refused(done: Done, *words: str) -> None:
@@ -53,6 +56,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["methods", "fulll"], ["no method 'fulll'"]),
         (["eval", "perplexity", "--text", "/nowhere/at-all.txt"], ["no file"]),
         (["models", "get", "bigllm2"], ["bigllm2", "smollm2"]),
+        (["generate", "hello", "--method", "offload", "--set", "dram=int8"], ["'pull'", "method cpu"]),
+        (["generate", "hello", "--method", "hcattention", "--set", "dram=int8"], ["no parameter 'dram'"]),
+        (["generate", "hello", "--method", "cpu", "--set", "dram=int9"], ["'int9'"]),
+        (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
+        (["generate", "hello", "--set", "block=99999999999999999999"], ["at most"]),
+        (["bench", "scout", "--set", "dram=int9"], ["'int9'"]),
+        (
+            ["generate", "hello", "--method", "scout", "--set", "recall_file=/nowhere/i.json"],
+            ["no file /nowhere/i.json"],
+        ),
+        (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
     ],
 )
@@ -63,6 +77,34 @@ def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]
 def test_a_budget_that_is_too_small(folder: Path) -> None:
     done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")
     assert_refused(done, "needs at least 12.0 KiB", "gpu_kv is 1.0 KiB", "Raise gpu_kv to 12.0 KiB (12288 bytes)")
+
+
+def test_a_window_that_is_larger_than_the_machine(folder: Path) -> None:
+    done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=2000000000")
+    assert_refused(done, "this machine does not have")
+
+
+def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, on_text: Callable[[str], None], **options: object) -> None:
+        on_text("half an answ")
+        raise WorkerError("It failed.", "Try again.")
+
+    monkeypatch.setattr("coattn.engine.one.generate", fail)
+    done = coattn("generate", "w1 w2", "--model", str(folder))
+    assert (done.returncode, done.stdout) == (2, "half an answ\n")
+    assert done.stderr.startswith("error: It failed.")
+
+
+def test_a_result_file_of_another_kind(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    row = ("eval", "sweep", "full", "--model", str(folder), "--length", "40", "--prefill", "30", "--decode", "4")
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{i % 150}" for i in range(60)), encoding="utf-8")
+    done = coattn(*row, "--text", str(text), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text(encoding="utf-8"))
+    out.write_text(json.dumps({**found, "rows": [{}]}), encoding="utf-8")
+    assert_refused(coattn(*row, "--text", str(text), "--out", str(out)), "not those of such a run")
 
 
 def test_a_budget_that_is_no_size(folder: Path) -> None:
@@ -143,9 +185,7 @@ def test_an_output_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_usage_errors_also_exit_with_2() -> None:
-    done = coattn("generate", "--no-such-option")
-    assert done.returncode == 2
-    assert "No such option" in done.stderr
+    assert_refused(coattn("generate", "--no-such-option"), "No such option", "generate --help")
 
 
 def test_the_installed_command_says_the_same() -> None:

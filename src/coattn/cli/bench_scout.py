@@ -62,12 +62,15 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn.bench import figures
     from coattn.bench import scout as bench_scout
     from coattn.hf.load import choose_device
+    from coattn.method import compose
+    from coattn.methods import find_method
 
     path, figure = writable(target), options["figure"]
     known = ("2", *ON_A_MODEL, *bench_scout.FIGURES)
     if figure not in known:
         raise ConfigError(f"The paper's figure {figure} is no benchmark here.", f"There are: {', '.join(known)}.")
     options["given"] = parse_settings(options["settings"])
+    compose(find_method("scout"), **{"budget": options["budget"], **options["given"]})  # refuses before the work
     if figure in ON_A_MODEL:
         result = on_a_model(figure, options)
     elif figure == "2":

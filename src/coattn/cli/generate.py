@@ -10,7 +10,7 @@ import click
 
 from coattn.cli.options import json_option, method_options, model_options, parse_settings
 from coattn.cli.output import err, is_piped, model_progress, print_json
-from coattn.errors import ConfigError, InputError
+from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import format_bytes
 
@@ -75,16 +75,22 @@ def generate(
     with model_progress() as show:
         loaded = load(model, dtype=dtype, device=device, on_progress=show)
     ids = encode_prompt(loaded, text, raw)
-    result = run(
-        loaded,
-        ids,
-        row,
-        sampling=sampling,
-        gpu_kv=gpu_kv,
-        host_kv=host_kv,
-        params=params,
-        on_text=None if as_json else write,
-    )
+    written: list[str] = []
+    try:
+        result = run(
+            loaded,
+            ids,
+            row,
+            sampling=sampling,
+            gpu_kv=gpu_kv,
+            host_kv=host_kv,
+            params=params,
+            on_text=None if as_json else lambda piece: write(piece, written),
+        )
+    except CoattnError:
+        if any(written):
+            click.echo()  # the answer so far has a line of its own
+        raise
     measured = measure(loaded, result, row, gpu_kv=gpu_kv, host_kv=host_kv, **params) if fidelity else None
     summary = {
         "text": result.text,
@@ -139,9 +145,10 @@ def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, A
     return compare(own, force(loaded.model, ids, len(result.prompt_ids), "full"))
 
 
-def write(piece: str) -> None:
-    """Streams to stdout."""
+def write(piece: str, written: list[str]) -> None:
+    """Streams to stdout, and remembers the last piece."""
     click.echo(piece, nl=False)
+    written[:] = [piece]
 
 
 def footer(summary: dict[str, Any]) -> str:

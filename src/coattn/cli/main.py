@@ -34,7 +34,7 @@ from coattn.cli import (
     trace,
 )
 from coattn.cli.output import print_error
-from coattn.errors import CoattnError
+from coattn.errors import CoattnError, ConfigError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -86,6 +86,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(cli.main(arguments, standalone_mode=False) or 0)
     except CoattnError as error:
         print_error(error)
+        sys.exit(2)
+    except click.UsageError as error:
+        where = "coattn" if error.ctx is None else error.ctx.command_path
+        print_error(ConfigError(error.format_message(), f"`{where} --help` shows what it takes."))
         sys.exit(2)
     except click.ClickException as error:
         error.show()

@@ -28,9 +28,19 @@ class Engine:
     cases the memory is free again before anything else runs.
     """
 
-    def __init__(self, runner: Runner, tokenizer: Any, *, chunk: int, longest: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Any,
+        *,
+        chunk: int,
+        longest: int,
+        ends: frozenset[int],
+        suffix: str = "memory",
+    ) -> None:
+        """suffix: of the names of the budgets, as errors say them."""
         self.runner, self.tokenizer = runner, tokenizer
-        self.chunk, self.longest, self.ends = chunk, longest, ends
+        self.chunk, self.longest, self.ends, self.suffix = chunk, longest, ends, suffix
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
@@ -217,7 +227,7 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.chunk, self.longest)
+        return Scheduler(self.runner, self.runner.slots, self.chunk, self.longest, self.suffix)
 
 
 def _explain(error: Exception) -> CoattnError:

@@ -91,7 +91,9 @@ class LLM:
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch)
             ends = end_tokens(loaded.model, loaded.tokenizer)
-            self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
+            self.engine = Engine(
+                self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends, suffix=self.suffix
+            )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 

@@ -76,7 +76,12 @@ class Results:
         own = {key: found.get(key) for key in self.config}
         if own != self.config:
             raise InputError(_difference(target, own, self.config), "Choose another --out, or remove the file.")
-        self.done = {part[self.key]: part for part in found.get(self.items, [])}
+        try:
+            self.done = {part[self.key]: part for part in found.get(self.items, [])}
+        except (KeyError, TypeError):
+            raise InputError(
+                f"{target} has results that are not those of such a run.", "Choose another --out, or remove the file."
+            ) from None
         self.notes = {key: found[key] for key in ("gpu_kv_peak", "host_kv_peak", "seconds") if key in found}
         self.found = found
 

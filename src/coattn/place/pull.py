@@ -46,7 +46,7 @@ class Pull(Place):
     def check(self, store: Store) -> None:
         if getattr(store, "dram", "model") != "model":
             raise ConfigError(
-                "Place 'pull' attends on the GPU to blocks where they lie in DRAM, and cannot read them as int8.",
+                "dram is 'int8', but place 'pull' (method offload) takes blocks in the model's own numbers only.",
                 "Leave dram out, or use method cpu, scout or hgca.",
             )
 

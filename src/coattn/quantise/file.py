@@ -59,7 +59,10 @@ def read_origin(path: str) -> Origin:
     except FileNotFoundError:
         raise ConfigError(f"There is no codebook {path}.", "Make one with `coattn calibrate hcattention`.") from None
     except (OSError, SafetensorError):
-        found = {}
+        raise ConfigError(
+            f"{path} cannot be read as a codebook: it is damaged, or another kind of file.",
+            "Make one with `coattn calibrate hcattention`.",
+        ) from None
     if found.get("format") != FORMAT:
         raise ConfigError(f"{path} is not a codebook of this version.", "Make one with `coattn calibrate hcattention`.")
     origin = json.loads(found["origin"])

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from coattn.errors import BudgetError
 from coattn.quantise.blocks import PackedBlocks, layer_bytes, pack_blocks, unpack_blocks
 from coattn.store.host_memory import host_memory
-from coattn.store.ledger import Ledger, Tier
+from coattn.store.ledger import PLACE, Ledger, Tier
 from coattn.types import LayerShape
+from coattn.units import format_bytes
 
 
 class BlockMemory:
@@ -143,11 +145,13 @@ class BlockMemory:
     def _resize(self, capacity: int) -> None:
         added = (capacity - self.capacity) * self.block_bytes
         if added > 0:
+            self.ledger.require(self.tier, added, self.what)
+        keep = min(capacity, self.capacity)
+        fresh = self._allocate(capacity)
+        if added > 0:
             self.ledger.take(self.tier, added, self.what)
         else:
             self.ledger.give(self.tier, -added)
-        keep = min(capacity, self.capacity)
-        fresh = self._allocate(capacity)
         for i in self.layers:
             if keep:
                 fresh[i][:keep] = self._tensors[i][:keep]
@@ -156,10 +160,17 @@ class BlockMemory:
     def _allocate(self, blocks: int) -> dict[int, Tensor]:
         if self.tier == "gpu":
             # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
-            return {
-                i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
-                for i, s in self.layers.items()
-            }
+            try:
+                return {
+                    i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
+                    for i, s in self.layers.items()
+                }
+            except RuntimeError as error:  # PyTorch has no other for memory that is not there
+                need = format_bytes(blocks * self.block_bytes)
+                raise BudgetError(
+                    f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, which this machine does not have.",
+                    "Shorten the context, lower the batch or the window, or set a budget.",
+                ) from error
         # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
         device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import WorkerError
+from coattn.ops.native.starved import starved
 from coattn.quantise.blocks import PackedBlocks
 from coattn.state import AttnState
 from coattn.types import BlockList
@@ -67,6 +69,10 @@ def share_cores() -> None:
 
 DEADLINE_S = 1.5
 """How long a call may take before its workers are taken for lost, beside the time its bytes need."""
+WATCH_S = 0.3
+"""Then its threads are watched for so long: where they get no processor time, the machine is busy, and nothing lost."""
+PATIENCE_S = 60.0
+"""How long such a machine is waited for."""
 SLOWEST = 1e9
 """Bytes per second that the slowest machine is taken to read."""
 
@@ -100,6 +106,9 @@ def attend_in_time(
     nbytes = int(picked.tokens.sum()) * memory[0].nbytes // block * max(1, q.shape[1])
     try:
         done = pending.wait(DEADLINE_S + nbytes / SLOWEST)
+        end = time.monotonic() + PATIENCE_S
+        while done is None and time.monotonic() < end and starved(WATCH_S):
+            done = pending.wait(DEADLINE_S)
     except (native.NativeError, RuntimeError) as error:
         raise WorkerError(f"The CPU's part of a step failed: {error}.", LOST) from error
     if done is None:
@@ -109,7 +118,10 @@ def attend_in_time(
     return AttnState(done.out, done.lse)
 
 
-LOST = "The requests of that step are lost; later ones are served by new workers."
+LOST = (
+    "The requests of that step are lost; later ones are served by new workers. If the machine is busy with other work, "
+    "try again when it is not."
+)
 _abandoned: list[object] = []
 """Calls whose workers may still touch their tensors: never freed."""
 

@@ -53,6 +53,8 @@ class Coded(Arena):
         "keep_keys": "keep the keys in DRAM too, so that what is selected is scored again exactly",
     }
 
+    dram: str = field(init=False, default="model")
+    """There are no whole blocks in DRAM: `values` says how values are kept."""
     sink_blocks: int = 0
     groups: int | None = None
     centroids: int | None = None

@@ -141,8 +141,12 @@ def _read_layers(path: str, name: str, key: str, least: int, hint: str) -> list[
         found = json.loads(Path(path).read_text(encoding="utf-8"))[key]
         if not isinstance(found, list) or not all(type(n) is int and n >= least for n in found):
             raise ValueError(f"{key} is not a list of whole numbers")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{name} {path!r} cannot be read: {error}.", hint) from None
+    except FileNotFoundError:
+        raise ConfigError(f"There is no file {path}, which {name} names.", hint) from None
+    except OSError as error:
+        raise ConfigError(f"{name} {path!r} cannot be read: {error.strerror}.", hint) from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{name} {path!r} is not a JSON file with a list {key!r} of whole numbers.", hint) from None
     return found
 
 
