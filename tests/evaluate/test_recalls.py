@@ -82,7 +82,9 @@ def test_every_layer_recalls_at_its_own_interval(tmp_path: Path) -> None:
 def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "intervals.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is not a JSON file with a list 'recall_intervals'"):
         compose(METHODS["scout"], recall_file=str(path))
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="There is no file"):
         compose(METHODS["scout"], recall_file=str(tmp_path / "absent.json"))
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        compose(METHODS["scout"], recall_file=str(tmp_path))
