@@ -15,6 +15,9 @@ from coattn.store.ledger import PLACE, Ledger, Tier
 from coattn.types import LayerShape
 from coattn.units import format_bytes
 
+NO_MEMORY = ("allocate", "overflow")
+"""Words of PyTorch's errors for tensors that are too large."""
+
 
 class BlockMemory:
     """Blocks of one tier for a group of layers. Block id i means the i-th block of every layer's tensor.
@@ -165,7 +168,9 @@ class BlockMemory:
                     i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
                     for i, s in self.layers.items()
                 }
-            except RuntimeError as error:  # PyTorch has no other for memory that is not there
+            except RuntimeError as error:  # on the host PyTorch has no other for memory that is not there
+                if not isinstance(error, torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
+                    raise
                 need = format_bytes(blocks * self.block_bytes)
                 raise BudgetError(
                     f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, which this machine does not have.",
