@@ -47,7 +47,7 @@ def text_options(command: Any) -> Any:
         click.option(
             "--length",
             type=click.IntRange(4),
-            help="Tokens of the text; without --stride, of the one window.  "
+            help="Tokens of the text; without --stride and --prefill, of the one window.  "
             f"[default: {LENGTH}, or what the other options need]",
         ),
         click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python."),

@@ -16,7 +16,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
 @click.option("--shapes", default="llama-3-8b", show_default=True, help="Model shapes by name.")
-@click.option("--dtype", default="bfloat16", show_default=True, help="float32, bfloat16 or float16.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--context", default=131072, show_default=True, type=click.IntRange(1), help="Tokens of each sequence.")
 @click.option("--batch", default=1, show_default=True, type=click.IntRange(1), help="Sequences.")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU: do weights and KV fit?")
