@@ -151,25 +151,6 @@ def test_recorded_steps_equal_plain_ones(family: str, method: str, params: dict[
 
 
 @pytest.mark.gpu
-def test_answers_are_copied_for_many_rows_and_read_where_they_lie_for_few(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny("llama", "cuda", torch.float32)
-    run = world(model, "cpu", block=8, window_blocks=1)
-    shape = run.session.layers[0]
-    monkeypatch.setattr("coattn.handover.mailbox.MANY", 3 * shape.q_heads * shape.head_dim)
-    for slot, tokens in enumerate((30, 45, 60, 20)):
-        run.join(slot, tokens)
-    run.steps(6)  # four rows
-    for slot in (0, 1, 2):
-        run.leave(slot)
-    run.steps(6)  # one
-    run.join(0, 50)
-    run.join(1, 25)
-    run.steps(6)  # four again, one of them nobody's
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("fault", ["stall", "die", "throw"])
 def test_a_lost_worker_is_an_error_and_then_over(fault: str, world: Any) -> None:
     run = world(random_model("tiny", torch.device("cuda"), torch.float32), "cpu", block=8)

@@ -17,9 +17,6 @@ from coattn.state import Split
 from coattn.store.frame import Recording
 from coattn.types import BlockList, LayerShape
 
-MANY = 32768
-"""Numbers of an answer from which merging it where it lies takes longer than copying it first."""
-
 
 @dataclass(frozen=True)
 class Letter:
@@ -58,10 +55,10 @@ class Mailbox(Box):
     def __init__(self, recording: Recording, shapes: dict[int, LayerShape], device: torch.device) -> None:
         super().__init__(recording, 2 * len(shapes), device)
         self.letters: dict[Key, Letter] = {}
-        self._answered: dict[Key, tuple[Any, tuple[Tensor, Tensor]]] = {}
-        """Of the step that is being recorded: the event after which a job's answer can be read, and where."""
+        self._answered: dict[Key, Any] = {}
+        """Events after which a job's answer can be read, of the step that is being recorded."""
         self._near: dict[Key, tuple[Tensor, Tensor]] = {}
-        """Copies of answers in GPU memory, of jobs that some step wants near."""
+        """Copies of answers in GPU memory, of jobs that were posted from beside."""
 
     def add(self, job: LayerJob) -> None:
         """A layer of the step, in order; the second time nothing happens."""
@@ -108,20 +105,19 @@ class Mailbox(Box):
             needed = self.step if needed is None else needed
             stamp = self._stamp(key, 2)
             handover.wait(letter.reply, self.step, needed, self.failed, self.verdict, stamp, DEADLINE_S)
-            answer = letter.out, letter.lse
-            if key[1] == 0 and (beside or q.numel() >= MANY):
-                # the answer is there long before it is wanted, or it is long: then it had better be near
-                answer = self._copies(key)
-                handover.receive(letter.out[: len(q)], letter.lse[: len(q)], *answer)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(side)
-            self._answered[key] = event, answer
+            if beside and key[1] == 0:
+                # the answer is there long before it is wanted: then it had better be near
+                here_out, here_lse = self._copies(key)
+                handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
+            self._answered[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._answered[key].record(side)
         q.record_stream(side)
 
     def fetch(self, key: Key, rows: int) -> Split:
         """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
-        event, (out, lse) = self._answered.pop(key)
-        torch.cuda.current_stream(self.device).wait_event(event)
+        torch.cuda.current_stream(self.device).wait_event(self._answered.pop(key))
+        letter = self.letters[key]
+        out, lse = self._near.get(key, (letter.out, letter.lse))
         return Split(out[:rows, None], lse[:rows, None])
 
     def _copies(self, key: Key) -> tuple[Tensor, Tensor]:
