@@ -117,6 +117,8 @@ METHODS = [
     ("cpu", {"block": 8, "window_blocks": 1}),
     ("cpu", {"block": 8, "window_blocks": 40}),
     ("cpu", {"block": 8, "window_blocks": 1, "dram": "int8"}),
+    ("hgca", {"block": 8, "window_blocks": 2, "beta": 0}),
+    ("hgca", {"block": 8, "window_blocks": 2, "beta": 0, "dram": "int8"}),
     ("streaming", {"sinks": 4, "recent": 20}),
     ("scout", {"block": 8, "budget": 512, "window_blocks": 1, "resident": 3, "recall_interval": 2, "dram": "int8"}),
     ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, **OWN}),

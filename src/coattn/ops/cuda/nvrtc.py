@@ -16,6 +16,27 @@ log = logging.getLogger(__name__)
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
+_PROGRAMMATIC_SERIALIZATION = 6
+"""The driver's number of the attribute by which a kernel may start before the one in front of it has ended."""
+
+
+class _Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute, with a number for a value."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
+
+
+class _Config(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 class Int64(int):
     """An argument that the kernel declares as `long long`."""
 
@@ -83,16 +104,19 @@ class Module:
             _check(self._driver.cuModuleLoadData(ctypes.byref(self._module), code))
         self._kernels: dict[str, ctypes.c_void_p] = {}
 
-    def launch(self, name: str, grid: tuple[int, int, int], threads: int, *args: Any, shared: int = 0) -> None:
-        """Starts a kernel on the current stream. Tensors go as pointers, int as int32, float as float32."""
+    def launch(
+        self, name: str, grid: tuple[int, int, int], threads: int, *args: Any, shared: int = 0, follow: bool = False
+    ) -> None:
+        """Starts a kernel on the current stream. Tensors go as pointers, int as int32, float as float32.
+
+        follow: it may start before the kernel in front has ended, and waits for that one by itself.
+        """
         values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(
-            self._driver.cuLaunchKernel(
-                self._kernel(name, shared), *grid, threads, 1, 1, shared, stream, pointers, None
-            )
-        )
+        early = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
+        config = _Config(*grid, threads, 1, 1, shared, stream, ctypes.pointer(early), int(follow))
+        _check(self._driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel(name, shared), pointers, None))
 
     def _kernel(self, name: str, shared: int) -> ctypes.c_void_p:
         if name not in self._kernels:

@@ -8,7 +8,7 @@
 // Bound: random 8-byte reads of shared memory serve about 16 lanes in 3.1 cycles (bank conflicts), 4-byte reads
 // 32 lanes in 3.5.
 //
-// Constants: THREADS of a program, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP query heads a KV head (1 to 8),
+// Constants: THREADS of a program, PER programs a multiprocessor at least, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP query heads a KV head (1 to 8),
 // BLOCK tokens a block (a multiple of 16), COUNT centroids, F16 (0: bfloat16), CAP (soft-capped scores), BYTES
 // (centroids of 4 channels in 8 bits each, as code - 128, to be multiplied by `steps`: half the shared memory traffic).
 
@@ -158,11 +158,20 @@ __device__ __forceinline__ u32 ordered(float x) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, PER)
     score_pq(const u16* q, const unsigned char* codes, const uint4* book, const int* table, const int* tokens,
              const float* steps, float* out, u32* top, float scale, float softcap, int q_seq, int q_head,
              int block_stride, int head_stride, int table_seq, i64 n, int kv_heads) {
   extern __shared__ uint4 shared[];
+#if __CUDA_ARCH__ >= 900
+  // The codebook is nobody's result: it may be on its way while the kernel in front of this one ends.
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+#pragma unroll 4
+  for (int i = threadIdx.x; i < COUNT * WIDTH * (BYTES ? 1 : 2) / 16; i += THREADS) shared[i] = book[i];
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   const u32 seq = blockIdx.z, head = blockIdx.y, count = tokens[seq];
   const u32 units = (count + UNIT - 1) / UNIT, each = (units + gridDim.x - 1) / gridDim.x;
   const u32 first = blockIdx.x * each, last = min(first + each, units);
@@ -176,13 +185,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     read(to[1], row + 8 * ROW, t);
   };
 
-  // the first codes are on their way before the codebook is
   u32 u = first + warp, id = 0;
   Codes even[2], odd[2];
   if (u < last) fetch(even, u, ids[u * UNIT / BLOCK]);
   if (u + WARPS < last) id = ids[(u + WARPS) * UNIT / BLOCK];
-#pragma unroll 4
-  for (int i = threadIdx.x; i < COUNT * WIDTH * (BYTES ? 1 : 2) / 16; i += THREADS) shared[i] = book[i];
 
   // the query's operand: a column is a query head of the group, rows are ordered as the thread's own channels
   u32 b[STRIPS][PAIRS];
