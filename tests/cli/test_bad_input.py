@@ -68,6 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
+        (["profile", "scout", "--set", "budget=64"], ["budget", "Use --budget"]),
+        (["profile", "scout", "--set", "recall_interval=2"], ["recall_interval", "finds out"]),
+        (["profile", "scout", "--set", "nonsense=2"], ["'nonsense'", "window_blocks"]),
     ],
 )
 def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]) -> None:

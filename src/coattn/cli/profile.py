@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import prepare, text_options
+from coattn.cli.options import parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
-from coattn.errors import InputError
+from coattn.errors import ConfigError, InputError
 
 
 @click.group()
@@ -27,11 +28,13 @@ def profile() -> None:
     type=click.FloatRange(0, 1),
     help="The most of the budget that the CPU may attend to, on average.",
 )
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of scout; repeatable.")
 def scout(**options: Any) -> None:
     """How often each layer should recall missed blocks under `scout`: as rarely as keeps the CPU's share under --beta.
 
     --out writes the intervals; give the file to the method as `--set recall_file=FILE`.
     """
+    given = settings_of(options)
     target, subject = writable(options["target"]), prepare(options)
     if subject.windows.prefill <= options["budget"]:
         raise InputError(
@@ -51,10 +54,9 @@ def scout(**options: Any) -> None:
             beta=options["beta"],
             batch=options["batch"],
             progress=lambda done, _all: bar.update(bar.task_ids[0], completed=done),
-            budget=options["budget"],
-            block=options["block"],
+            **given,
         )
-    result = {"profile": "scout", **found, **subject.config(), **provenance()}
+    result = {"profile": "scout", **found, "params": given, **subject.config(), **provenance()}
     if target is not None:
         write_json(target, result)
         err.print(f"wrote {target}", soft_wrap=True)
@@ -62,6 +64,23 @@ def scout(**options: Any) -> None:
         print_json(result)
     else:
         out.print(f"{describe(result)}\n{subject.where()}", highlight=False)
+
+
+def settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The method's parameters; refuses what is no parameter, and what this command is to find out or says otherwise."""
+    from coattn.method import compose
+    from coattn.methods import find_method
+
+    given = parse_settings(options["settings"])
+    for name, instead in (("budget", "Use --budget."), ("block", "Use --block.")):
+        if name in given:
+            raise ConfigError(f"--set {name} would say it twice.", instead)
+    for name in ("recall_interval", "recall_file"):
+        if name in given:
+            raise ConfigError(f"--set {name} is what this command finds out.", "Leave it out.")
+    given |= {"budget": options["budget"], "block": options["block"]}
+    compose(find_method("scout"), **given)
+    return given
 
 
 def describe(result: dict[str, Any]) -> str:
