@@ -7,17 +7,17 @@
 // channels, (0, w) of the odd ones. That is twice the multiplications, which the tile unit does beside the
 // vector code, and no work on the values at all.
 //
-// A weight is split into two bf16, high + low, with 2^-16 of it lost. Three rows of weights are enough for
-// both kinds of channels, since (high, -low) + (low, low) = (w, 0) and (low, low) + (-low, high) = (0, w):
-// their sums are kept apart and added at the end. So five queries fit a tile of 15 rows, and eight need one
-// of 16 and one of 8; the tile unit takes time by the row.
+// A weight is split into two bf16, high + low, with 2^-16 of it lost. Up to five queries have both parts in
+// one tile, three rows a query, since (high, -low) + (low, low) = (w, 0) and (low, low) + (-low, high) = (0,
+// w): their sums are kept apart and added at the end. Eight queries have a tile of high and one of low parts,
+// 8 rows (w, 0) and 8 rows (0, w) each, which are added to the same sums.
 //
 // What vector code wrote can be loaded into a tile only some time later, and the other way round. So the work
 // is a pipeline over units (32 tokens, a batch of queries): unit u + 1 is scored between the exponentials of
 // u, and the values of u - 1 are added while the weights of u are put into rows.
 //
-// Tiles: 0, 1 scores, 2, 3 keys or values, 4 queries, 5 sums, 6, 7 weights. Eight queries' first 16 rows of
-// weights are in 4 and 1, their sums in 0.
+// Tiles: 0, 1 scores, 2, 3 keys or values, 4 queries, 5 sums, 6, 7 weights. Eight queries' low parts are in 4
+// and 1.
 namespace coattn::amx {
 namespace {
 
@@ -37,9 +37,9 @@ struct Bf16 {
       config.rows[i] = 16;
       config.bytes[i] = 64;
     }
-    for (int i = 5; i < 8; ++i) config.rows[i] = static_cast<uint8_t>(one_tile(s) ? rows(s) : rows(s) - 16);
+    for (int i = 5; i < 8; ++i) config.rows[i] = static_cast<uint8_t>(rows(s));
     configure(config);
-    for (int b = 0; b < batches(s); ++b) pack_queries(s, b);
+    for (int g = 0; g < s.group; g += 16) pack_queries(s, g);
     for (int g = 0; g < batches(s) * kLanes; ++g) {
       s.max[g] = -__builtin_inff();
       s.sum[g] = 0;
@@ -66,9 +66,12 @@ struct Bf16 {
     for (int g = 0; g < s.group; ++g) {
       const float* acc = acc_of(s, g / kLanes) + g % kLanes * 16;
       float* to = out + static_cast<int64_t>(g) * s.head_size;
-      for (int d = 0; d < s.head_size; d += 32, acc += 3 * part) {
-        const vf shared = vload(acc + part);
-        const vf even = vadd(vload(acc), shared), odd = vadd(shared, vload(acc + 2 * part));
+      for (int d = 0; d < s.head_size; d += 32, acc += 16 * rows(s)) {
+        vf even = vload(acc), odd = vload(acc + part);
+        if (joint(s)) {
+          even = vadd(even, odd);
+          odd = vadd(odd, vload(acc + 2 * part));
+        }
         const int left = s.head_size - d;
         _mm512_mask_storeu_ps(to + d, first_lanes(left), _mm512_permutex2var_ps(even, first, odd));
         if (left > 16) {
@@ -97,7 +100,7 @@ struct Bf16 {
     bool pending;  // `weights` and `values` are those of the last one
     int batch, turn;
     Rows values;
-    __m512i weights[2][24];  // [16 tokens][3][queries], pairs of bf16
+    __m512i weights[2][32];  // [16 tokens][3 or 4][queries], pairs of bf16
     vf sums[kStep];
   };
   static_assert(sizeof(State) <= kFoldExtra);
@@ -115,25 +118,26 @@ struct Bf16 {
     return {to, padded};
   }
 
-  // Queries of a batch, each with three rows of weights and of sums.
-  static int queries(const AttendGroup& s) { return s.group <= 5 ? s.group : kLanes; }
-  static int rows(const AttendGroup& s) { return 3 * queries(s); }
-  static bool one_tile(const AttendGroup& s) { return s.group <= 5; }
+  // Whether both parts of the weights are in one tile.
+  static bool joint(const AttendGroup& s) { return s.group <= 5; }
+  // Queries of a batch, and rows of a tile of their weights or sums.
+  static int queries(const AttendGroup& s) { return joint(s) ? s.group : kLanes; }
+  static int rows(const AttendGroup& s) { return joint(s) ? 3 * s.group : 16; }
 
-  // [chunk of 32 channels][3][queries][16]
+  // [chunk of 32 channels][3 or 2][queries][16]
   static float* acc_of(const AttendGroup& s, int batch) {
     return s.acc + static_cast<int64_t>(batch) * 16 * s.stride;
   }
 
-  // prep of one batch: [chunk][16 channel pairs][16 queries][2], of which the last 8 are zero.
-  static void pack_queries(AttendGroup& s, int batch) {
-    uint16_t* prep = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(batch) * s.stride * 16;
+  // prep of 16 queries: [chunk][16 channel pairs][16 queries][2].
+  static void pack_queries(AttendGroup& s, int g0) {
+    uint16_t* prep = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(g0) * s.stride;
     for (int c = 0; c < s.stride / 32; ++c) {
       __m512i x[16];
       for (int g = 0; g < 16; ++g) {
         x[g] = _mm512_setzero_si512();
-        if (g < kLanes && batch * kLanes + g < s.group) {
-          const float* q = s.q + static_cast<int64_t>(batch * kLanes + g) * s.stride + 32 * c;
+        if (g0 + g < s.group) {
+          const float* q = s.q + static_cast<int64_t>(g0 + g) * s.stride + 32 * c;
           x[g] = _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(vload(q))), to_bf16(vload(q + 16)), 1);
         }
       }
@@ -165,14 +169,14 @@ struct Bf16 {
     ahead.finish(s);
   }
 
-  // Scores of unit u, 32 channels at a time.
+  // Scores of unit u and of the next batch, 32 channels at a time.
   struct Dot {
     Rows k;
     const uint16_t* q;
 
     Dot(const AttendGroup& s, const Unit& u) {
       k = whole_rows(s, u, u.tile->k, u.tile->k_stride, 0);
-      q = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(u.batch) * s.stride * 16;
+      q = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(u.batch / 2) * s.stride * 16;
       publish();
       _tile_zero(0);
       _tile_zero(1);
@@ -203,13 +207,13 @@ struct Bf16 {
     const int n = tokens(u), g0 = u.batch * kLanes, chunks = s.stride / 32;
     vf x[kVectors], factor;
     publish();
-    read_scores<Queries>(state.sums, vset(plain ? s.scale * kLog2E : s.scale), x);
+    read_scores<Queries>(state.sums, u.batch % 2 * kLanes, vset(plain ? s.scale * kLog2E : s.scale), x);
     publish();
     if (!plain) cap_and_keep<kVectors, Order>(s, g0, x, n, u.tile->token0 + u.t0);
     SoftmaxStep<kVectors, Order> softmax;
     softmax.start(x, n, s.max + g0);
     state.scored = following.tile;
-    if (following.tile) {
+    if (following.tile && following.batch % 2 == 0) {
       const Dot dot(s, following);
       int c = 0;
 #pragma GCC unroll 4
@@ -241,11 +245,13 @@ struct Bf16 {
   }
 
   template <int Queries>
-  static void read_scores(const vf* sums, vf scale, vf* x) {
+  static void read_scores(const vf* sums, int lane, vf scale, vf* x) {
     using Order = Quads<Queries>;
 #pragma GCC unroll 4
     for (int t = 0; t < kStep / Order::kSlots; ++t) {
-      auto row = [&](int slot) { return reinterpret_cast<const float*>(sums + Order::token(t, slot)); };
+      auto row = [&](int slot) {
+        return reinterpret_cast<const float*>(sums + Order::token(t, slot)) + lane;
+      };
       if constexpr (Queries == 8) {
         x[t] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_load_ps(row(0))), _mm256_load_ps(row(1)), 1);
       } else {
@@ -271,14 +277,14 @@ struct Bf16 {
     vstore(lane, factor);
     publish();
     float* at = acc_of(s, batch);
-    for (int i = 0; i < 3 * s.stride / 32; ++i) {
+    for (int i = 0; i < s.stride / 32 * rows(s); i += queries(s)) {
       for (int g = 0; g < queries(s); ++g, at += 16) vstore(at, vmul(vload(at), vset(lane[g])));
     }
   }
 
   // Weights into rows, with other(i, n) n times between.
   template <int Queries, class Other>
-  static void split(const vf* p, int queries, __m512i (*to)[24], Ahead& next, Other other) {
+  static void split(const vf* p, int queries, __m512i (*to)[32], Ahead& next, Other other) {
     constexpr int kGroups = kStep / Quads<Queries>::kSlots / 4;
     __m512i x[4 * kGroups];
 #pragma GCC unroll 4
@@ -318,8 +324,16 @@ struct Bf16 {
     x[3] = _mm512_unpackhi_epi64(b, d);
   }
 
-  // The three rows of one query's weights.
+  // The rows of one query's weights.
   static void put(__m512i x, __m512i* row, int queries) {
+    const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    if (queries == kLanes) {
+      row[0] = _mm512_srli_epi32(x, 16);
+      row[kLanes] = _mm512_and_si512(top, x);
+      row[2 * kLanes] = _mm512_andnot_si512(top, x);
+      row[3 * kLanes] = _mm512_slli_epi32(x, 16);
+      return;
+    }
     row[0] = _mm512_xor_si512(_mm512_rol_epi32(x, 16), _mm512_set1_epi32(static_cast<int>(0x80000000u)));
     row[queries] = choose(0xffff, x, _mm512_slli_epi32(x, 16));
     row[2 * queries] = _mm512_xor_si512(x, _mm512_set1_epi32(0x8000));
@@ -327,14 +341,11 @@ struct Bf16 {
 
   static void load_weights(const AttendGroup& s, const State& state) {
     publish();
-    if (one_tile(s)) {
-      _tile_loadd(6, state.weights[0], 64);
-      _tile_loadd(7, state.weights[1], 64);
-    } else {
-      _tile_loadd(4, state.weights[0], 64);
-      _tile_loadd(1, state.weights[1], 64);
-      _tile_loadd(6, state.weights[0] + 16, 64);
-      _tile_loadd(7, state.weights[1] + 16, 64);
+    _tile_loadd(6, state.weights[0], 64);
+    _tile_loadd(7, state.weights[1], 64);
+    if (!joint(s)) {
+      _tile_loadd(4, state.weights[0] + 16, 64);
+      _tile_loadd(1, state.weights[1] + 16, 64);
     }
     publish();
   }
@@ -343,23 +354,18 @@ struct Bf16 {
   static void add_values(AttendGroup& s, const State& state, int c, Ahead& next) {
     const Rows& v = state.values;
     float* acc = acc_of(s, state.batch) + 16 * rows(s) * c;
-    float* last = one_tile(s) ? acc : acc + 256;
-    _tile_loadd(5, last, 64);
+    _tile_loadd(5, acc, 64);
     next.step<4>();
     _tile_loadd(2, v.at + 64 * c, v.stride);
     next.step<4>();
     _tile_loadd(3, v.at + 16 * v.stride + 64 * c, v.stride);
     next.step<4>();
     _tile_dpbf16ps(5, 6, 2);
+    if (!joint(s)) _tile_dpbf16ps(5, 4, 2);
     next.step<4>();
     _tile_dpbf16ps(5, 7, 3);
-    if (!one_tile(s)) {
-      _tile_loadd(0, acc, 64);
-      _tile_dpbf16ps(0, 4, 2);
-      _tile_dpbf16ps(0, 1, 3);
-      _tile_stored(0, acc, 64);
-    }
-    _tile_stored(5, last, 64);
+    if (!joint(s)) _tile_dpbf16ps(5, 1, 3);
+    _tile_stored(5, acc, 64);
   }
 };
 
