@@ -12,16 +12,16 @@
 // w): their sums are kept apart and added at the end. Eight queries have a tile of high and one of low parts,
 // 8 rows (w, 0) and 8 rows (0, w) each, which are added to the same sums.
 //
-// What vector code wrote can be loaded into a tile only some time later, and the other way round. So the work
-// is a pipeline over units (32 tokens, a batch of queries): unit u + 1 is scored between the exponentials of
-// u, and the values of u - 1 are added while the weights of u are put into rows.
+// The values of a unit (32 tokens, a batch of queries) are added while the next one is scored: what vector
+// code wrote can be loaded into a tile only some time later.
 //
-// Tiles: 0, 1 scores, 2, 3 keys or values, 4 queries, 5 sums, 6, 7 weights. Eight queries' low parts are in 4
-// and 1.
+// Tiles: 0, 1 scores, then 0 sums, 2 keys or values, 4 queries, then 4, 5 weights and 1, 3 low parts of eight
+// queries. The fewer, the better: where two hyper-threads share a core, a kernel with the same instructions
+// over eight tiles took 800 ns a block (4 queries, head 128) and over five or six 700.
 namespace coattn::amx {
 namespace {
 
-// Up to 4 or 8 queries, with tokens where transposing them into rows takes the fewest shuffles.
+// Up to 4 or 8 queries (see amx_softmax.inl), tokens so that few shuffles transpose them into rows.
 template <int Queries>
 struct Quads {
   static constexpr int kQueries = Queries, kSlots = 16 / Queries;
@@ -29,25 +29,28 @@ struct Quads {
 };
 
 struct Bf16 {
+  static constexpr int kTiles = 6;
+
   static int batches(const AttendGroup& s) { return (s.group + kLanes - 1) / kLanes; }
 
   static void begin(AttendGroup& s) {
     TileConfig config;
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kTiles; ++i) {
       config.rows[i] = 16;
       config.bytes[i] = 64;
     }
-    for (int i = 5; i < 8; ++i) config.rows[i] = static_cast<uint8_t>(rows(s));
     configure(config);
     for (int g = 0; g < s.group; g += 16) pack_queries(s, g);
     for (int g = 0; g < batches(s) * kLanes; ++g) {
       s.max[g] = -__builtin_inff();
       s.sum[g] = 0;
     }
-    std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(batches(s) * 16 * s.stride));
+    std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(batches(s) * 8 * s.stride));
     State& state = *state_of(s);
     state.pending = state.scored = false;
-    state.turn = 0;
+    state.turn = state.batch = 0;
+    state.values = {};
+    std::memset(state.weights, 0, sizeof(state.weights));
   }
 
   static void tile(AttendGroup& s, const AttendTile& tile, const AttendTile* next) {
@@ -55,9 +58,13 @@ struct Bf16 {
   }
 
   static void end(AttendGroup& s, float* out) {
-    State& state = *state_of(s);
-    Ahead none;
-    flush(s, state, none);
+    const State& state = *state_of(s);
+    if (state.pending) {
+      Ahead none;
+      Add add(s, state);
+      add.load_weights(state);
+      for (int c = 0; c < s.stride / 32; ++c) add.chunk(none);
+    }
     _tile_release();
     // Even and odd channels back to natural order, 32 at a time.
     const int part = 16 * queries(s);
@@ -66,7 +73,7 @@ struct Bf16 {
     for (int g = 0; g < s.group; ++g) {
       const float* acc = acc_of(s, g / kLanes) + g % kLanes * 16;
       float* to = out + static_cast<int64_t>(g) * s.head_size;
-      for (int d = 0; d < s.head_size; d += 32, acc += 16 * rows(s)) {
+      for (int d = 0; d < s.head_size; d += 32, acc += 256) {
         vf even = vload(acc), odd = vload(acc + part);
         if (joint(s)) {
           even = vadd(even, odd);
@@ -120,13 +127,11 @@ struct Bf16 {
 
   // Whether both parts of the weights are in one tile.
   static bool joint(const AttendGroup& s) { return s.group <= 5; }
-  // Queries of a batch, and rows of a tile of their weights or sums.
   static int queries(const AttendGroup& s) { return joint(s) ? s.group : kLanes; }
-  static int rows(const AttendGroup& s) { return joint(s) ? 3 * s.group : 16; }
 
-  // [chunk of 32 channels][3 or 2][queries][16]
+  // [chunk of 32 channels][16 rows: 3 or 2 a query][16]
   static float* acc_of(const AttendGroup& s, int batch) {
-    return s.acc + static_cast<int64_t>(batch) * 16 * s.stride;
+    return s.acc + static_cast<int64_t>(batch) * 8 * s.stride;
   }
 
   // prep of 16 queries: [chunk][16 channel pairs][16 queries][2].
@@ -153,7 +158,7 @@ struct Bf16 {
     Unit unit{&tile, 0, 0};
     if (!state.scored) {
       Dot dot(s, unit);
-      for (int c = 0; c < s.stride / 32; ++c) dot.add(c, ahead);
+      for (int c = 0; c < s.stride / 32; ++c) dot.add(ahead);
       dot.keep(state.sums);
     }
     while (unit.tile == &tile) {
@@ -169,28 +174,35 @@ struct Bf16 {
     ahead.finish(s);
   }
 
-  // Scores of unit u and of the next batch, 32 channels at a time.
+  // Scores of unit u and of the next batch.
   struct Dot {
-    Rows k;
-    const uint16_t* q;
+    const uint8_t *first, *second, *q;
+    int64_t stride;
 
     Dot(const AttendGroup& s, const Unit& u) {
-      k = whole_rows(s, u, u.tile->k, u.tile->k_stride, 0);
-      q = reinterpret_cast<uint16_t*>(s.prep) + static_cast<int64_t>(u.batch / 2) * s.stride * 16;
+      const Rows k = whole_rows(s, u, u.tile->k, u.tile->k_stride, 0);
+      first = k.at;
+      second = k.at + 16 * k.stride;
+      stride = k.stride;
+      q = reinterpret_cast<const uint8_t*>(s.prep) + static_cast<int64_t>(u.batch / 2) * s.stride * 32;
       publish();
       _tile_zero(0);
       _tile_zero(1);
     }
-    void add(int c, Ahead& next) const {
-      _tile_loadd(4, q + c * 512, 64);
+    // The next chunk of 32 channels.
+    void add(Ahead& next) {
+      _tile_loadd(4, q, 64);
       next.step<4>();
-      _tile_loadd(2, k.at + c * 64, k.stride);
-      next.step<4>();
-      _tile_loadd(3, k.at + 16 * k.stride + c * 64, k.stride);
+      _tile_loadd(2, first, stride);
       next.step<4>();
       _tile_dpbf16ps(0, 2, 4);
       next.step<4>();
-      _tile_dpbf16ps(1, 3, 4);
+      _tile_loadd(2, second, stride);
+      next.step<4>();
+      _tile_dpbf16ps(1, 2, 4);
+      q += 1024;
+      first += 64;
+      second += 64;
     }
     static void keep(vf* sums) {
       _tile_stored(0, sums, 64);
@@ -211,31 +223,26 @@ struct Bf16 {
     publish();
     if (!plain) cap_and_keep<kVectors, Order>(s, g0, x, n, u.tile->token0 + u.t0);
     SoftmaxStep<kVectors, Order> softmax;
-    softmax.start(x, n, s.max + g0);
     state.scored = following.tile;
     if (following.tile && following.batch % 2 == 0) {
-      const Dot dot(s, following);
-      int c = 0;
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        for (; 4 * c < (i + 1) * chunks; ++c) dot.add(c, next);
-        softmax.template exponentials<kVectors / 4>(x, i * kVectors / 4);
-        next.step<8>();
-        next.step<8>();
-      }
+      Dot dot(s, following);
+      for (int c = 0; c < chunks; ++c) dot.add(next);
       dot.keep(state.sums);
-    } else {
-      for (int i = 0; i < 4; ++i) softmax.template exponentials<kVectors / 4>(x, i * kVectors / 4);
     }
-    if (softmax.finish(s.max + g0, s.sum + g0, factor)) {
-      flush(s, state, next);
-      grow(s, u.batch, factor);
-    }
-    if (state.pending) load_weights(s, state);
+    softmax.start(x, n, s.max + g0);
+    const int waiting = state.pending ? chunks : 0;
+    Add add(s, state);
+    if (state.pending) add.load_weights(state);
     int done = 0;
-    split<Queries>(x, queries(s), state.weights, next, [&](int i, int of) {
-      for (; state.pending && of * done < (i + 1) * chunks; ++done) add_values(s, state, done, next);
-    });
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      for (; 4 * done < (i + 1) * waiting; ++done) add.chunk(next);
+      softmax.template exponentials<kVectors / 4>(x, i * kVectors / 4);
+      next.step<8>();
+      next.step<8>();
+    }
+    if (softmax.finish(s.max + g0, s.sum + g0, factor)) grow(s, u.batch, factor);
+    split<Queries>(x, queries(s), state.weights, next);
     if (u.batch == 0) {
       state.turn ^= 1;
       state.values = whole_rows(s, u, u.tile->v, u.tile->v_stride, 1 + state.turn);
@@ -264,33 +271,26 @@ struct Bf16 {
     }
   }
 
-  // Values that wait to be added, before their maximum changes or at the end.
-  static void flush(AttendGroup& s, State& state, Ahead& next) {
-    if (!state.pending) return;
-    load_weights(s, state);
-    for (int c = 0; c < s.stride / 32; ++c) add_values(s, state, c, next);
-    state.pending = false;
-  }
-
   static void grow(AttendGroup& s, int batch, vf factor) {
     alignas(64) float lane[16];
     vstore(lane, factor);
     publish();
     float* at = acc_of(s, batch);
-    for (int i = 0; i < s.stride / 32 * rows(s); i += queries(s)) {
-      for (int g = 0; g < queries(s); ++g, at += 16) vstore(at, vmul(vload(at), vset(lane[g])));
+    for (int c = 0; c < s.stride / 32; ++c, at += 256) {
+      for (int g = 0; g < queries(s); ++g) {
+        for (int r = g; r < 16; r += queries(s)) vstore(at + 16 * r, vmul(vload(at + 16 * r), vset(lane[g])));
+      }
     }
   }
 
-  // Weights into rows, with other(i, n) n times between.
-  template <int Queries, class Other>
-  static void split(const vf* p, int queries, __m512i (*to)[32], Ahead& next, Other other) {
+  // Weights into rows.
+  template <int Queries>
+  static void split(const vf* p, int queries, __m512i (*to)[32], Ahead& next) {
     constexpr int kGroups = kStep / Quads<Queries>::kSlots / 4;
     __m512i x[4 * kGroups];
 #pragma GCC unroll 4
     for (int i = 0; i < kGroups; ++i) {
-      other(i, kGroups);
-      in_parts(p + 4 * i, x + 4 * i, next);
+      in_parts<Queries == 4 ? 8 : 4>(p + 4 * i, x + 4 * i, next);
       if constexpr (Queries == 4) {
         for (int g = 0; g < queries; ++g) put(x[4 * i + g], to[i] + g, queries);
       } else if (i % 2) {
@@ -305,6 +305,7 @@ struct Bf16 {
   }
 
   // Both parts of a weight in one word, and four vectors transposed within their 128 bits.
+  template <int Steps>
   static void in_parts(const vf* p, __m512i* x, Ahead& next) {
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
     __m512i y[4];
@@ -314,7 +315,7 @@ struct Bf16 {
       const vf rest = vsub(p[t], _mm512_castsi512_ps(high));
       const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(rest), half), 16);
       y[t] = _mm512_or_si512(high, low);
-      next.step<4>();
+      next.step<Steps>();
     }
     const __m512i a = _mm512_unpacklo_epi32(y[0], y[1]), b = _mm512_unpackhi_epi32(y[0], y[1]);
     const __m512i c = _mm512_unpacklo_epi32(y[2], y[3]), d = _mm512_unpackhi_epi32(y[2], y[3]);
@@ -339,34 +340,49 @@ struct Bf16 {
     row[2 * queries] = _mm512_xor_si512(x, _mm512_set1_epi32(0x8000));
   }
 
-  static void load_weights(const AttendGroup& s, const State& state) {
-    publish();
-    _tile_loadd(6, state.weights[0], 64);
-    _tile_loadd(7, state.weights[1], 64);
-    if (!joint(s)) {
-      _tile_loadd(4, state.weights[0] + 16, 64);
-      _tile_loadd(1, state.weights[1] + 16, 64);
-    }
-    publish();
-  }
+  // acc += weights . values of the pending unit.
+  struct Add {
+    const uint8_t *first, *second;
+    int64_t stride;
+    float* acc;
+    bool both;  // low parts in tiles of their own
 
-  // acc += weights . values of the pending unit, chunk c of 32 channels.
-  static void add_values(AttendGroup& s, const State& state, int c, Ahead& next) {
-    const Rows& v = state.values;
-    float* acc = acc_of(s, state.batch) + 16 * rows(s) * c;
-    _tile_loadd(5, acc, 64);
-    next.step<4>();
-    _tile_loadd(2, v.at + 64 * c, v.stride);
-    next.step<4>();
-    _tile_loadd(3, v.at + 16 * v.stride + 64 * c, v.stride);
-    next.step<4>();
-    _tile_dpbf16ps(5, 6, 2);
-    if (!joint(s)) _tile_dpbf16ps(5, 4, 2);
-    next.step<4>();
-    _tile_dpbf16ps(5, 7, 3);
-    if (!joint(s)) _tile_dpbf16ps(5, 1, 3);
-    _tile_stored(5, acc, 64);
-  }
+    Add(const AttendGroup& s, const State& state) {
+      first = state.values.at;
+      stride = state.values.stride;
+      second = first + 16 * stride;
+      acc = acc_of(s, state.batch);
+      both = !joint(s);
+    }
+    void load_weights(const State& state) const {
+      publish();
+      _tile_loadd(4, state.weights[0], 64);
+      _tile_loadd(5, state.weights[1], 64);
+      if (both) {
+        _tile_loadd(1, state.weights[0] + 16, 64);
+        _tile_loadd(3, state.weights[1] + 16, 64);
+      }
+      publish();
+    }
+    // The next chunk of 32 channels.
+    void chunk(Ahead& next) {
+      _tile_loadd(0, acc, 64);
+      next.step<4>();
+      _tile_loadd(2, first, stride);
+      next.step<4>();
+      _tile_dpbf16ps(0, 4, 2);
+      if (both) _tile_dpbf16ps(0, 1, 2);
+      next.step<4>();
+      _tile_loadd(2, second, stride);
+      next.step<4>();
+      _tile_dpbf16ps(0, 5, 2);
+      if (both) _tile_dpbf16ps(0, 3, 2);
+      _tile_stored(0, acc, 64);
+      acc += 256;
+      first += 64;
+      second += 64;
+    }
+  };
 };
 
 }  // namespace
