@@ -273,3 +273,44 @@ def test_refusals(kv):
         native.block_layout("bf16", 32, 60)
     with pytest.raises(native.NativeError, match="no element type"):
         native.block_layout("fp8", 32, 64)
+
+
+SHAPES_OF_SCORES = {
+    "flat": lambda at: 0 * at,
+    "first": lambda at: 20.0 * (at == 0),
+    "last": lambda at: 20.0 * (at == 1),
+    "rising": lambda at: 15 * at,
+    "falling": lambda at: 15 * (1 - at),
+    "spikes": lambda at: 15.0 * (torch.rand(len(at)) < 0.03),
+    "equal": None,
+}
+
+
+@pytest.mark.parametrize("element", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("shape", SHAPES_OF_SCORES)
+def test_scores_far_apart(kv, isa, element, shape):
+    """Scores up to some thousands, that grow or fall along the list, or are all the same; small and odd blocks."""
+    torch.manual_seed(7)
+    for amplitude, block, group, head_size in ((1, 8, 4, 64), (5, 16, 8, 128), (30, 32, 5, 96), (200, 32, 9, 64)):
+        lengths = [1, 33, 97, 200]
+        q = (torch.randn(len(lengths), 2 * group, head_size) * amplitude).bfloat16()
+        rows = []
+        for i, n in enumerate(lengths):
+            k, v = torch.randn(2, n, 2, head_size)
+            if shape == "equal":
+                k = k[:1].expand_as(k)
+            else:
+                towards = torch.nn.functional.normalize(q[i].float().view(2, group, head_size)[:, 0], dim=-1)
+                k = k + SHAPES_OF_SCORES[shape](torch.arange(n) / max(1, n - 1))[:, None, None] * towards
+            rows.append((k.bfloat16(), v.bfloat16()))
+        blocks, table, tokens = kv.fill(rows, element, block)
+        got = native.attend(q, blocks, table, tokens)
+        for i, (k, _) in enumerate(rows):
+            ids = table[i, 0, : -(-len(k) // block)].contiguous()
+            exact = kv.attention(q[i], *native.read_blocks(ids, len(k), blocks), torch.float64)
+            largest = float(exact[1].abs().max())
+            # the integer kernels round queries to 15 bits, so their scores are off by a part of the largest
+            slack = 2e-5 * (1 + largest) if element == "bf16" else 3e-4 * (1 + largest)
+            assert (got.lse[i] - exact[1]).abs().max() < slack
+            wrong = (got.out[i] - exact[0]).norm(dim=-1) / exact[0].norm(dim=-1)
+            assert wrong.max() < (1e-3 if element == "bf16" else 0.05)
