@@ -99,15 +99,20 @@ inline void store_codes(const BlockLayout& layout, const uint8_t* codes, uint8_t
 
 constexpr int kMaxHead = 1024;
 
-void quantise(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block) {
-  const int size = layout.head_size;
-  const float levels = layout.elem == Elem::int8 ? 255.0f : 15.0f;
-  uint16_t* k_scale = reinterpret_cast<uint16_t*>(block + layout.k_scale);
-  uint16_t* k_min = reinterpret_cast<uint16_t*>(block + layout.k_min);
-  uint16_t* v_scale = reinterpret_cast<uint16_t*>(block + layout.v_scale);
-  uint16_t* v_min = reinterpret_cast<uint16_t*>(block + layout.v_min);
-  alignas(64) float low[kMaxHead], high[kMaxHead], inverse[kMaxHead];
-  alignas(64) uint8_t codes[kMaxHead];
+inline float levels_of(const BlockLayout& layout) {
+  return layout.elem == Elem::int8 ? 255.0f : 15.0f;
+}
+
+struct KeyScales {
+  uint16_t* scale;
+  uint16_t* low;
+};
+inline KeyScales key_scales(const BlockLayout& layout, uint8_t* block) {
+  return {reinterpret_cast<uint16_t*>(block + layout.k_scale),
+          reinterpret_cast<uint16_t*>(block + layout.k_min)};
+}
+
+void key_range(const float* k, int n, int size, float* low, float* high) {
   for (int d = 0; d < size; ++d) {
     low[d] = __builtin_inff();
     high[d] = -__builtin_inff();
@@ -119,17 +124,60 @@ void quantise(const BlockLayout& layout, const float* k, const float* v, int n, 
       high[d] = row[d] > high[d] ? row[d] : high[d];
     }
   }
+}
+
+void held_keys(const BlockLayout& layout, const uint8_t* block, float* low, float* high) {
+  const KeyScales s = key_scales(layout, const_cast<uint8_t*>(block));
+  for (int d = 0; d < layout.head_size; ++d) {
+    low[d] = f16_to_f32(s.low[d]);
+    high[d] = low[d] + levels_of(layout) * f16_to_f32(s.scale[d]);
+  }
+}
+
+void fit_keys(const BlockLayout& layout, const float* low, const float* high, uint8_t* block) {
+  const KeyScales s = key_scales(layout, block);
+  for (int d = 0; d < layout.head_size; ++d) fit({low[d], high[d]}, levels_of(layout), s.scale[d], s.low[d]);
+}
+
+bool widen_keys(const BlockLayout& layout, const float* low, const float* high, bool only_ask,
+                uint8_t* block) {
+  const KeyScales s = key_scales(layout, block);
+  const float levels = levels_of(layout);
+  bool changed = false;
+  for (int d = 0; d < layout.head_size; ++d) {
+    const float scale = f16_to_f32(s.scale[d]), base = f16_to_f32(s.low[d]);
+    if (!(low[d] < base - 0.5f * scale) && !(high[d] > base + (levels + 0.5f) * scale)) continue;
+    changed = true;
+    if (only_ask) break;
+    const float top = base + levels * scale;
+    fit({low[d] < base ? low[d] : base, high[d] > top ? high[d] : top}, levels, s.scale[d], s.low[d]);
+  }
+  return changed;
+}
+
+void encode_keys(const BlockLayout& layout, const float* k, int first, int n, uint8_t* block) {
+  const int size = layout.head_size;
+  const KeyScales s = key_scales(layout, block);
+  alignas(64) float low[kMaxHead], inverse[kMaxHead];
+  alignas(64) uint8_t codes[kMaxHead];
   for (int d = 0; d < size; ++d) {
-    fit({low[d], high[d]}, levels, k_scale[d], k_min[d]);
-    const float scale = f16_to_f32(k_scale[d]);
+    const float scale = f16_to_f32(s.scale[d]);
     inverse[d] = scale > 0 ? 1.0f / scale : 0.0f;
-    low[d] = f16_to_f32(k_min[d]);
+    low[d] = f16_to_f32(s.low[d]);
   }
   for (int t = 0; t < n; ++t) {
-    encode(k + static_cast<int64_t>(t) * size, inverse, low, levels, size, codes);
-    store_codes(layout, codes, block + layout.k + t * layout.row_bytes);
+    encode(k + static_cast<int64_t>(t) * size, inverse, low, levels_of(layout), size, codes);
+    store_codes(layout, codes, block + layout.k + (first + t) * layout.row_bytes);
   }
-  const int width = size / layout.v_groups;
+}
+
+void encode_values(const BlockLayout& layout, const float* v, int first, int n, uint8_t* block) {
+  const int size = layout.head_size, width = size / layout.v_groups;
+  const float levels = levels_of(layout);
+  uint16_t* v_scale = reinterpret_cast<uint16_t*>(block + layout.v_scale);
+  uint16_t* v_min = reinterpret_cast<uint16_t*>(block + layout.v_min);
+  alignas(64) float low[kMaxHead], inverse[kMaxHead];
+  alignas(64) uint8_t codes[kMaxHead];
   for (int t = 0; t < n; ++t) {
     for (int g = 0; g < layout.v_groups; ++g) {
       const float* x = v + static_cast<int64_t>(t) * size + g * width;
@@ -138,7 +186,7 @@ void quantise(const BlockLayout& layout, const float* k, const float* v, int n, 
         r.low = x[d] < r.low ? x[d] : r.low;
         r.high = x[d] > r.high ? x[d] : r.high;
       }
-      const int at = g * layout.block + t;
+      const int at = g * layout.block + first + t;
       fit(r, levels, v_scale[at], v_min[at]);
       const float scale = f16_to_f32(v_scale[at]), base = f16_to_f32(v_min[at]);
       for (int d = 0; d < width; ++d) {
@@ -147,8 +195,16 @@ void quantise(const BlockLayout& layout, const float* k, const float* v, int n, 
       }
       encode(x, inverse, low, levels, width, codes + g * width);
     }
-    store_codes(layout, codes, block + layout.v + t * layout.row_bytes);
+    store_codes(layout, codes, block + layout.v + (first + t) * layout.row_bytes);
   }
+}
+
+void quantise(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block) {
+  alignas(64) float low[kMaxHead], high[kMaxHead];
+  key_range(k, n, layout.head_size, low, high);
+  fit_keys(layout, low, high, block);
+  encode_keys(layout, k, 0, n, block);
+  encode_values(layout, v, 0, n, block);
 }
 
 inline uint8_t code_at(const BlockLayout& layout, const uint8_t* row, int d) {
