@@ -160,7 +160,9 @@ def plan_keep_rows(
     check_tensor("first", first, [count], torch.int32)
     check_tensor("spare", spare, [count], torch.int32)
     check(
-        (other is not None) == bool(lists.head_size), "Lists in 8 bits, and only they, need other blocks.", "Pass them."
+        (other is not None) == bool(lists.head_size),
+        "Lists in 8 bits, and only they, need other blocks.",
+        "Set or drop `other`.",
     )
     result = Kept(torch.zeros(count, dtype=torch.uint8), torch.full((count,), -1, dtype=torch.int32))
     job = extension.KeepRowsJob()
