@@ -111,6 +111,11 @@ inline KeyScales key_scales(const BlockLayout& layout, uint8_t* block) {
   return {reinterpret_cast<uint16_t*>(block + layout.k_scale),
           reinterpret_cast<uint16_t*>(block + layout.k_min)};
 }
+// The same as floats.
+inline void load_key_scales(const BlockLayout& layout, const uint8_t* block, float* scale, float* low) {
+  convert_loop<Elem::f16, Elem::f32>(block + layout.k_scale, scale, layout.head_size);
+  convert_loop<Elem::f16, Elem::f32>(block + layout.k_min, low, layout.head_size);
+}
 
 void key_range(const float* k, int n, int size, float* low, float* high) {
   for (int d = 0; d < size; ++d) {
@@ -127,11 +132,8 @@ void key_range(const float* k, int n, int size, float* low, float* high) {
 }
 
 void held_keys(const BlockLayout& layout, const uint8_t* block, float* low, float* high) {
-  const KeyScales s = key_scales(layout, const_cast<uint8_t*>(block));
-  for (int d = 0; d < layout.head_size; ++d) {
-    low[d] = f16_to_f32(s.low[d]);
-    high[d] = low[d] + levels_of(layout) * f16_to_f32(s.scale[d]);
-  }
+  load_key_scales(layout, block, high, low);
+  for (int d = 0; d < layout.head_size; ++d) high[d] = low[d] + levels_of(layout) * high[d];
 }
 
 void fit_keys(const BlockLayout& layout, const float* low, const float* high, uint8_t* block) {
@@ -141,34 +143,61 @@ void fit_keys(const BlockLayout& layout, const float* low, const float* high, ui
 
 bool widen_keys(const BlockLayout& layout, const float* low, const float* high, bool only_ask,
                 uint8_t* block) {
-  const KeyScales s = key_scales(layout, block);
   const float levels = levels_of(layout);
-  bool changed = false;
-  for (int d = 0; d < layout.head_size; ++d) {
-    const float scale = f16_to_f32(s.scale[d]), base = f16_to_f32(s.low[d]);
-    if (!(low[d] < base - 0.5f * scale) && !(high[d] > base + (levels + 0.5f) * scale)) continue;
-    changed = true;
-    if (only_ask) break;
-    const float top = base + levels * scale;
-    fit({low[d] < base ? low[d] : base, high[d] > top ? high[d] : top}, levels, s.scale[d], s.low[d]);
+  const int size = layout.head_size;
+  alignas(64) float scale[kMaxHead], base[kMaxHead];
+  load_key_scales(layout, block, scale, base);
+  const auto outside = [&](int d) {
+    return (low[d] < base[d] - 0.5f * scale[d]) | (high[d] > base[d] + (levels + 0.5f) * scale[d]);
+  };
+  int count = 0;
+  for (int d = 0; d < size; ++d) count += outside(d);
+  if (only_ask || !count) return count > 0;
+  const KeyScales s = key_scales(layout, block);
+  for (int d = 0; d < size; ++d) {
+    if (!outside(d)) continue;
+    const float top = base[d] + levels * scale[d];
+    fit({low[d] < base[d] ? low[d] : base[d], high[d] > top ? high[d] : top}, levels, s.scale[d], s.low[d]);
   }
-  return changed;
+  return true;
 }
 
 void encode_keys(const BlockLayout& layout, const float* k, int first, int n, uint8_t* block) {
   const int size = layout.head_size;
-  const KeyScales s = key_scales(layout, block);
   alignas(64) float low[kMaxHead], inverse[kMaxHead];
   alignas(64) uint8_t codes[kMaxHead];
-  for (int d = 0; d < size; ++d) {
-    const float scale = f16_to_f32(s.scale[d]);
-    inverse[d] = scale > 0 ? 1.0f / scale : 0.0f;
-    low[d] = f16_to_f32(s.low[d]);
-  }
+  load_key_scales(layout, block, inverse, low);
+  for (int d = 0; d < size; ++d) inverse[d] = inverse[d] > 0 ? 1.0f / inverse[d] : 0.0f;
   for (int t = 0; t < n; ++t) {
     encode(k + static_cast<int64_t>(t) * size, inverse, low, levels_of(layout), size, codes);
     store_codes(layout, codes, block + layout.k + (first + t) * layout.row_bytes);
   }
+}
+
+inline Range range_of(const float* x, int n) {
+  constexpr int kLanes = 16;
+  float low[kLanes], high[kLanes];
+  for (int j = 0; j < kLanes; ++j) {
+    low[j] = __builtin_inff();
+    high[j] = -__builtin_inff();
+  }
+  int d = 0;
+  for (; d + kLanes <= n; d += kLanes) {
+    for (int j = 0; j < kLanes; ++j) {
+      low[j] = x[d + j] < low[j] ? x[d + j] : low[j];
+      high[j] = x[d + j] > high[j] ? x[d + j] : high[j];
+    }
+  }
+  Range r{low[0], high[0]};
+  for (int j = 1; j < kLanes; ++j) {
+    r.low = low[j] < r.low ? low[j] : r.low;
+    r.high = high[j] > r.high ? high[j] : r.high;
+  }
+  for (; d < n; ++d) {
+    r.low = x[d] < r.low ? x[d] : r.low;
+    r.high = x[d] > r.high ? x[d] : r.high;
+  }
+  return r;
 }
 
 void encode_values(const BlockLayout& layout, const float* v, int first, int n, uint8_t* block) {
@@ -181,13 +210,8 @@ void encode_values(const BlockLayout& layout, const float* v, int first, int n, 
   for (int t = 0; t < n; ++t) {
     for (int g = 0; g < layout.v_groups; ++g) {
       const float* x = v + static_cast<int64_t>(t) * size + g * width;
-      Range r{__builtin_inff(), -__builtin_inff()};
-      for (int d = 0; d < width; ++d) {
-        r.low = x[d] < r.low ? x[d] : r.low;
-        r.high = x[d] > r.high ? x[d] : r.high;
-      }
       const int at = g * layout.block + first + t;
-      fit(r, levels, v_scale[at], v_min[at]);
+      fit(range_of(x, width), levels, v_scale[at], v_min[at]);
       const float scale = f16_to_f32(v_scale[at]), base = f16_to_f32(v_min[at]);
       for (int d = 0; d < width; ++d) {
         inverse[d] = scale > 0 ? 1.0f / scale : 0.0f;
@@ -221,17 +245,23 @@ void read_row(const BlockLayout& layout, const uint8_t* block, int row, float* k
     if (v) convert(layout.elem, v_row, Elem::f32, v, layout.head_size);
     return;
   }
-  const uint16_t* k_scale = reinterpret_cast<const uint16_t*>(block + layout.k_scale);
-  const uint16_t* k_min = reinterpret_cast<const uint16_t*>(block + layout.k_min);
   const uint16_t* v_scale = reinterpret_cast<const uint16_t*>(block + layout.v_scale);
   const uint16_t* v_min = reinterpret_cast<const uint16_t*>(block + layout.v_min);
   const int width = layout.head_size / layout.v_groups;
-  for (int d = 0; k && d < layout.head_size; ++d) {
-    k[d] = f16_to_f32(k_min[d]) + f16_to_f32(k_scale[d]) * code_at(layout, k_row, d);
+  const bool bytes = layout.elem == Elem::int8;
+  if (k) {
+    alignas(64) float scale[kMaxHead], low[kMaxHead];
+    load_key_scales(layout, block, scale, low);
+    for (int d = 0; d < layout.head_size; ++d) {
+      k[d] = low[d] + scale[d] * (bytes ? k_row[d] : code_at(layout, k_row, d));
+    }
   }
-  for (int d = 0; v && d < layout.head_size; ++d) {
+  for (int d = 0; v && d < layout.head_size;) {
     const int at = d / width * layout.block + row;
-    v[d] = f16_to_f32(v_min[at]) + f16_to_f32(v_scale[at]) * code_at(layout, v_row, d);
+    const float scale = f16_to_f32(v_scale[at]), low = f16_to_f32(v_min[at]);
+    for (const int end = d + width; d < end; ++d) {
+      v[d] = low + scale * (bytes ? v_row[d] : code_at(layout, v_row, d));
+    }
   }
 }
 
