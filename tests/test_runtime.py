@@ -39,6 +39,8 @@ class World:
     """Of each layer; all on `device` when left out."""
     coded: bool = False
     """Whether keys and values are numbers that 8 bits hold exactly."""
+    drift: float = 0.0
+    """How much larger keys become with every token of a sequence."""
 
     def __post_init__(self) -> None:
         windows = (None, self.look_back, None)
@@ -63,6 +65,8 @@ class World:
             q, k, v = (torch.randn(sum(new), heads, 16).to(shape.device, self.dtype) for heads in (6, 2, 2))
             if self.coded:
                 k, v = ((x > 0).to(self.dtype) * (255 / 256) for x in (k, v))
+            if self.drift:
+                k += self.drift * max(self.lengths)
             out = self.runtime.attend(layer, q, k, v, 0.4)
             for i, (start, end) in enumerate(step.spans):
                 keys, values = self.seen[layer][i]
@@ -179,6 +183,18 @@ def test_hgca_chooses_the_same_of_eight_bits(params: dict[str, Any]) -> None:
         world = World("hgca", torch.device("cpu"), {**params, "dram": dram}, coded=True)
         outs.append(torch.cat([part[0] for new in TURNS for part in world.step(new)]))
     torch.testing.assert_close(*outs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("block", [8, 32])
+def test_hgca_in_eight_bits_is_close_where_entries_come_a_few_at_a_time(block: int) -> None:
+    """Entries that leave the window one by one, as their keys drift: none is clipped to the range of those before."""
+    outs = []
+    for dram in ("model", "int8"):
+        torch.manual_seed(6)
+        params = {"block": block, "window_blocks": 1, "beta": 2.0, "dram": dram}
+        world = World("hgca", torch.device("cpu"), params, look_back=None, drift=0.02)
+        outs.append(torch.cat([part[0] for new in [(3, 20, 8), *[(1, 1, 1)] * 250] for part in world.step(new)]))
+    assert 1e-5 < (outs[1] - outs[0]).norm() / outs[0].norm() < 0.01
 
 
 @pytest.mark.parametrize("method", ["quest", "scout", "oracle", "hgca"])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from coattn.quantise.blocks import PackedBlocks
 
 
 class Phase(enum.Enum):
@@ -107,9 +111,9 @@ class BlockList:
     tokens: Tensor
     longest: int
     """The largest entry of `tokens`, known on the host: the loop bound of a kernel."""
-    memory: Tensor | None = None
-    """`[n, kv_heads, 2, block, head_dim]`: the blocks that are listed, where they are not the store's own; with a
-    stride of zero between KV heads where a block belongs to one head, whichever lists it."""
+    memory: Tensor | PackedBlocks | None = None
+    """`[n, kv_heads, 2, block, head_dim]`, or blocks in 8 bits: those that are listed, where they are not the store's
+    own; with a stride of zero between KV heads where a block belongs to one head, whichever lists it."""
     owners: Tensor | None = None
     """`[seqs]` int32 on the host: the row of `table` and `tokens` of each sequence, where it is not its own number."""
     settled: bool = False

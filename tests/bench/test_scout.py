@@ -53,6 +53,14 @@ def test_what_fits_is_what_a_runtime_takes(method: str) -> None:
     runtime.release()
 
 
+@pytest.mark.parametrize("dram", ["model", "int8"])
+def test_of_hgca_what_may_be_chosen_takes_room_too(dram: str) -> None:
+    case = Case("hgca", 1, 1024, {"block": 32, "window_blocks": 4, "context": 0.25, "dram": dram})
+    runtime = Runtime(SHAPES, compose(find_method("hgca"), **case.params), Ledger(), 4, 1024 + 32, fixed=True)
+    assert Fits(SHAPES, None, None).bytes(case)[1] == runtime.groups[0].store.cost(1024 + 32)["host"]
+    runtime.release()
+
+
 def test_the_largest_batch_fits_both_tiers() -> None:
     case = scout(ASKED, 1024)
     near, far = Fits(SHAPES, None, None).bytes(case)

@@ -82,6 +82,20 @@ def test_sequences_of_one_length_leave_the_window_one_after_another() -> None:
     assert most == 2
 
 
+def test_in_eight_bits_an_answer_does_not_depend_on_who_else_is_served() -> None:
+    """Lists share one memory, and blocks change hands in it; under a budget in DRAM, which is kept."""
+    prompts = [prompt(n) for n in (100, 9, 61, 140, 33)]
+    params: dict[str, Any] = {"beta": 1, "window_blocks": 2, "dram": "int8"}
+    alone = []
+    for ids in prompts:
+        with llm("hgca", max_batch=1, **params) as engine:
+            alone.append(engine.generate([ids], greedy(60))[0].token_ids)
+    with llm("hgca", max_batch=3, host_memory=400_000, **params) as engine:
+        handles = [engine.submit(ids, greedy(60)) for ids in prompts]
+        assert [handle.result().token_ids for handle in handles] == alone
+        assert 0 < engine.ledger.peak["host"] <= 400_000
+
+
 class Topics:
     """One layer, one head: entries about one of two topics, in the middle of others about neither."""
 

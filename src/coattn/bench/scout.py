@@ -79,7 +79,7 @@ class Fits:
         far = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
         if case.method == "scout":
             return int(case.params["budget"]) * self.token + window + digests, far
-        return window + block * self.token, far + int(whole * float(case.params.get("context", 0.0)))
+        return window + block * self.token, far + int(far * float(case.params.get("context", 0.0)))
 
 
 class ScoutBench(Bench):

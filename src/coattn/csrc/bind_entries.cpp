@@ -4,6 +4,7 @@
 #include "kernels/compact.h"
 #include "kernels/keep_rows.h"
 #include "kernels/move_rows.h"
+#include "kernels/put_rows.h"
 #include "kernels/score_digest.h"
 #include "kernels/weighted_sum.h"
 
@@ -81,10 +82,6 @@ void bind_move_rows(nb::module_& m) {
   field(c, "row_bytes", &MoveRowsJob::row_bytes);
   field(c, "from_value", &MoveRowsJob::from_value);
   field(c, "to_value", &MoveRowsJob::to_value);
-  field(c, "rows", &MoveRowsJob::rows);
-  field(c, "block", &MoveRowsJob::block);
-  field(c, "head_size", &MoveRowsJob::head_size);
-  field(c, "to_elem", &MoveRowsJob::to_elem);
   runnable<MoveRowsJob>(m, "move_rows", "submit_move_rows", &move_rows);
 }
 
@@ -107,10 +104,27 @@ void bind_keep_rows(nb::module_& m) {
   field(c, "base", &KeepRowsJob::base);
   field(c, "position", &KeepRowsJob::position);
   field(c, "weights", &KeepRowsJob::weights);
-  field(c, "packed", &KeepRowsJob::packed);
   field(c, "head_size", &KeepRowsJob::head_size);
-  field(c, "to_elem", &KeepRowsJob::to_elem);
+  field(c, "other", &KeepRowsJob::other);
+  field(c, "moved", &KeepRowsJob::moved);
   runnable<KeepRowsJob>(m, "keep_rows", "submit_keep_rows", &keep_rows);
+}
+
+void bind_put_rows(nb::module_& m) {
+  nb::class_<PutRowsJob> c(m, "PutRowsJob");
+  c.def("__init__", [](PutRowsJob* self) { new (self) PutRowsJob{}; });
+  field(c, "count", &PutRowsJob::count);
+  field(c, "list", &PutRowsJob::list);
+  field(c, "first", &PutRowsJob::first);
+  field(c, "source", &PutRowsJob::source);
+  field(c, "row", &PutRowsJob::row);
+  field(c, "table", &PutRowsJob::table);
+  field(c, "width", &PutRowsJob::width);
+  field(c, "stored", &PutRowsJob::stored);
+  field(c, "base", &PutRowsJob::base);
+  field(c, "block", &PutRowsJob::block);
+  field(c, "head_size", &PutRowsJob::head_size);
+  runnable<PutRowsJob>(m, "put_rows", "submit_put_rows", &put_rows);
 }
 
 void bind_score_digest(nb::module_& m) {
@@ -175,6 +189,7 @@ void bind_entries(nb::module_& m) {
   bind_score_digest(m);
   bind_move_rows(m);
   bind_keep_rows(m);
+  bind_put_rows(m);
   bind_block_rows(m);
 }
 

@@ -44,7 +44,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import Lists, PackedSource, move_rows, plan_keep_rows, read_blocks, write_blocks, write_rows
+from coattn.native.rows import Kept, Lists, move_rows, plan_keep_rows, put_rows, read_blocks, write_blocks, write_rows
 
 __all__ = [
     "ELEMENTS",
@@ -57,9 +57,9 @@ __all__ = [
     "CpuFeatures",
     "Entries",
     "IsaStatus",
+    "Kept",
     "Lists",
     "NativeError",
-    "PackedSource",
     "Pending",
     "abandon_pool",
     "attend",
@@ -87,6 +87,7 @@ __all__ = [
     "plan_keep_rows",
     "plan_score_digest",
     "plan_weighted_sum",
+    "put_rows",
     "random_gather_gbps",
     "read_blocks",
     "score_digest",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,39 +62,17 @@ def read_blocks(ids: Tensor, tokens: int, blocks: Blocks, dtype: torch.dtype = t
     return k, v
 
 
-@dataclass(frozen=True)
-class PackedSource:
-    """Rows that are copied come from int8 blocks of so many rows of so many channels, and become `dtype`."""
-
-    block: int
-    head_size: int
-    dtype: torch.dtype
-
-
-def move_rows(
-    from_rows: Tensor,
-    to_rows: Tensor,
-    row_bytes: int,
-    from_value: int,
-    to_value: int,
-    packed: tuple[PackedSource, Tensor] | None = None,
-) -> None:
+def move_rows(from_rows: Tensor, to_rows: Tensor, row_bytes: int, from_value: int, to_value: int) -> None:
     """Copies single entries between blocks of float elements, all threads together.
 
     from_rows, to_rows: `[n]` int64 addresses of key rows of `row_bytes` each; the value row lies `from_value` and
-    `to_value` bytes after its key row. packed: what the source is, and then `from_rows` are addresses of blocks, and
-    the tensor, `[n]` int32, says which row. Nothing is checked but shapes: the caller keeps both memories alive.
+    `to_value` bytes after its key row. Nothing is checked but shapes: the caller keeps both memories alive.
     """
     check_tensor("from_rows", from_rows, [None], torch.int64)
     check_tensor("to_rows", to_rows, list(from_rows.shape), torch.int64)
     job = extension.MoveRowsJob()
     job.from_rows, job.to_rows, job.count = from_rows.data_ptr(), to_rows.data_ptr(), len(from_rows)
     job.row_bytes, job.from_value, job.to_value = row_bytes, from_value, to_value
-    if packed is not None:
-        source, rows = packed
-        check_tensor("rows", rows, list(from_rows.shape), torch.int32)
-        job.rows, job.block, job.head_size = rows.data_ptr(), source.block, source.head_size
-        job.to_elem = elem(element_of(source.dtype))
     extension.move_rows(job)
 
 
@@ -104,6 +82,8 @@ class Lists:
 
     table: `[lists, width]` int32. stored: `[lists]` int32. base: address of block 0; a block has `block` key rows, then
     as many value rows, of `row_bytes` each. position, weight: `[blocks, block]` int32 and float32, of every entry.
+    head_size: set where the blocks are int8 blocks of so many channels (`block_layout`), and what is added comes from
+    such blocks.
     """
 
     table: Tensor
@@ -113,36 +93,87 @@ class Lists:
     row_bytes: int
     position: Tensor
     weight: Tensor
-    packed: PackedSource | None = None
-    """What rows that are added come from, where they are not like those of the lists."""
+    head_size: int = 0
+
+    def check(self) -> None:
+        check_tensor("table", self.table, [None, None], torch.int32)
+        check_tensor("stored", self.stored, [len(self.table)], torch.int32)
+
+
+def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor) -> None:
+    """Writes entries to the ends of lists of int8 blocks, which nobody may read meanwhile, all threads together.
+
+    which: `[n]` int64 lists, none twice; counts: `[n]` int64, entries of each. source: `[entries]` int64 addresses of
+    int8 blocks; rows: `[entries]` int32, which of their rows. The table names the new blocks already; `stored` is as
+    before, and stays so. Every row keeps its numbers within half a step of its block.
+    """
+    lists.check()
+    check_tensor("which", which, [None], torch.int64)
+    check_tensor("counts", counts, [len(which)], torch.int64)
+    check_tensor("source", source, [None], torch.int64)
+    check_tensor("rows", rows, list(source.shape), torch.int32)
+    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    check(int(first[-1]) == len(source), f"{len(source)} entries are not {int(first[-1])}.", "Count them again.")
+    job = extension.PutRowsJob()
+    job.count, job.list, job.first = len(which), which.data_ptr(), first.data_ptr()
+    job.source, job.row = source.data_ptr(), rows.data_ptr()
+    job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
+    job.base, job.block, job.head_size = lists.base, lists.block, lists.head_size
+    extension.put_rows(job)
+
+
+class Kept(NamedTuple):
+    """What became of the free blocks that `plan_keep_rows` was given.
+
+    used: `[n]` uint8, whether the list took its spare block. moved: `[n]` int32, -1, or the column of the list's row of
+    the table that is to name its other block from now on; of lists of float blocks all -1.
+    """
+
+    used: Tensor
+    moved: Tensor
 
 
 def plan_keep_rows(
-    lists: Lists, which: Tensor, kept: Tensor, weight: Tensor, source: Tensor, first: Tensor, spare: Tensor
-) -> Call[Tensor]:
+    lists: Lists,
+    which: Tensor,
+    kept: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    first: Tensor,
+    spare: Tensor,
+    other: Tensor | None = None,
+) -> Call[Kept]:
     """Adds chosen rows of blocks to the ends of lists, one block for each list that is named.
 
     which: `[n]` int64 lists, none twice. kept: `[n, block]` uint8. weight: `[n, block]` float32. source: `[n]` int64
     addresses of the blocks. first: `[n]` int32, position of each block's first row. spare: `[n]` int32, a free block
-    for each list. The result, `[n]` uint8, says which of those were taken.
+    for each list; other: another one, where the lists are of int8 blocks. What the lists hold may be read meanwhile: a
+    last block of 8 bits whose scales do not hold a new row is written anew in the other block, and its list is to be
+    told of it when nobody reads.
     """
     count, width = len(which), lists.table.shape[1]
-    check_tensor("table", lists.table, [None, None], torch.int32)
-    check_tensor("stored", lists.stored, [len(lists.table)], torch.int32)
+    lists.check()
     check_tensor("which", which, [None], torch.int64)
     check_tensor("kept", kept, [count, lists.block], torch.uint8)
     check_tensor("weight", weight, [count, lists.block], torch.float32)
     check_tensor("source", source, [count], torch.int64)
     check_tensor("first", first, [count], torch.int32)
     check_tensor("spare", spare, [count], torch.int32)
-    used = torch.zeros(count, dtype=torch.uint8)
+    check(
+        (other is not None) == bool(lists.head_size),
+        "Lists in 8 bits, and only they, need other blocks.",
+        "Set or drop `other`.",
+    )
+    result = Kept(torch.zeros(count, dtype=torch.uint8), torch.full((count,), -1, dtype=torch.int32))
     job = extension.KeepRowsJob()
     job.count, job.block, job.row_bytes = count, lists.block, lists.row_bytes
     job.kept, job.weight, job.source = kept.data_ptr(), weight.data_ptr(), source.data_ptr()
-    job.first, job.list, job.spare, job.used = first.data_ptr(), which.data_ptr(), spare.data_ptr(), used.data_ptr()
+    job.first, job.list, job.spare = first.data_ptr(), which.data_ptr(), spare.data_ptr()
+    job.used, job.moved = result.used.data_ptr(), result.moved.data_ptr()
     job.table, job.width, job.stored = lists.table.data_ptr(), width, lists.stored.data_ptr()
     job.base, job.position, job.weights = lists.base, lists.position.data_ptr(), lists.weight.data_ptr()
-    if lists.packed is not None:
-        job.packed, job.head_size = True, lists.packed.head_size
-        job.to_elem = elem(element_of(lists.packed.dtype))
-    return Call("keep_rows", job, used, (lists, which, kept, weight, source, first, spare))
+    job.head_size = lists.head_size
+    if other is not None:
+        check_tensor("other", other, [count], torch.int32)
+        job.other = other.data_ptr()
+    return Call("keep_rows", job, result, (lists, which, kept, weight, source, first, spare, other))

@@ -42,7 +42,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class PackedBlocks:
-    """A layer's blocks in 8 bits: memory `[blocks, kv_heads, bytes]` uint8."""
+    """A layer's blocks in 8 bits: memory `[blocks, kv_heads, bytes]` uint8.
+
+    With a stride of zero between KV heads where a block belongs to one head, whichever lists it.
+    """
 
     memory: Tensor
     block: int

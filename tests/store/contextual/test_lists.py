@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from coattn.errors import BudgetError
+from coattn.quantise.blocks import PackedBlocks, pack_blocks
 from coattn.store.contextual.lists import Chosen, Context
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
@@ -17,21 +18,27 @@ SHAPE = LayerShape(4, HEADS, D, torch.float32, torch.device("cpu"))
 class World:
     """Entries in plain memory, and lists of them beside what they should hold."""
 
-    def __init__(self, most: int = 1 << 20, host: int | None = None, fixed: bool = True) -> None:
+    def __init__(self, most: int = 1 << 20, host: int | None = None, fixed: bool = True, packed: bool = False) -> None:
         self.ledger = Ledger(host=host)
-        self.context = Context(SHAPE, LAYERS, SLOTS, BLOCK, 64, most, self.ledger, fixed)
+        self.context = Context(SHAPE, LAYERS, SLOTS, BLOCK, 64, most, self.ledger, fixed, packed)
         self.memory = torch.randn(LAYERS, SLOTS, 40, HEADS, 2, BLOCK, D)
+        self.row = D * 4
+        if packed:
+            self.memory = (self.memory > 0).float() * (255 / 256)  # numbers that 8 bits hold, whatever else there is
+            self.row = 0
+        self.source = pack_blocks(self.memory.flatten(0, 2)).view(LAYERS, SLOTS, 40, HEADS, -1)
+        self.source = self.source if packed else self.memory
         self.want: dict[tuple[int, int, int], list[int]] = {}
 
     def address(self, layer: int, slot: int, block: int, head: int) -> int:
-        return self.memory[layer, slot, block, head].data_ptr()
+        return self.source[layer, slot, block, head].data_ptr()
 
     def put(self, mask: torch.Tensor) -> None:
         """mask `[layers, slots, heads, positions]`"""
         layer, slot, head, position = mask.nonzero(as_tuple=True)
         source = torch.tensor(
             [
-                self.address(a, b, p // BLOCK, c) + p % BLOCK * D * 4
+                self.address(a, b, p // BLOCK, c) + p % BLOCK * self.row
                 for a, b, c, p in zip(*(x.tolist() for x in (layer, slot, head, position)), strict=True)
             ],
             dtype=torch.int64,
@@ -56,22 +63,28 @@ class World:
                     assert context.positions(layer, slot, head).tolist() == want
                     ids = context.table[layer, slot, head].long()
                     for i, position in enumerate(want):
-                        own = context.blocks[ids[i // BLOCK], head, :, i % BLOCK]
+                        own = self.read(ids[i // BLOCK])[head, :, i % BLOCK]
                         torch.testing.assert_close(
                             own, self.memory[layer, slot, position // BLOCK, head, :, position % BLOCK]
                         )
         owned = [i for key in self.want for i in self._ids(*key)]
         assert len(owned) == len(set(owned)) == context.used_bytes() // context.block_bytes
 
+    def read(self, block: torch.Tensor) -> torch.Tensor:
+        """`[kv_heads, 2, BLOCK, D]`, the same for every head."""
+        blocks = self.context.blocks
+        return blocks.read(block[None], torch.float32)[0] if isinstance(blocks, PackedBlocks) else blocks[block]
+
     def _ids(self, layer: int, slot: int, head: int) -> list[int]:
         count = len(self.want[layer, slot, head])
         return self.context.table[layer, slot, head, : -(-count // BLOCK)].tolist()
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("fixed", [True, False])
-def test_lists_hold_what_was_put(fixed: bool) -> None:
+def test_lists_hold_what_was_put(fixed: bool, packed: bool) -> None:
     torch.manual_seed(0)
-    world = World(fixed=fixed)
+    world = World(fixed=fixed, packed=packed)
     world.put(torch.rand(LAYERS, SLOTS, HEADS, 100) < 0.3)
     world.check()
     for block in range(25, 40):
@@ -84,9 +97,10 @@ def test_lists_hold_what_was_put(fixed: bool) -> None:
     assert world.context.shown[:, 1:].sum() == 0
 
 
-def test_a_cut_keeps_what_came_before() -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_cut_keeps_what_came_before(packed: bool) -> None:
     torch.manual_seed(1)
-    world = World()
+    world = World(packed=packed)
     world.put(torch.rand(LAYERS, SLOTS, HEADS, 100) < 0.4)
     world.context.cut([1], 37)
     world.want = {key: [p for p in own if key[1] != 1 or p < 37] for key, own in world.want.items()}
@@ -97,6 +111,39 @@ def test_a_cut_keeps_what_came_before() -> None:
     assert world.context.used_bytes() == 0
     world.context.release()
     assert world.ledger.held["host"] == 0
+
+
+def test_in_8_bits_a_last_block_is_replaced_when_nobody_reads_it() -> None:
+    """What is shown stays where and as it is until `finish`, and no block is lost."""
+    world = World(packed=True)
+    context = world.context
+    world.memory[:, 0, 0, :, 0], world.memory[:, 0, 1, :, 0] = 0, 255 / 256
+    world.source[:] = pack_blocks(world.memory.flatten(0, 2)).view_as(world.source)
+    one = torch.zeros(LAYERS, HEADS, BLOCK).bool()
+    one[..., 0] = True
+    world.keep(0, 0, one)
+    context.show([0])
+    world.check()
+    table, shown = context.table.clone(), context.shown.clone()
+    before = world.read(table[0, 0, 0, 0].long()).clone()
+    source = torch.tensor([[world.address(a, 0, 1, h) for h in range(HEADS)] for a in range(LAYERS)])
+    keeping = context.keep(0, BLOCK, one, torch.rand(one.shape), source)
+    assert keeping.pending is not None
+    while not keeping.pending.done():
+        pass
+    assert torch.equal(context.table, table)
+    assert torch.equal(context.shown, shown)
+    assert torch.equal(world.read(table[0, 0, 0, 0].long())[:, :, 0], before[:, :, 0])
+    keeping.finish()
+    assert (context.table[:, 0, :, 0] != table[:, 0, :, 0]).all()
+    for key in world.want:
+        world.want[key].append(BLOCK)
+    world.check()
+
+
+def test_in_8_bits_lists_take_the_bytes_of_such_blocks() -> None:
+    plain, packed = (World(packed=packed).context.block_bytes for packed in (False, True))
+    assert (plain, packed) == (2 * BLOCK * D * 4, 128)  # 64 codes, 8 channels' and 4 rows' scales: 112, and padding
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:

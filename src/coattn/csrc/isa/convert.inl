@@ -99,15 +99,25 @@ inline void store_codes(const BlockLayout& layout, const uint8_t* codes, uint8_t
 
 constexpr int kMaxHead = 1024;
 
-void quantise(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block) {
-  const int size = layout.head_size;
-  const float levels = layout.elem == Elem::int8 ? 255.0f : 15.0f;
-  uint16_t* k_scale = reinterpret_cast<uint16_t*>(block + layout.k_scale);
-  uint16_t* k_min = reinterpret_cast<uint16_t*>(block + layout.k_min);
-  uint16_t* v_scale = reinterpret_cast<uint16_t*>(block + layout.v_scale);
-  uint16_t* v_min = reinterpret_cast<uint16_t*>(block + layout.v_min);
-  alignas(64) float low[kMaxHead], high[kMaxHead], inverse[kMaxHead];
-  alignas(64) uint8_t codes[kMaxHead];
+inline float levels_of(const BlockLayout& layout) {
+  return layout.elem == Elem::int8 ? 255.0f : 15.0f;
+}
+
+struct KeyScales {
+  uint16_t* scale;
+  uint16_t* low;
+};
+inline KeyScales key_scales(const BlockLayout& layout, uint8_t* block) {
+  return {reinterpret_cast<uint16_t*>(block + layout.k_scale),
+          reinterpret_cast<uint16_t*>(block + layout.k_min)};
+}
+// The same as floats.
+inline void load_key_scales(const BlockLayout& layout, const uint8_t* block, float* scale, float* low) {
+  convert_loop<Elem::f16, Elem::f32>(block + layout.k_scale, scale, layout.head_size);
+  convert_loop<Elem::f16, Elem::f32>(block + layout.k_min, low, layout.head_size);
+}
+
+void key_range(const float* k, int n, int size, float* low, float* high) {
   for (int d = 0; d < size; ++d) {
     low[d] = __builtin_inff();
     high[d] = -__builtin_inff();
@@ -119,27 +129,89 @@ void quantise(const BlockLayout& layout, const float* k, const float* v, int n, 
       high[d] = row[d] > high[d] ? row[d] : high[d];
     }
   }
+}
+
+void held_keys(const BlockLayout& layout, const uint8_t* block, float* low, float* high) {
+  load_key_scales(layout, block, high, low);
+  for (int d = 0; d < layout.head_size; ++d) high[d] = low[d] + levels_of(layout) * high[d];
+}
+
+void fit_keys(const BlockLayout& layout, const float* low, const float* high, uint8_t* block) {
+  const KeyScales s = key_scales(layout, block);
+  for (int d = 0; d < layout.head_size; ++d) fit({low[d], high[d]}, levels_of(layout), s.scale[d], s.low[d]);
+}
+
+bool widen_keys(const BlockLayout& layout, const float* low, const float* high, bool only_ask,
+                uint8_t* block) {
+  const float levels = levels_of(layout);
+  const int size = layout.head_size;
+  alignas(64) float scale[kMaxHead], base[kMaxHead];
+  load_key_scales(layout, block, scale, base);
+  const auto outside = [&](int d) {
+    return (low[d] < base[d] - 0.5f * scale[d]) | (high[d] > base[d] + (levels + 0.5f) * scale[d]);
+  };
+  int count = 0;
+  for (int d = 0; d < size; ++d) count += outside(d);
+  if (only_ask || !count) return count > 0;
+  const KeyScales s = key_scales(layout, block);
   for (int d = 0; d < size; ++d) {
-    fit({low[d], high[d]}, levels, k_scale[d], k_min[d]);
-    const float scale = f16_to_f32(k_scale[d]);
-    inverse[d] = scale > 0 ? 1.0f / scale : 0.0f;
-    low[d] = f16_to_f32(k_min[d]);
+    if (!outside(d)) continue;
+    const float top = base[d] + levels * scale[d];
+    fit({low[d] < base[d] ? low[d] : base[d], high[d] > top ? high[d] : top}, levels, s.scale[d], s.low[d]);
   }
+  return true;
+}
+
+void encode_keys(const BlockLayout& layout, const float* k, int first, int n, uint8_t* block) {
+  const int size = layout.head_size;
+  alignas(64) float low[kMaxHead], inverse[kMaxHead];
+  alignas(64) uint8_t codes[kMaxHead];
+  load_key_scales(layout, block, inverse, low);
+  for (int d = 0; d < size; ++d) inverse[d] = inverse[d] > 0 ? 1.0f / inverse[d] : 0.0f;
   for (int t = 0; t < n; ++t) {
-    encode(k + static_cast<int64_t>(t) * size, inverse, low, levels, size, codes);
-    store_codes(layout, codes, block + layout.k + t * layout.row_bytes);
+    encode(k + static_cast<int64_t>(t) * size, inverse, low, levels_of(layout), size, codes);
+    store_codes(layout, codes, block + layout.k + (first + t) * layout.row_bytes);
   }
-  const int width = size / layout.v_groups;
+}
+
+inline Range range_of(const float* x, int n) {
+  constexpr int kLanes = 16;
+  float low[kLanes], high[kLanes];
+  for (int j = 0; j < kLanes; ++j) {
+    low[j] = __builtin_inff();
+    high[j] = -__builtin_inff();
+  }
+  int d = 0;
+  for (; d + kLanes <= n; d += kLanes) {
+    for (int j = 0; j < kLanes; ++j) {
+      low[j] = x[d + j] < low[j] ? x[d + j] : low[j];
+      high[j] = x[d + j] > high[j] ? x[d + j] : high[j];
+    }
+  }
+  Range r{low[0], high[0]};
+  for (int j = 1; j < kLanes; ++j) {
+    r.low = low[j] < r.low ? low[j] : r.low;
+    r.high = high[j] > r.high ? high[j] : r.high;
+  }
+  for (; d < n; ++d) {
+    r.low = x[d] < r.low ? x[d] : r.low;
+    r.high = x[d] > r.high ? x[d] : r.high;
+  }
+  return r;
+}
+
+void encode_values(const BlockLayout& layout, const float* v, int first, int n, uint8_t* block) {
+  const int size = layout.head_size, width = size / layout.v_groups;
+  const float levels = levels_of(layout);
+  uint16_t* v_scale = reinterpret_cast<uint16_t*>(block + layout.v_scale);
+  uint16_t* v_min = reinterpret_cast<uint16_t*>(block + layout.v_min);
+  alignas(64) float low[kMaxHead], inverse[kMaxHead];
+  alignas(64) uint8_t codes[kMaxHead];
   for (int t = 0; t < n; ++t) {
     for (int g = 0; g < layout.v_groups; ++g) {
       const float* x = v + static_cast<int64_t>(t) * size + g * width;
-      Range r{__builtin_inff(), -__builtin_inff()};
-      for (int d = 0; d < width; ++d) {
-        r.low = x[d] < r.low ? x[d] : r.low;
-        r.high = x[d] > r.high ? x[d] : r.high;
-      }
-      const int at = g * layout.block + t;
-      fit(r, levels, v_scale[at], v_min[at]);
+      const int at = g * layout.block + first + t;
+      fit(range_of(x, width), levels, v_scale[at], v_min[at]);
       const float scale = f16_to_f32(v_scale[at]), base = f16_to_f32(v_min[at]);
       for (int d = 0; d < width; ++d) {
         inverse[d] = scale > 0 ? 1.0f / scale : 0.0f;
@@ -147,8 +219,16 @@ void quantise(const BlockLayout& layout, const float* k, const float* v, int n, 
       }
       encode(x, inverse, low, levels, width, codes + g * width);
     }
-    store_codes(layout, codes, block + layout.v + t * layout.row_bytes);
+    store_codes(layout, codes, block + layout.v + (first + t) * layout.row_bytes);
   }
+}
+
+void quantise(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block) {
+  alignas(64) float low[kMaxHead], high[kMaxHead];
+  key_range(k, n, layout.head_size, low, high);
+  fit_keys(layout, low, high, block);
+  encode_keys(layout, k, 0, n, block);
+  encode_values(layout, v, 0, n, block);
 }
 
 inline uint8_t code_at(const BlockLayout& layout, const uint8_t* row, int d) {
@@ -165,17 +245,23 @@ void read_row(const BlockLayout& layout, const uint8_t* block, int row, float* k
     if (v) convert(layout.elem, v_row, Elem::f32, v, layout.head_size);
     return;
   }
-  const uint16_t* k_scale = reinterpret_cast<const uint16_t*>(block + layout.k_scale);
-  const uint16_t* k_min = reinterpret_cast<const uint16_t*>(block + layout.k_min);
   const uint16_t* v_scale = reinterpret_cast<const uint16_t*>(block + layout.v_scale);
   const uint16_t* v_min = reinterpret_cast<const uint16_t*>(block + layout.v_min);
   const int width = layout.head_size / layout.v_groups;
-  for (int d = 0; k && d < layout.head_size; ++d) {
-    k[d] = f16_to_f32(k_min[d]) + f16_to_f32(k_scale[d]) * code_at(layout, k_row, d);
+  const bool bytes = layout.elem == Elem::int8;
+  if (k) {
+    alignas(64) float scale[kMaxHead], low[kMaxHead];
+    load_key_scales(layout, block, scale, low);
+    for (int d = 0; d < layout.head_size; ++d) {
+      k[d] = low[d] + scale[d] * (bytes ? k_row[d] : code_at(layout, k_row, d));
+    }
   }
-  for (int d = 0; v && d < layout.head_size; ++d) {
+  for (int d = 0; v && d < layout.head_size;) {
     const int at = d / width * layout.block + row;
-    v[d] = f16_to_f32(v_min[at]) + f16_to_f32(v_scale[at]) * code_at(layout, v_row, d);
+    const float scale = f16_to_f32(v_scale[at]), low = f16_to_f32(v_min[at]);
+    for (const int end = d + width; d < end; ++d) {
+      v[d] = low + scale * (bytes ? v_row[d] : code_at(layout, v_row, d));
+    }
   }
 }
 

@@ -35,6 +35,7 @@ Kernels make_table(const char* isa) {
   t.convert = convert;
   t.quantise = quantise;
   t.read_row = read_row;
+  t.rows = {key_range, held_keys, widen_keys, encode_keys, encode_values};
   return t;
 }
 

@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
-#include "element.h"
 #include "worker_pool.h"
 
 namespace coattn {
 
 // A list is a row of `table`: blocks of one KV head, all full but the last. Several entries of one job never
-// name the same list.
+// name the same list. Rows that are there already may be read meanwhile: they stay as they are, and so does
+// the table's row of them, which the caller changes where a block was moved.
 struct KeepRowsJob {
   int64_t count;  // of blocks, each for one list
   int block;      // rows of a block, here and in the lists
@@ -27,9 +27,10 @@ struct KeepRowsJob {
   uint8_t* base;      // of the lists' blocks: key rows, then value rows
   int32_t* position;  // [blocks, block]
   float* weights;     // [blocks, block]
-  bool packed;        // whether sources are int8 blocks, whose rows are written as `to_elem`
+  // Of float blocks 0; of int8 ones (block_layout.h), here and in the lists, their channels, and then:
   int head_size;
-  Elem to_elem;
+  const int32_t* other;  // [count] another block that nobody owns
+  int32_t* moved;  // [count] -1, or the column of `table` whose rows are in `other` now, and more of them
 };
 
 void keep_rows(const KeepRowsJob& job, WorkerPool& pool);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "element.h"
 #include "worker_pool.h"
 
 namespace coattn {
@@ -14,11 +13,6 @@ struct MoveRowsJob {
   int64_t count;
   int64_t row_bytes;
   int64_t from_value, to_value;  // bytes from a key row to its value row
-  // Null, or [count]: `from` are addresses of int8 blocks of `block` rows of `head_size` channels, and these
-  // rows of them are written as `to_elem`.
-  const int32_t* rows;
-  int block, head_size;
-  Elem to_elem;
 };
 
 void move_rows(const MoveRowsJob& job, WorkerPool& pool);

@@ -24,6 +24,22 @@ struct SumKernel {
   void (*end)(const float* acc, float* natural, int head_size);
 };
 
+// Rows into quantised blocks that have others already. Ranges are [head_size] lowest and highest keys of each
+// channel; +inf and -inf where there are none.
+struct RowsKernel {
+  // Of n rows [n][size].
+  void (*range)(const float* k, int n, int size, float* low, float* high);
+  // What a block's scales hold.
+  void (*held)(const BlockLayout& layout, const uint8_t* block, float* low, float* high);
+  // Makes a block's scales hold a range, besides what they hold; channels that hold it within half a step
+  // stay as they are. Whether any did not; only_ask: and none is changed.
+  bool (*widen)(const BlockLayout& layout, const float* low, const float* high, bool only_ask,
+                uint8_t* block);
+  // Rows first..first + n of a block, keys by the scales that it has.
+  void (*keys)(const BlockLayout& layout, const float* k, int first, int n, uint8_t* block);
+  void (*values)(const BlockLayout& layout, const float* v, int first, int n, uint8_t* block);
+};
+
 struct Kernels {
   const char* isa;
   AttendKernel attend[kElems][2];  // [element of the arena][query is bf16]
@@ -42,6 +58,7 @@ struct Kernels {
   void (*quantise)(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block);
   // One row of a block of any element type as floats.
   void (*read_row)(const BlockLayout& layout, const uint8_t* block, int row, float* k, float* v);
+  RowsKernel rows;
 };
 
 const Kernels& generic_kernels();

@@ -150,7 +150,10 @@ def _plan(
 def source(blocks: Tensor | PackedBlocks) -> Blocks:
     """Blocks `[n, kv_heads, 2, block, d]`, or packed ones, as the extension knows them."""
     if isinstance(blocks, PackedBlocks):
-        return native.Blocks(blocks.memory.flatten(1), "int8", blocks.block, blocks.memory.shape[1], blocks.d)
+        one = _own(blocks.memory)
+        return native.Blocks(
+            one.flatten(1), "int8", blocks.block, blocks.memory.shape[1], blocks.d, single=one is not blocks.memory
+        )
     _, kv_heads, _, block, d = blocks.shape
     own = _own(blocks)
     memory = own.view(torch.uint8).view(len(own), -1)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from coattn.quantise.blocks import Layout, PackedBlocks
 from coattn.store.host_memory import Growing
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
-    from coattn.native import Pending
+    from coattn.native import Kept, Lists, Pending
 
 STEP = 8 << 20
 """Bytes that the memory grows by at a time, at least, where there is room: touching new pages takes 4 ms."""
@@ -21,6 +22,11 @@ AHEAD = 8
 """Once a prompt has been read, the memory becomes larger than its entries by one part in so many."""
 PIECE = 2 << 20
 """Bytes that the memory grows by after a step that has left little of it: a huge page."""
+
+
+def spares(packed: bool) -> int:
+    """Blocks that a list may need for what it gets of one block; in 8 bits its last one may have to be written anew."""
+    return 2 if packed else 1
 
 
 @dataclass(frozen=True)
@@ -39,22 +45,36 @@ class Chosen:
     source: Tensor
 
 
+def _no_blocks() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass
 class Keeping:
     """Rows on their way to their lists."""
 
     context: Context
-    pending: Pending[Tensor] | None
-    spare: Tensor
-    """Blocks that were set aside for them."""
+    pending: Pending[Kept] | None = None
+    which: Tensor = field(default_factory=_no_blocks)
+    """`[n]` lists."""
+    spare: Tensor = field(default_factory=_no_blocks)
+    """Blocks that were set aside for them, one each."""
+    other: Tensor = field(default_factory=_no_blocks)
+    """And one more each, where the lists are in 8 bits."""
 
     def finish(self) -> None:
-        """Waits for the pool, the first time, and gives back the blocks that it did not need."""
-        if self.pending is not None:
-            used = self.pending.wait()
-            assert used is not None
-            self.pending = None
-            self.context.give_back(self.spare[used == 0])
+        """Waits for the pool, the first time, and gives back the blocks that it did not need.
+
+        Nobody reads meanwhile.
+        """
+        if self.pending is None:
+            return
+        kept = self.pending.wait()
+        assert kept is not None
+        self.pending = None
+        self.context.give_back(self.spare[kept.used == 0])
+        if len(self.other):
+            self.context.replace(self.which, kept.moved.long(), self.other)
 
 
 class Context:
@@ -63,6 +83,10 @@ class Context:
     Owner: the store. Writers: the store between steps, and the worker pool (`keep`). Readers: the CPU's workers during
     a step, of what `shown` says. `keep` writes only past what is shown, so both may happen at the same time; what it
     wrote is shown between steps, once `finish` has seen it done.
+
+    In 8 bits the keys of a block share a scale in each channel. A last block whose scales do not hold a new entry is
+    written anew, by `keep` in another block, which takes its place in `finish`: nothing is clipped, and what a step
+    attends to does not depend on when the pool writes.
     """
 
     def __init__(
@@ -80,14 +104,12 @@ class Context:
         """width: blocks of the longest list, at first; most: bytes that the entries may ever take.
 
         fixed: lists never become longer than `width`, and nothing that is read by address ever moves. packed: entries
-        come from blocks in 8 bits.
+        are in 8 bits, and so are the blocks that they come from.
         """
-        from coattn.native import PackedSource
-
-        self._packed = PackedSource(block, shape.head_dim, shape.dtype) if packed else None
-        self.shape, self.block, self.ledger = shape, block, ledger
-        self.row_bytes = shape.head_dim * shape.dtype.itemsize
-        self.block_bytes = 2 * block * self.row_bytes
+        self.shape, self.block, self.ledger, self.packed = shape, block, ledger, packed
+        self.row_bytes = shape.head_dim * (1 if packed else shape.dtype.itemsize)
+        self.block_bytes = Layout(block, shape.head_dim).bytes if packed else 2 * block * self.row_bytes
+        self.spares = spares(packed)
         lists = (layers, slots, shape.kv_heads)
         self.table = torch.zeros(*lists, width, dtype=torch.int32)
         self.stored = torch.zeros(*lists, dtype=torch.int32)
@@ -96,8 +118,7 @@ class Context:
         """Entries of each list that are attended: a prefix of what is stored."""
         self._memory = Growing(most + self.block_bytes)
         self.capacity = self._memory.most // self.block_bytes
-        whole = self._memory.memory[: self.capacity * self.block_bytes].view(shape.dtype)
-        self._blocks = whole.view(self.capacity, 1, 2, block, shape.head_dim)
+        self._whole = self._memory.memory[: self.capacity * self.block_bytes]
         known = self.capacity if fixed else 0
         self._position = torch.zeros(known, block, dtype=torch.int32)
         self._weight = torch.zeros(known, block)
@@ -107,9 +128,13 @@ class Context:
         self._taken = 0
 
     @property
-    def blocks(self) -> Tensor:
-        """`[capacity, kv_heads, 2, block, head_dim]`, the same block for every head."""
-        return self._blocks.expand(-1, self.shape.kv_heads, -1, -1, -1)
+    def blocks(self) -> Tensor | PackedBlocks:
+        """`[capacity, kv_heads, 2, block, head_dim]`, or in 8 bits; the same block for every head."""
+        heads, d = self.shape.kv_heads, self.shape.head_dim
+        if self.packed:
+            memory = self._whole.view(self.capacity, 1, self.block_bytes).expand(-1, heads, -1)
+            return PackedBlocks(memory, self.block, d)
+        return self._whole.view(self.shape.dtype).view(self.capacity, 1, 2, self.block, d).expand(-1, heads, -1, -1, -1)
 
     def used_bytes(self) -> int:
         """Bytes of the blocks that some list owns."""
@@ -136,8 +161,7 @@ class Context:
         place = index % self.block
         self._position[block, place] = chosen.position.to(torch.int32)
         self._weight[block, place] = chosen.weight
-        rows = (chosen.position % self.block).to(torch.int32)
-        self._move(chosen.source, rows, block * self.block_bytes + place * self.row_bytes)
+        self._write(chosen, lists, counts, block * self.block_bytes + place * self.row_bytes)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> Keeping:
@@ -150,27 +174,28 @@ class Context:
         layers, slots, heads = self.stored.shape
         which = ((torch.arange(layers)[:, None] * slots + slot) * heads + torch.arange(heads)).flatten()
         self._widen(int(self.stored[:, slot].max()) + self.block)
-        spare = self._take(len(which))
-        lists = native.Lists(
-            self.table.view(-1, self.table.shape[-1]),
-            self.stored.view(-1),
-            self._memory.memory.data_ptr(),
-            self.block,
-            self.row_bytes,
-            self._position,
-            self._weight,
-            self._packed,
-        )
+        spare = self._take(self.spares * len(which)).view(self.spares, -1)
+        other = spare[1] if self.packed else None
         call = native.plan_keep_rows(
-            lists,
+            self._lists(),
             which,
             kept.reshape(-1, self.block).to(torch.uint8),
             weights.reshape(-1, self.block).contiguous(),
             source.flatten(),
             torch.full((len(which),), first, dtype=torch.int32),
-            spare.to(torch.int32),
+            spare[0].to(torch.int32),
+            None if other is None else other.to(torch.int32),
         )
-        return Keeping(self, call.submit(), spare)
+        return Keeping(self, call.submit(), which, spare[0], _no_blocks() if other is None else other)
+
+    def replace(self, lists: Tensor, columns: Tensor, blocks: Tensor) -> None:
+        """Blocks take the place of those in these columns of lists; where it is -1, of none. Frees who has no place."""
+        place = columns >= 0
+        rows, columns = lists[place], columns[place]
+        table = self.table.view(-1, self.table.shape[-1])
+        gone = table[rows, columns].long()
+        table[rows, columns] = blocks[place].to(torch.int32)
+        self.give_back(torch.cat([gone, blocks[~place]]))
 
     def give_back(self, blocks: Tensor) -> None:
         """Blocks that no list owns may be taken again."""
@@ -183,7 +208,7 @@ class Context:
     def make_room(self) -> None:
         """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
         layers, slots, heads = self.stored.shape
-        ahead = max(self._next // AHEAD, layers * (slots - 1) * heads)
+        ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
         wanted, room = self._next + ahead, self.ledger.room("host")
         have = self._taken // self.block_bytes
         if room is not None:
@@ -199,7 +224,7 @@ class Context:
         have, room = self._taken // self.block_bytes, self.ledger.room("host")
         spare = have - self._next + len(self._free)
         piece = max(1, PIECE // self.block_bytes)
-        if have and spare < 2 * layers * heads and (room is None or room >= piece * self.block_bytes):
+        if have and spare < 2 * self.spares * layers * heads and (room is None or room >= piece * self.block_bytes):
             self._grow(min(have + piece, self.capacity), piece)
 
     def clear(self, slots: list[int]) -> None:
@@ -298,12 +323,30 @@ class Context:
             more[..., : self.table.shape[-1]] = self.table
             self.table = torch.cat([more, torch.zeros_like(more)], -1)
 
-    def _move(self, source: Tensor, rows: Tensor, offset: Tensor) -> None:
+    def _lists(self) -> Lists:
         from coattn import native
 
+        return native.Lists(
+            self.table.view(-1, self.table.shape[-1]),
+            self.stored.view(-1),
+            self._memory.memory.data_ptr(),
+            self.block,
+            self.row_bytes,
+            self._position,
+            self._weight,
+            self.shape.head_dim if self.packed else 0,
+        )
+
+    def _write(self, chosen: Chosen, lists: Tensor, counts: Tensor, offset: Tensor) -> None:
+        """offset: of each entry's key row within the memory."""
+        from coattn import native
+
+        if self.packed:
+            rows = (chosen.position % self.block).to(torch.int32)
+            native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
+            return
         half, to = self.block * self.row_bytes, offset + self._memory.memory.data_ptr()
-        packed = None if self._packed is None else (self._packed, rows)
-        native.move_rows(source.contiguous(), to, self.row_bytes, half, half, packed)
+        native.move_rows(chosen.source.contiguous(), to, self.row_bytes, half, half)
 
     def _blocks_of(self, entries: Tensor) -> Tensor:
         return -(-entries.long() // self.block)

@@ -19,7 +19,7 @@ from coattn.ops.average import Average
 from coattn.part import check_count
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
-from coattn.store.contextual.lists import Context, Keeping
+from coattn.store.contextual.lists import Context, Keeping, spares
 from coattn.store.contextual.weighing import Averages, addresses, choose_all, weigh_far, weigh_near
 from coattn.store.ledger import Tier
 from coattn.types import BlockList, Phase, Selection, Step
@@ -101,8 +101,10 @@ class Contextual(Arena):
         count = opening.seqs * self.ring + opening.spare
         opening.ledger.take("gpu", count * self._weight_bytes(opening), "Weighing the window's entries")
         self.averages = Averages(opening.layers, count, self.block)
+        packed = self.dram != "model"
         width = 16 if opening.tokens is None else max(1, opening.tokens // self.block)
-        most = ADDRESSES if opening.tokens is None else opening.seqs * (width + 1) * opening.block_bytes(self.block)
+        blocks = opening.seqs * (width + spares(packed))
+        most = ADDRESSES if opening.tokens is None else blocks * self.far.block_bytes
         room = opening.ledger.room("host")
         self.chosen = Context(
             shape,
@@ -113,7 +115,7 @@ class Contextual(Arena):
             most if room is None else min(most, room),
             opening.ledger,
             opening.fixed,
-            self.dram != "model",
+            packed,
         )
 
     def plan(self, step: Step) -> None:
@@ -269,7 +271,7 @@ class Contextual(Arena):
 
     def _block_cost(self) -> float:
         """Bytes of DRAM for a far block: its own, and what of it may be chosen."""
-        return self.far.block_bytes + self.context * self.opening.block_bytes(self.block)
+        return self.far.block_bytes + self.context * self.far.block_bytes
 
     def _first_near(self, tokens: int) -> int:
         """A block leaves the window once the filling block has more than LAG entries, or when it is overwritten."""
@@ -352,7 +354,7 @@ class Contextual(Arena):
         self._covered[slot] = covered
         if covered > first:
             self.chosen.hide(slot, first * self.block)
-            self._leaving[slot] = Keeping(self.chosen, None, torch.empty(0, dtype=torch.int64))
+            self._leaving[slot] = Keeping(self.chosen)
 
     def _keep(self, weights: Tensor, entries: int) -> Tensor:
         assert self.keep is not None, "a selection rule comes first"

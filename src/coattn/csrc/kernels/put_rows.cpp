@@ -1,0 +1,60 @@
+#include "kernels/put_rows.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/packed_lists.h"
+
+namespace coattn {
+namespace {
+
+// Rows of one block of a list.
+struct Piece {
+  const int32_t* ids;  // the list's row of the table
+  int64_t column, first;
+  int held, n;
+};
+
+}  // namespace
+
+void put_rows(const PutRowsJob& job, WorkerPool& pool) {
+  const PackedLists lists(job.base, job.block, job.head_size);
+  // what is full or there already needs no other block; a block that is begun comes after those before it
+  std::vector<Piece> now, after;
+  for (int64_t i = 0; i < job.count; ++i) {
+    const int32_t* ids = job.table + job.list[i] * job.width;
+    int64_t stored = job.stored[job.list[i]];
+    for (int64_t at = job.first[i]; at < job.first[i + 1];) {
+      const int held = static_cast<int>(stored % job.block);
+      const int n = static_cast<int>(std::min<int64_t>(job.block - held, job.first[i + 1] - at));
+      (held || n == job.block ? now : after).push_back({ids, stored / job.block, at, held, n});
+      at += n;
+      stored += n;
+    }
+  }
+  const auto write = [&](const std::vector<Piece>& pieces) {
+    pool.parallel_for(static_cast<int64_t>(pieces.size()), 4, [&](int worker, int64_t lo, int64_t hi) {
+      const PackedLists::Rows rows = lists.rows(pool, worker);
+      for (int64_t i = lo; i < hi; ++i) {
+        const Piece& p = pieces[static_cast<size_t>(i)];
+        uint8_t* block = lists.at(p.ids[p.column]);
+        for (int r = 0; r < p.n; ++r) {
+          lists.read(reinterpret_cast<const uint8_t*>(job.source[p.first + r]), job.row[p.first + r], rows,
+                     p.held + r);
+        }
+        if (p.held) {
+          lists.extend(block, p.held, p.n, rows, block);
+          continue;
+        }
+        const uint8_t* before[PackedLists::kForesee];
+        const int count = static_cast<int>(std::min<int64_t>(PackedLists::kForesee, p.column));
+        for (int b = 0; b < count; ++b) before[b] = lists.at(p.ids[p.column - 1 - b]);
+        lists.begin(block, 0, p.n, rows, before, count);
+      }
+    });
+  };
+  write(now);
+  write(after);
+}
+
+}  // namespace coattn
