@@ -116,8 +116,6 @@ class BlockList:
     own; with a stride of zero between KV heads where a block belongs to one head, whichever lists it."""
     owners: Tensor | None = None
     """`[seqs]` int32 on the host: the row of `table` and `tokens` of each sequence, where it is not its own number."""
-    settled: bool = False
-    """Whether the lists stood before the step began, and all that they name but the newest entries too."""
 
 
 @dataclass(frozen=True)

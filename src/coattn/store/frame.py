@@ -117,4 +117,4 @@ class Recording:
             return None
         table, tokens = self.frame.there(tier, self.rows), self.frame.there(f"{tier}_tokens", self.rows)
         table = table.view(self.rows, 1, -1)
-        return BlockList(table, tokens.view(self.rows, 1), table.shape[-1] * self.block, settled=True)
+        return BlockList(table, tokens.view(self.rows, 1), table.shape[-1] * self.block)

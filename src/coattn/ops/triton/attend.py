@@ -23,18 +23,6 @@ instead of 85). With four sequences of 32,768 it makes no difference alone (131 
 took 10.2 ms where an earlier one with four had taken 9.5."""
 SHARED = 192 << 10
 """Bytes of a multiprocessor's shared memory that tiles may take."""
-EARLY = 2
-"""Tiles that each program asks for before the kernel in front has ended: 34 MB for one sequence of 8 KV heads, which
-the L2 cache holds."""
-LINE_BYTES = 128
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Asks the L2 cache for lines of global memory."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -45,28 +33,14 @@ def _attend(
     splits, q_heads, scores_seq, scores_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
-    SCORES: tl.constexpr, EARLY: tl.constexpr, LINE: tl.constexpr, FOLLOW: tl.constexpr,
+    SCORES: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    if FOLLOW:
-        tl_cuda.gdc_launch_dependents()
-        if EARLY > 0:
-            # all entries but the newest have been there since before this step: the L2 cache may have them now
-            count = tl.load(tokens_ptr + seq * tokens_seq + head * tokens_head)
-            each = tl.cdiv(tl.cdiv(count, ROWS), splits)
-            first = split * each * ROWS
-            last = tl.minimum(first + tl.minimum(each, EARLY) * ROWS, count)
-            lines = tl.arange(0, 2 * D_PAD // LINE)
-            offsets = lines // (D_PAD // LINE) * (BLOCK * D) + tl.minimum(lines % (D_PAD // LINE) * LINE, D - 1)
-            for start in range(first, last, ROWS):
-                token = start + tl.arange(0, ROWS)
-                listed = table_ptr + seq * table_seq + head * table_head + token // BLOCK
-                ids = tl.load(listed, mask=token < last, other=0)
-                rows = ids.to(tl.int64) * block_stride + head * head_stride + token % BLOCK * D
-                _prefetch(blocks_ptr + rows[:, None] + offsets[None, :])
-        tl_cuda.gdc_wait()
     count = tl.load(tokens_ptr + seq * tokens_seq + head * tokens_head)
     tiles = tl.cdiv(count, ROWS)
     each = tl.cdiv(tiles, splits)
@@ -182,8 +156,7 @@ def attend(
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
-        SCORES=scores is not None, EARLY=EARLY if picked.settled and blocks.device.type == "cuda" else 0,
-        LINE=min(LINE_BYTES // blocks.element_size(), max(16, triton.next_power_of_2(d))),
+        SCORES=scores is not None,
         **shape_of(seqs * kv_heads, blocks),
         **options(seqs),
     )  # fmt: skip
