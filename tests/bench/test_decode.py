@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.run import coattn
+
+from coattn.bench.decode import Bench, Case, Row
 
 KEYS = {
     "method",
@@ -40,6 +43,22 @@ def test_decode_rows(tmp_path: Path) -> None:
     assert "/" not in result["command"]
     assert json.loads(target.read_text()) == result
     assert target.with_suffix(".png").stat().st_size > 5000
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Bench.run
+
+    def cut_off(self: Bench, cases: list[Case], seconds: float) -> Iterator[Row]:
+        yield from measured(self, cases[:1], seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "run", cut_off)
+    target = tmp_path / "decode.json"
+    few = ("--methods", "full,cpu", "--context", "100", "--steps", "4", "--seconds", "0.1")
+    assert coattn("bench", "decode", *TINY, *few, "--out", str(target)).returncode
+    kept = json.loads(target.read_text())
+    assert [row["method"] for row in kept["rows"]] == ["full"]
+    assert kept["unfinished"]
 
 
 def test_prefill_rows_say_how_close_they_are() -> None:

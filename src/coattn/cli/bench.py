@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import out, print_json, progress, save, writable
+from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4")
@@ -73,6 +73,7 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
     with progress("kernels", len(cases)) as bar:
         for row in bench_ops.run(cases, nbytes, options["seconds"], not options["no_torch"]):
             rows.append(asdict(row))
+            keep(path, rows=rows, mib=options["mib"])
             bar.advance(bar.task_ids[0])
     result = {
         "rows": rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.options import json_option, parse_settings
-from coattn.cli.output import out, print_json, progress, save, writable
+from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
@@ -40,7 +41,7 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn.hf.load import choose_device
 
     options["device"] = choose_device(options["device"])
-    result = measure(plan(names, options, bench_decode), options, "decode")
+    result = measure(plan(names, options, bench_decode), options, "decode", path)
     save(path, result, figures.decode)
     if as_json:
         print_json(result)
@@ -48,8 +49,11 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
         show(result)
 
 
-def measure(cases: list[Any], options: dict[str, Any], title: str) -> dict[str, Any]:
-    """The rows of these cases, with the limits measured before them; options as the command has them, and a device."""
+def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | None) -> dict[str, Any]:
+    """The rows of these cases, with the limits measured before them; options as the command has them, and a device.
+
+    path: where the rows are kept as they come.
+    """
     from coattn.bench import decode as bench_decode
     from coattn.bench import limits
     from coattn.hf.load import choose_dtype
@@ -61,12 +65,14 @@ def measure(cases: list[Any], options: dict[str, Any], title: str) -> dict[str, 
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
     run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
-    rows = []
+    result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
     with progress(title, len(cases)) as bar:
         for row in run.run(cases, options["seconds"]):
-            rows.append(bench_decode.as_dict(row))
+            result["rows"].append(bench_decode.as_dict(row))
+            keep(path, **result)
+            err.print(f"{row.method} batch {row.batch} at {row.context:,}: {row.ms_per_step:.2f} ms", highlight=False)
             bar.advance(bar.task_ids[0])
-    return {"rows": rows, "limits": found, "weight_bytes": run.weights, **provenance()}
+    return result
 
 
 def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[Any]:

@@ -55,7 +55,7 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     cases = bench_hgca.FIGURES[options["figure"]](asked)
     result = {
         "figure": options["figure"],
-        **measure(cases, {**options, "device": device}, f"figure {options['figure']}"),
+        **measure(cases, {**options, "device": device}, f"figure {options['figure']}", path),
     }
     rows = result["rows"]
     result["speedups"] = bench_hgca.speedups(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ import click
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import show
 from coattn.cli.options import json_option, parse_settings
-from coattn.cli.output import err, out, print_json, progress, save, writable
+from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import parse_bytes
 
@@ -76,7 +77,7 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     elif figure == "2":
         result = pieces(choose_device(options["device"]))
     else:
-        result = speed(figure, {**options, "device": choose_device(options["device"])})
+        result = speed(figure, {**options, "device": choose_device(options["device"])}, path)
     result = {"figure": figure, **result}
     save(path, result, figures.decode if "rows" in result else None)
     if as_json:
@@ -87,8 +88,8 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
         out.print_json(json.dumps(result["found"]))
 
 
-def speed(figure: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The rows of a figure of speed; one model for all of them."""
+def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """The rows of a figure of speed; one model for all of them. path: where they are kept as they come."""
     import torch
 
     from coattn.bench import limits
@@ -119,15 +120,16 @@ def speed(figure: str, options: dict[str, Any]) -> dict[str, Any]:
     if not cases:
         raise ConfigError("Not one sequence of any row fits.", "Give more memory, or a shorter --context.")
     run = bench_scout.ScoutBench(model, options["shapes"], found, gpu, options["steps"], host)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    memory = {"gpu_memory": whole, "gpu_kv": gpu, "host_kv": host, "reserve": bench_scout.RESERVE}
+    made = {"rows": rows, "limits": found, "weight_bytes": run.weights, "memory": memory, **provenance()}
     with progress(f"figure {figure}", len(cases)) as bar:
         for row in run.run(cases, options["seconds"]):
             rows.append(as_dict(row))
+            keep(path, figure=figure, **made)
             err.print(f"{row.method} batch {row.batch} at {row.context:,}: {row.ms_per_step:.2f} ms", highlight=False)
             bar.advance(bar.task_ids[0])
-    memory = {"gpu_memory": whole, "gpu_kv": gpu, "host_kv": host, "reserve": bench_scout.RESERVE}
-    made = {"rows": rows, "limits": found, "weight_bytes": run.weights, "memory": memory}
-    return {**made, "speedups": bench_scout.speedups(rows), **provenance()}
+    return {**made, "speedups": bench_scout.speedups(rows)}
 
 
 def pieces(device: Any) -> dict[str, Any]:

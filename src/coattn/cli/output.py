@@ -72,6 +72,12 @@ def writable(path: str | None) -> Path | None:
     return target
 
 
+def keep(path: Path | None, **result: Any) -> None:
+    """What a long run has found so far, so that nothing is lost if it is cut off; `save` overwrites it."""
+    if path is not None:
+        path.write_text(json.dumps({**result, "unfinished": True}, indent=2) + "\n")
+
+
 def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | None = None) -> None:
     """A result as JSON, and its figure beside it, where a path was given; says so."""
     if path is None:
