@@ -13,8 +13,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from coattn.types import LayerShape
-
 FORMS = ("model", "int8")
 LEVELS = 255
 
@@ -54,13 +52,6 @@ class PackedBlocks:
     def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Listed blocks `[n]`: `[n, kv_heads, 2, block, d]`."""
         return unpack_blocks(self.memory[ids], self.block, self.d, dtype)
-
-
-def layer_bytes(form: str, block: int, shape: LayerShape) -> int:
-    """Bytes of one block of a layer."""
-    if form == "model":
-        return block * shape.token_bytes
-    return shape.kv_heads * Layout(block, shape.head_dim).bytes
 
 
 def is_packed(blocks: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import BudgetError
-from coattn.quantise.blocks import PackedBlocks, layer_bytes, pack_blocks, unpack_blocks
+from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, unpack_blocks
 from coattn.store.host_memory import host_memory
 from coattn.store.ledger import PLACE, Ledger, Tier
 from coattn.types import LayerShape
@@ -259,3 +259,10 @@ class BlockTable:
         ids = sorted([i for owned in self.owned.values() for i in owned] + self._free)
         if ids != list(range(self._next)):
             raise AssertionError(f"block ids {ids} are not 0..{self._next - 1}, each exactly once")
+
+
+def layer_bytes(form: str, block: int, shape: LayerShape) -> int:
+    """Bytes of one block of a layer."""
+    if form == "model":
+        return block * shape.token_bytes
+    return shape.kv_heads * Layout(block, shape.head_dim).bytes

@@ -16,9 +16,9 @@ from coattn.ops.reference.drive import Drift, Driven, drive
 from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count
-from coattn.quantise.blocks import layer_bytes
 from coattn.store.arena import DRAM, Arena
 from coattn.store.base import Opening
+from coattn.store.blocks import layer_bytes
 from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
 from coattn.store.digested.picks import Picks, rows_of
 from coattn.store.digested.residency import Residency, compact, read_budgets, read_intervals
