@@ -28,9 +28,10 @@ struct Work {
   WorkerPool& pool;
   const Kernels& table;
   const AttendKernel& kernel;
-  const int heads;   // query heads per KV head
-  const int group;   // heads * q_tokens
-  const int stride;  // head_size rounded up to 32
+  const int heads;    // query heads per KV head
+  const int group;    // heads * q_tokens
+  const int stride;   // head_size rounded up to 32
+  int64_t ahead = 1;  // tiles between asking for memory and reading it
   std::vector<float>& partials;
 
   Work(const AttendJob& j, WorkerPool& p, std::vector<float>& scratch)
@@ -90,7 +91,7 @@ struct Work {
 
   // What is to be fetched while tile j of a part that ends at hi is computed: perhaps the next item's tiles.
   AttendFetch fetch(int64_t item, int64_t j, int64_t hi, SplitPlan::Place place) const {
-    const int64_t at = j + source.ahead();
+    const int64_t at = j + ahead;
     if (at < hi) return source.fetch(item, at);
     if (place.last || at - hi >= source.tiles(item + 1)) return {};
     return source.fetch(item + 1, at - hi);
@@ -100,7 +101,6 @@ struct Work {
                float* max, float* sum) const {
     thread_local std::vector<float*> weight_rows;
     AttendGroup s = start(worker, item, weight_rows);
-    const int64_t ahead = source.ahead();
     if (place.first || source.tiles(item - 1) < ahead) {
       for (int64_t j = lo; j < std::min(lo + ahead, hi); ++j) source.fetch_now(item, j);
     }
@@ -217,6 +217,7 @@ void attend(const AttendJob& job, WorkerPool& pool) {
     }
   }
   plan.build(items, pool.size(), 4, [&](int64_t item) { return work.source.tiles(item); });
+  work.ahead = work.source.ahead(plan.longest_chunk());
   partials.resize(static_cast<size_t>(plan.slots() * work.partial_size()));
   const std::vector<float> nothing(static_cast<size_t>(job.head_size));
   for (int64_t item = 0; item < items; ++item) {
