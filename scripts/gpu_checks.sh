@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # What CI cannot see: builds the extension, runs every test that uses a GPU, and measures the decode step.
-# Usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops ...]   (default: all; OUT receives JSON, figures and logs)
+# Usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops|hgca|scout ...]   (default: all; OUT receives JSON, figures and logs)
 # The tests with the embedded model need it in the cache, or its wheel in WHEEL.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${1:?usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops ...]}
+out=${1:?usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops|hgca|scout ...]}
 shift
-parts=("${@:-tests decode prefill ops}")
+parts=("${@:-tests decode prefill ops hgca scout}")
 mkdir -p "$out"
 python=${PYTHON:-$(command -v python || command -v python3)}
 export PYTHONPATH="src:.:${PYTHONPATH:-}" COLUMNS=200
@@ -43,4 +43,21 @@ fi
 if wants ops; then
   coattn bench ops --kernels attend --threads 16 --seconds 0.3 --out "$out/bench_ops_16core.json" | tail -36
   coattn bench arena --gib 16 --json > "$out/arena.json"
+fi
+if wants hgca; then
+  rows=(bench decode --methods hgca --context 32768 --kept 0.07 --set window_blocks=128)
+  coattn "${rows[@]}" --batch 1,4,8 --steps 2000 --seconds 28 --out "$out/decode_hgca_p99.json" | tail -12
+  coattn "${rows[@]}" --batch 1,4,8 --steps 300 --seconds 4 --set dram=int8 --out "$out/decode_hgca_int8.json" | tail -12
+  coattn bench decode --methods hgca --batch 1 --context 8192,32768,65536,131072 --kept 0.07 --steps 200 --seconds 2.5 \
+    --gpu-memory 8GiB --out "$out/decode_hgca_8gib.json" | tail -12
+  for batch in 1 4 8; do  # a row of Transformers' offloaded cache takes up to a minute
+    coattn bench decode --methods hgca,offload --batch "$batch" --context 32768 --kept 0.07 --steps 64 --seconds 2 \
+      --set window_blocks=128 --peers --out "$out/decode_hgca_b$batch.json" | tail -12
+  done
+fi
+if wants scout; then
+  size=(--gpu-memory 48GiB --host-memory 104GiB)
+  coattn bench scout --figure 8 --methods full,hgca,scout --context 8192,65536 "${size[@]}" --out "$out/scout_fig8.json" | tail -16
+  coattn bench scout --figure lengths --context 32768 --batch 16,32 "${size[@]}" --set dram=int8 \
+    --out "$out/scout_batch_int8.json" | tail -12
 fi
