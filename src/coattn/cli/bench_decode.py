@@ -66,13 +66,20 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
     run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
     result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
+    collect(run, cases, options["seconds"], title, path, result)
+    return result
+
+
+def collect(run: Any, cases: list[Any], seconds: float, title: str, path: Path | None, result: dict[str, Any]) -> None:
+    """Adds the cases' rows to the result, says each, and keeps what there is."""
+    from coattn.bench.decode import as_dict
+
     with progress(title, len(cases)) as bar:
-        for row in run.run(cases, options["seconds"]):
-            result["rows"].append(bench_decode.as_dict(row))
+        for row in run.run(cases, seconds):
+            result["rows"].append(as_dict(row))
             keep(path, **result)
             err.print(f"{row.method} batch {row.batch} at {row.context:,}: {row.ms_per_step:.2f} ms", highlight=False)
             bar.advance(bar.task_ids[0])
-    return result
 
 
 def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[Any]:

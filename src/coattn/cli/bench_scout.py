@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from coattn.cli.bench import bench, numbers
-from coattn.cli.bench_decode import show
+from coattn.cli.bench_decode import collect, show
 from coattn.cli.options import json_option, parse_settings
-from coattn.cli.output import err, keep, out, print_json, progress, save, writable
+from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 from coattn.units import parse_bytes
 
@@ -94,7 +94,6 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
 
     from coattn.bench import limits
     from coattn.bench import scout as bench_scout
-    from coattn.bench.decode import as_dict
     from coattn.hf.architectures import describe_layers
     from coattn.hf.load import choose_dtype
     from coattn.hf.random_model import random_model
@@ -120,16 +119,17 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     if not cases:
         raise ConfigError("Not one sequence of any row fits.", "Give more memory, or a shorter --context.")
     run = bench_scout.ScoutBench(model, options["shapes"], found, gpu, options["steps"], host)
-    rows: list[dict[str, Any]] = []
     memory = {"gpu_memory": whole, "gpu_kv": gpu, "host_kv": host, "reserve": bench_scout.RESERVE}
-    made = {"rows": rows, "limits": found, "weight_bytes": run.weights, "memory": memory, **provenance()}
-    with progress(f"figure {figure}", len(cases)) as bar:
-        for row in run.run(cases, options["seconds"]):
-            rows.append(as_dict(row))
-            keep(path, figure=figure, **made)
-            err.print(f"{row.method} batch {row.batch} at {row.context:,}: {row.ms_per_step:.2f} ms", highlight=False)
-            bar.advance(bar.task_ids[0])
-    return {**made, "speedups": bench_scout.speedups(rows)}
+    made = {
+        "figure": figure,
+        "rows": [],
+        "limits": found,
+        "weight_bytes": run.weights,
+        "memory": memory,
+        **provenance(),
+    }
+    collect(run, cases, options["seconds"], f"figure {figure}", path, made)
+    return {**made, "speedups": bench_scout.speedups(made["rows"])}
 
 
 def pieces(device: Any) -> dict[str, Any]:

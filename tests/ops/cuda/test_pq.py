@@ -27,9 +27,7 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 def test_score_pq_compiles(form: dict[str, Any]) -> None:
     source = (SOURCES / "score_pq.cu").read_text()
-    assert nvrtc.compile_cubin(
-        source, {**form, "THREADS": 384, "PER": 2, "GROUP": 4, "BLOCK": 32, "COUNT": 4096}, "sm_90"
-    )
+    assert nvrtc.compile_cubin(source, {**form, "THREADS": 384, "GROUP": 4, "BLOCK": 32, "COUNT": 4096}, "sm_90")
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")

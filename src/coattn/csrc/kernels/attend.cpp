@@ -217,7 +217,7 @@ void attend(const AttendJob& job, WorkerPool& pool) {
     }
   }
   plan.build(items, pool.size(), 4, [&](int64_t item) { return work.source.tiles(item); });
-  work.ahead = work.source.ahead(plan.longest_chunk());
+  work.ahead = work.source.ahead(plan.first_chunk());
   partials.resize(static_cast<size_t>(plan.slots() * work.partial_size()));
   const std::vector<float> nothing(static_cast<size_t>(job.head_size));
   for (int64_t item = 0; item < items; ++item) {

@@ -66,7 +66,7 @@ class AttendSource {
     return job_.table ? block_tile(item, j) : run_tile(item, j);
   }
 
-  // How many tiles ahead of the arithmetic memory should be asked for, in chunks of so many tiles at most.
+  // How many tiles ahead of the arithmetic memory should be asked for, in chunks of about so many.
   int64_t ahead(int64_t chunk) const {
     const int64_t distance =
         is_quantised(job_.elem) ? std::clamp(chunk * tile_bytes_ / kPart, kLeast, kAheadQuantised) : kAhead;

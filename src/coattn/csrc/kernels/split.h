@@ -60,7 +60,7 @@ class SplitPlan {
   }
 
   int64_t chunks() const { return chunks_; }
-  int64_t longest_chunk() const { return chunks_ ? cut_[1] : 0; }  // the first
+  int64_t first_chunk() const { return chunks_ ? cut_[1] : 0; }  // tiles; later ones are hardly longer
   int64_t tiles(int64_t item) const { return first_[item + 1] - first_[item]; }
 
   // Calls work.whole(worker, item, tiles, place) or work.part(worker, item, lo, hi, place, slot), and

@@ -8,7 +8,7 @@
 // Bound: random 8-byte reads of shared memory serve about 16 lanes in 3.1 cycles (bank conflicts), 4-byte reads
 // 32 lanes in 3.5.
 //
-// Constants: THREADS of a program, PER programs a multiprocessor at least, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP query heads a KV head (1 to 8),
+// Constants: THREADS of a program, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP query heads a KV head (1 to 8),
 // BLOCK tokens a block (a multiple of 16), COUNT centroids, F16 (0: bfloat16), CAP (soft-capped scores), BYTES
 // (centroids of 4 channels in 8 bits each, as code - 128, to be multiplied by `steps`: half the shared memory traffic).
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ u32 ordered(float x) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PER)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     score_pq(const u16* q, const unsigned char* codes, const uint4* book, const int* table, const int* tokens,
              const float* steps, float* out, u32* top, float scale, float softcap, int q_seq, int q_head,
              int block_stride, int head_stride, int table_seq, i64 n, int kv_heads) {

@@ -9,8 +9,8 @@ from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.triton.launch import follow
 from coattn.quantise.codebook import Codebook
 
-Shape = tuple[int, int]
-"""Threads of a program, and programs that are on a multiprocessor at a time."""
+PER = 2
+"""Programs that are on a multiprocessor at a time."""
 SHARED = 100 << 10
 """Bytes of a codebook at most, so that two fit."""
 
@@ -31,14 +31,14 @@ def refuses(q: Tensor, kept: Tensor, book: Codebook, bits: int) -> str | None:
     return None
 
 
-def shape_of(groups: int, tokens: int) -> Shape:
+def threads_of(groups: int, tokens: int) -> int:
     """What was fastest on an H200: few threads where rows are long (registers), or so few that the start counts."""
-    return (384 if groups >= 64 or tokens <= 65536 else 512), 2
+    return 384 if groups >= 64 or tokens <= 65536 else 512
 
 
 def score_pq(
     q: Tensor, kept: Tensor, table: Tensor, tokens: Tensor, book: Codebook, bits: int, scale: float,
-    softcap: float | None, top: Tensor | None = None, shape: Shape | None = None,
+    softcap: float | None, top: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See the reference; scores past a sequence's end are not written.
 
@@ -51,15 +51,15 @@ def score_pq(
         top = torch.zeros(seqs, q_heads, dtype=torch.int32, device=q.device)
     _, count, width = book.centroids.shape
     small = book.small if width == 4 else None
-    threads, per = shape or shape_of(book.groups, seqs * n)
+    threads = threads_of(book.groups, seqs * n)
     constants = {
-        "THREADS": threads, "PER": per, "BITS": bits, "GROUPS": book.groups, "WIDTH": width, "GROUP": group,
+        "THREADS": threads, "BITS": bits, "GROUPS": book.groups, "WIDTH": width, "GROUP": group,
         "BLOCK": block, "COUNT": count,
         "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "BYTES": int(small is not None),
     }  # fmt: skip
     kernels = module("score_pq.cu", tuple(constants.items()), q.device)
     held, steps = (book.centroids, None) if small is None else small
-    room = per * torch.cuda.get_device_properties(q.device).multi_processor_count
+    room = PER * torch.cuda.get_device_properties(q.device).multi_processor_count
     programs = min(max(1, room // (seqs * kv_heads)), -(-n // 256))
     kernels.launch(
         "score_pq", (programs, kv_heads, seqs), threads,
