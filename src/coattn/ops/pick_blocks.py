@@ -18,8 +18,10 @@ def score_parts(
 ) -> Scores:
     """q `[seqs, q_heads, d]` against the digests of the blocks that may be picked; see the reference."""
     if q.device.type == "cuda":
-        from coattn.ops.triton.score_digest import score_parts as kernel
+        from coattn.ops.cuda import score_digest as cuda
+        from coattn.ops.triton import score_digest as triton
 
+        kernel = cuda.score_parts if cuda.refuses(q, digests) is None else triton.score_parts
         return kernel(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
     return score_reference(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
 

@@ -1,16 +1,18 @@
 // Scores of one query token a sequence against product-quantised keys, on tensor cores.
 //
-// The codebook lies in shared memory. A thread reads the codes of a row (a key) as they lie, 16 bytes at a time,
-// and what it finds under a code is, as it is, one register of the A operand of m16n8k16: lane 4r + t owns two
-// columns of row r, and which channels stand in a column is ours to choose, as long as the query's operand is
-// ordered alike. So 16 keys x 16 channels are scored against up to 8 query heads by one instruction, in float32.
+// The codebook lies in shared memory. A thread reads the codes of a row (a key) as they lie, 16 bytes at a
+// time, and what it finds under a code is, as it is, one register of the A operand of m16n8k16: lane 4r + t
+// owns two columns of row r, and which channels stand in a column is ours to choose, as long as the query's
+// operand is ordered alike. So 16 keys x 16 channels are scored against up to 8 query heads by one
+// instruction, in float32.
 //
-// Bound: random 8-byte reads of shared memory serve about 16 lanes in 3.1 cycles (bank conflicts), 4-byte reads
-// 32 lanes in 3.5.
+// Bound: random 8-byte reads of shared memory serve about 16 lanes in 3.1 cycles (bank conflicts), 4-byte
+// reads 32 lanes in 3.5.
 //
-// Constants: THREADS of a program, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP query heads a KV head (1 to 8),
-// BLOCK tokens a block (a multiple of 16), COUNT centroids, F16 (0: bfloat16), CAP (soft-capped scores), BYTES
-// (centroids of 4 channels in 8 bits each, as code - 128, to be multiplied by `steps`: half the shared memory traffic).
+// Constants: THREADS of a program, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP
+// query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), COUNT centroids, F16 (0:
+// bfloat16), CAP (soft-capped scores), BYTES (centroids of 4 channels in 8 bits each, as code - 128, to be
+// multiplied by `steps`: half the shared memory traffic).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -22,7 +24,10 @@ typedef long long i64;
 constexpr int CODES = GROUPS % 32 == 0 ? 8 : 4;  // of one thread in one strip of a row
 constexpr int STRIPS = GROUPS / (4 * CODES);
 constexpr int ROW = GROUPS * BITS / 8;
-constexpr int SHIFT = BITS == 16 ? 0 : CODES == 8 ? (8 * BITS * 3) % 32 > (8 * BITS) % 32 ? (8 * BITS * 3) % 32 : (8 * BITS) % 32 : 28;
+constexpr int SHIFT = BITS == 16 ? 0
+                      : CODES == 8
+                          ? (8 * BITS * 3) % 32 > (8 * BITS) % 32 ? (8 * BITS * 3) % 32 : (8 * BITS) % 32
+                          : 28;
 constexpr int WORDS = BITS == 16 ? CODES / 2 : (SHIFT + CODES * BITS + 31) / 32;
 constexpr bool SPLIT = WIDTH == 4 && !BYTES && GROUP <= 4;
 constexpr int PAIRS = SPLIT ? CODES : CODES * WIDTH / 2;  // registers of the query's operand for a strip
@@ -66,7 +71,8 @@ __device__ __forceinline__ u32 where(u32 base, const u32 (&word)[WORDS], int i) 
   const int bit = i * BITS, at = bit / 32, r = bit % 32;
   // a code of 13 bits leaves the three below the next one zero
   if (BITS == 16 && COUNT <= 8192 && r == 16) return base + (word[at] >> (16 - LOG));
-  const u32 x = r + BITS <= 32 ? word[at] >> r : __funnelshift_r(word[at], word[at + 1 < WORDS ? at + 1 : at], r);
+  const u32 x =
+      r + BITS <= 32 ? word[at] >> r : __funnelshift_r(word[at], word[at + 1 < WORDS ? at + 1 : at], r);
   return base + ((x & MASK) << LOG);
 }
 
@@ -96,7 +102,9 @@ __device__ __forceinline__ u32 halves(u32 x) {
 __device__ __forceinline__ u32 scaled(u32 x, float s0, float s1) {
   float a, b;
 #if F16
-  asm("{.reg .b16 l,h; mov.b32 {l,h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(a), "=f"(b) : "r"(x));
+  asm("{.reg .b16 l,h; mov.b32 {l,h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(a), "=f"(b)
+      : "r"(x));
 #else
   a = __uint_as_float(x << 16), b = __uint_as_float(x & 0xffff0000u);
 #endif
@@ -108,23 +116,26 @@ __device__ __forceinline__ u32 scaled(u32 x, float s0, float s1) {
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if F16 || BYTES
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
 #else
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
 #endif
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // 16 keys, one strip: `low` are codes of row r, `high` of row r + 8.
-__device__ __forceinline__ void score(float (&d)[4], const u32 (&low)[WORDS], const u32 (&high)[WORDS], u32 base,
-                                      const u32 (&b)[PAIRS]) {
+__device__ __forceinline__ void score(float (&d)[4], const u32 (&low)[WORDS], const u32 (&high)[WORDS],
+                                      u32 base, const u32 (&b)[PAIRS]) {
   if constexpr (BYTES) {
 #pragma unroll
     for (int i = 0; i < CODES; ++i) {
       const u32 x = look(where(base, low, i)), y = look(where(base, high, i));
-      mma(d, halves<0x4140>(x), halves<0x4140>(y), halves<0x4342>(x), halves<0x4342>(y), b[2 * i], b[2 * i + 1]);
+      mma(d, halves<0x4140>(x), halves<0x4140>(y), halves<0x4342>(x), halves<0x4342>(y), b[2 * i],
+          b[2 * i + 1]);
     }
   } else if constexpr (WIDTH == 4) {
 #pragma unroll
@@ -142,9 +153,11 @@ __device__ __forceinline__ void score(float (&d)[4], const u32 (&low)[WORDS], co
   }
 }
 
-// 8 keys, one strip. A centroid's two registers are neighbours, as they come from memory: the first half of its
-// channels in row r, the second in row r + 8, against the query's first half in columns 0 to 3 and second in 4 to 7.
-__device__ __forceinline__ void score_split(float (&d)[4], const u32 (&word)[WORDS], u32 base, const u32 (&b)[PAIRS]) {
+// 8 keys, one strip. A centroid's two registers are neighbours, as they come from memory: the first half of
+// its channels in row r, the second in row r + 8, against the query's first half in columns 0 to 3 and second
+// in 4 to 7.
+__device__ __forceinline__ void score_split(float (&d)[4], const u32 (&word)[WORDS], u32 base,
+                                            const u32 (&b)[PAIRS]) {
 #pragma unroll
   for (int i = 0; i < CODES; i += 2) {
     const uint2 x = look2(where(base, word, i)), y = look2(where(base, word, i + 1));
@@ -179,8 +192,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4, r = lane / 4;
   const int* ids = table + i64{seq} * table_seq;
   const unsigned char* rows = codes + i64{head} * head_stride + r * ROW;
-  const auto fetch = [&](Codes (&to)[2], u32 unit, u32 id) {
-    const unsigned char* row = rows + static_cast<unsigned long long>(id) * static_cast<u32>(block_stride) + unit * UNIT % BLOCK * ROW;
+  const auto fetch = [&](Codes(&to)[2], u32 unit, u32 id) {
+    const unsigned char* row = rows + static_cast<unsigned long long>(id) * static_cast<u32>(block_stride) +
+                               unit * UNIT % BLOCK * ROW;
     read(to[0], row, t);
     read(to[1], row + 8 * ROW, t);
   };
@@ -211,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const bool owns[2] = {2 * t < GROUP, 2 * t + 1 < GROUP};
   float most[2] = {-INFINITY, -INFINITY};
   float* to = out + ((i64{seq} * kv_heads + head) * GROUP + 2 * t) * n + r;
-  const auto work = [&](const Codes (&held)[2], u32 unit) {
+  const auto work = [&](const Codes(&held)[2], u32 unit) {
     float d[4] = {0, 0, 0, 0};  // key r: heads 2t, 2t + 1; key r + 8: the same
     if constexpr (SPLIT) {
       float e[4] = {0, 0, 0, 0};
@@ -246,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
   };
   // codes of the next unit arrive while one is scored; two sets of registers take turns
-  const auto turn = [&](const Codes (&held)[2], Codes (&next)[2]) {
+  const auto turn = [&](const Codes(&held)[2], Codes(&next)[2]) {
     if (u + WARPS < last) fetch(next, u + WARPS, id);
     if (u + 2 * WARPS < last) id = ids[(u + 2 * WARPS) * UNIT / BLOCK];
     work(held, u);

@@ -1,10 +1,10 @@
 // The fewest far entries of each query head that bring the mass to a share, found without sorting.
 //
-// Scores lie in bins of 1/64 below the head's largest one, 2,048 of them; what is 32 below it weighs nothing. A bin's
-// count and the sum of its weights are integers (the weights as what they lack to the bin's upper edge), so that
-// they do not depend on the order of the additions, and the result is the same in every run. A head keeps whole bins,
-// the heaviest first, until it has its share: entries that weigh up to 1/64 less than the last one needed come too.
-// Where the cap cuts a bin, its first entries are kept.
+// Scores lie in bins of 1/64 below the head's largest one, 2,048 of them; what is 32 below it weighs nothing.
+// A bin's count and the sum of its weights are integers (the weights as what they lack to the bin's upper
+// edge), so that they do not depend on the order of the additions, and the result is the same in every run. A
+// head keeps whole bins, the heaviest first, until it has its share: entries that weigh up to 1/64 less than
+// the last one needed come too. Where the cap cuts a bin, its first entries are kept.
 //
 //   largest     the largest score of each head, where the scores' own kernel did not leave it
 //   histogram   scores -> bins, by chunks of the sequence
@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    histogram(const float* scores, const int* tokens, const u32* top, u32* count, u64* lack, int q_heads, i64 n,
-              int chunk) {
+    histogram(const float* scores, const int* tokens, const u32* top, u32* count, u64* lack, int q_heads,
+              i64 n, int chunk) {
   __shared__ u32 held[BINS], less[BINS];
   const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   if (first >= last) return;
@@ -103,9 +103,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // 256 threads for each query head, 8 bins each.
-extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int* tokens, const float* near, int pieces,
-                                     float tau, int cap, int tail, int together, int q_heads, float* most,
-                                     int* bin, int* limit, float* lse, float* others) {
+extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int* tokens, const float* near,
+                                     int pieces, float tau, int cap, int tail, int together, int q_heads,
+                                     float* most, int* bin, int* limit, float* lse, float* others) {
   __shared__ float room[8];
   __shared__ int counts[8], enough, over;
   __shared__ float before_bin, of_bin;
@@ -128,7 +128,9 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
   for (int j = 0; j < 8; ++j) {
     const i64 at = row * BINS + tid * 8 + j;
     held[j] = static_cast<int>(count[at]);
-    mass[j] = held[j] ? (held[j] - static_cast<float>(lack[at]) / FINE) * expf(-static_cast<float>(tid * 8 + j) / PER_UNIT) : 0;
+    mass[j] = held[j] ? (held[j] - static_cast<float>(lack[at]) / FINE) *
+                            expf(-static_cast<float>(tid * 8 + j) / PER_UNIT)
+                      : 0;
     count[at] = 0, lack[at] = 0;
     sum += mass[j], entries += held[j];
   }
@@ -164,7 +166,8 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
   float mass_to = before;
   int count_to = count_here;
   for (int j = 0; j < 8; ++j) {
-    if (tid * 8 + j == last) before_bin = mass_to, of_bin = mass[j], count_before = count_to, count_of = held[j];
+    if (tid * 8 + j == last)
+      before_bin = mass_to, of_bin = mass[j], count_before = count_to, count_of = held[j];
     mass_to += mass[j], count_to += held[j];
   }
   __syncthreads();
@@ -179,14 +182,17 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
     limit[row] = taken;
     lse[row] = tail ? own : whole;
     // together, what is kept is not known yet: `settle` makes of everything what is left
-    others[row] = tail == 1 ? -INFINITY : together ? whole : kept < total ? high + logf(total - kept) : -INFINITY;
+    others[row] = tail == 1      ? -INFINITY
+                  : together     ? whole
+                  : kept < total ? high + logf(total - kept)
+                                 : -INFINITY;
     top[row] = 0;
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    edge(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit, int* edges,
-         int q_heads, i64 n, int chunks, int chunk) {
+    edge(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit,
+         int* edges, int q_heads, i64 n, int chunks, int chunk) {
   __shared__ int room[THREADS / 32];
   const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   const i64 row = i64{seq} * q_heads + blockIdx.y;
@@ -204,20 +210,22 @@ struct Heads {
 };
 
 // What each head knows before its chunk.
-__device__ __forceinline__ void prepare(Heads& h, const float* most, const int* bin, const int* limit, const int* edges,
-                                        i64 row, int chunks, int* room) {
+__device__ __forceinline__ void prepare(Heads& h, const float* most, const int* bin, const int* limit,
+                                        const int* edges, i64 row, int chunks, int* room) {
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
     h.most[g] = most[row + g], h.bin[g] = bin[row + g], h.limit[g] = limit[row + g], h.before[g] = 0;
     if (h.limit[g] == ALL) continue;
     int sum = 0;
-    for (int i = threadIdx.x; i < static_cast<int>(blockIdx.x); i += THREADS) sum += edges[(row + g) * chunks + i];
+    for (int i = threadIdx.x; i < static_cast<int>(blockIdx.x); i += THREADS)
+      sum += edges[(row + g) * chunks + i];
     h.before[g] = scan(sum, room).y;
   }
 }
 
 // Which of 4 entries of a thread each head keeps, as 4 bits a head.
-__device__ __forceinline__ u32 mark(Heads& h, const float* scores, i64 row, i64 n, int at, int last, int* room) {
+__device__ __forceinline__ u32 mark(Heads& h, const float* scores, i64 row, i64 n, int at, int last,
+                                    int* room) {
   u32 flags = 0;
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
@@ -257,8 +265,8 @@ __device__ __forceinline__ u32 any(u32 flags) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    count(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit, const int* edges,
-          int* kept, u32* flags, int kv_heads, i64 n, int chunks, int chunk) {
+    count(const float* scores, const int* tokens, const float* most, const int* bin, const int* limit,
+          const int* edges, int* kept, u32* flags, int kv_heads, i64 n, int chunks, int chunk) {
   __shared__ int room[THREADS / 32];
   const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   if (first >= last) return;
@@ -289,9 +297,9 @@ __device__ __forceinline__ float add_up(float x, float* room) {
 
 // Weights are over exp(norm). together: each head has all that is listed, and leaves the sum of its chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    choose(const float* scores, const int* tokens, const u32* flags, const int* kept, const float* norms, int* index,
-           float* weights, int* total, int kv_heads, i64 n, int chunks, int chunk, int room_for, int together,
-           float* sums) {
+    choose(const float* scores, const int* tokens, const u32* flags, const int* kept, const float* norms,
+           int* index, float* weights, int* total, int kv_heads, i64 n, int chunks, int chunk, int room_for,
+           int together, float* sums) {
   __shared__ int room[THREADS / 32];
   const int seq = blockIdx.z, first = blockIdx.x * chunk, last = min(first + chunk, tokens[seq]);
   const i64 list = i64{seq} * kv_heads + blockIdx.y, row = list * GROUP;
@@ -343,8 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void settle(const float* sums, const float* norms, const int* tokens, const int* total,
-                                  float* weights, float* lse, float* others, int tail, int kv_heads, int chunks, int chunk,
-                                  int room_for) {
+                                  float* weights, float* lse, float* others, int tail, int kv_heads,
+                                  int chunks, int chunk, int room_for) {
   __shared__ float room[32];
   const int used = (tokens[blockIdx.z] + chunk - 1) / chunk;
   const i64 list = i64{blockIdx.z} * kv_heads + blockIdx.y;

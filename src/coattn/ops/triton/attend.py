@@ -114,7 +114,7 @@ def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
 
 def shape_of(pairs: int, blocks: Tensor) -> dict[str, int]:
     """Warps, and tiles on their way at a time: what was fastest on an H200, as far as shared memory goes."""
-    warps, stages = (2, 4) if pairs <= 16 else (4, 2) if pairs < MANY else (2, 3)
+    warps, stages = (2, 4) if pairs <= 16 else (4, 3) if pairs < MANY else (2, 3)
     tile = 2 * ROWS * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
     return {"num_warps": warps, "num_stages": min(stages, max(2, SHARED // tile + 1))}
 

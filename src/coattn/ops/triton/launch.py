@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+from coattn.ops.cuda.nvrtc import available
+
+MOST_TOKENS = 16
+"""Tokens of a step whose kernels follow each other at once."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -25,10 +29,17 @@ def follow() -> bool:
     return torch.cuda.get_device_capability()[0] >= 9
 
 
+@cache
+def own_products() -> bool:
+    """Whether linear layers over a few tokens run in `ops/cuda/product.py`, made for compute capability 9."""
+    return follow() and torch.cuda.get_device_capability()[0] == 9 and available(torch.device("cuda"))
+
+
 def options(tokens: int) -> dict[str, Any]:
     """Launch options of every kernel of a recorded step of so many tokens.
 
-    Only for one token: with more, the matrix products' shared memory keeps the next kernel out, and the step of four
-    tokens took a fifth longer.
+    With more than one, only where the products are ours: the shared memory of others keeps the next kernel out, and a
+    step of four tokens took a fifth longer.
     """
-    return {"FOLLOW": True, "launch_pdl": True} if tokens == 1 and follow() else {"FOLLOW": False}
+    on = follow() if tokens == 1 else tokens <= MOST_TOKENS and own_products()
+    return {"FOLLOW": True, "launch_pdl": True} if on else {"FOLLOW": False}
