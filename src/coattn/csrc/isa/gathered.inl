@@ -32,7 +32,7 @@ void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* c
 void read(const uint8_t* p, int64_t bytes, const uint8_t* next) {
   vf top[4] = {vzero(), vzero(), vzero(), vzero()};
   for (int64_t i = 0; i < bytes; i += 64) {
-    if (next) __builtin_prefetch(next + i, 0, 2);
+    if (next) __builtin_prefetch(next + i, 0, kAheadHint);
     for (int j = 0; j < 16 / W; ++j)
       top[j % 4] = vmax(vload(reinterpret_cast<const float*>(p + i) + j * W), top[j % 4]);
   }

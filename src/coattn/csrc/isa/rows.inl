@@ -119,7 +119,7 @@ struct Ahead {
   template <int Steps>
   void step() {
     const uint8_t* p = at;
-    for (int i = 0; i < Steps; ++i) __builtin_prefetch(p + i * stride, 0, 2);
+    for (int i = 0; i < Steps; ++i) __builtin_prefetch(p + i * stride, 0, kAheadHint);
     p += Steps * stride;
     at = p < last ? p : last;
     steps += Steps;
@@ -127,8 +127,8 @@ struct Ahead {
 
   // What is left, and the count for the next tile.
   void finish(AttendGroup& s) {
-    for (; at < last; at += 64) __builtin_prefetch(at, 0, 2);
-    for (; at2 < end2; at2 += 64) __builtin_prefetch(at2, 0, 2);
+    for (; at < last; at += 64) __builtin_prefetch(at, 0, kAheadHint);
+    for (; at2 < end2; at2 += 64) __builtin_prefetch(at2, 0, kAheadHint);
     s.steps = steps;
   }
 };

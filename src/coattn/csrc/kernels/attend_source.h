@@ -88,8 +88,8 @@ class AttendSource {
   }
   void fetch_now(int64_t item, int64_t j) const {
     const AttendFetch f = fetch(item, j);
-    for (const uint8_t* p = f.at; p < f.end; p += 64) __builtin_prefetch(p, 0, 2);
-    for (const uint8_t* p = f.at2; p < f.end2; p += 64) __builtin_prefetch(p, 0, 2);
+    for (const uint8_t* p = f.at; p < f.end; p += 64) __builtin_prefetch(p, 0, kAheadHint);
+    for (const uint8_t* p = f.at2; p < f.end2; p += 64) __builtin_prefetch(p, 0, kAheadHint);
   }
 
  private:
