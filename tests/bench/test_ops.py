@@ -10,9 +10,9 @@ from tests.cli.run import coattn
 
 from coattn import native
 from coattn.bench import ops
-from coattn.bench.timing import Disturbance, spread
+from coattn.bench.timing import Disturbance, in_turn, spread
 
-KEYS = {"kernel", "isa", "dtype", "group", "head_size", "threads", "gbps", "limit_gbps", "torch_gbps"}
+KEYS = {"kernel", "isa", "dtype", "group", "head_size", "threads", "gbps", "limit_gbps", "share", "torch_gbps"}
 
 
 def test_the_command_reports_every_case(tmp_path: Path) -> None:
@@ -42,6 +42,8 @@ def test_the_command_reports_every_case(tmp_path: Path) -> None:
         assert row.keys() >= KEYS
         assert row["gbps"] > 0
         assert row["limit_gbps"] > 0
+        # the limit is the best of its runs, the share pairs each call with the reading before it
+        assert row["share"] >= row["gbps"] / row["limit_gbps"] * 0.999
         assert row["isa"] == native.isa()
         assert (row["torch_gbps"] is not None) == (row["kernel"] == "attend")
     errors = {row["dtype"]: row["error"] for row in result["rows"] if row["kernel"] == "attend"}
@@ -49,6 +51,20 @@ def test_the_command_reports_every_case(tmp_path: Path) -> None:
     assert result["latency"][0]["busy_disturbance"].keys() == {"steal_ms", "involuntary_switches"}
     assert result["latency"][0]["spinning"].keys() == {"seconds", "max_us", "over_200us", "steal_ms"}
     assert result["latency"][0]["empty"]["median_us"] < result["latency"][0]["busy_100us"]["median_us"]
+
+
+def test_in_turn() -> None:
+    calls: list[str] = []
+    found = iter(range(100))
+
+    def other() -> float:
+        calls.append("other")
+        return float(next(found))
+
+    pairs = in_turn(lambda: calls.append("run"), other, 0.0)
+    assert calls == ["run"] * 2 + ["other", "run"] * 5
+    assert [value for _, value in pairs] == [0, 1, 2, 3, 4]
+    assert all(taken >= 0 for taken, _ in pairs)
 
 
 @pytest.mark.parametrize("element", ["bf16", "int8", "int4"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coattn import native
-from coattn.bench.timing import Disturbance, median_seconds, spread
+from coattn.bench.timing import Disturbance, in_turn, median_seconds, spread
 
 BLOCK = 32
 KV_HEADS = 8
@@ -43,10 +44,14 @@ class Row(Case):
 
     gbps: float
     limit_gbps: float
-    """Only reading, with the same threads, right before and right after: the best of three runs each.
+    """Only reading, with the same threads: the best of all runs, where `gbps` is the median.
 
-    `attend`: the very memory it reads, in its order. The others: memory of their own, pieces of their size at random.
+    `attend`: the very memory it reads, in its order, before every call. The others: memory of their own, pieces of
+    their size at random, three times right before and right after.
     """
+    share: float
+    """Of the limit. `attend`: the median over pairs of a call and the reading right before it, since what memory gives
+    changes within a second where a machine is shared."""
     torch_gbps: float | None
     """PyTorch on the same work; for int8 and int4 on the same tokens in bfloat16, in bytes of bfloat16."""
     tokens_per_s: float
@@ -130,10 +135,8 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
         try:
             native.force_isa(case.isa)
             timed = KERNELS[case.kernel](work, case.group)
-            # what memory gives changes over seconds where a machine is shared: measure the limit around the kernel
-            before = _limit(case, timed, work, nbytes)
-            taken = median_seconds(timed.call, seconds)
-            after = _limit(case, timed, work, nbytes)
+            measure = _beside_reading if case.kernel == "attend" else _between_readings
+            taken, limit, share = measure(case, timed, work, seconds)
         finally:
             native.force_isa(None)
             native.set_threads(0)
@@ -146,7 +149,8 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
         yield Row(
             **asdict(case),
             gbps=timed.nbytes / taken / 1e9,
-            limit_gbps=max(before, after),
+            limit_gbps=limit,
+            share=share,
             torch_gbps=None if peer is None else timed.peer_bytes / peer / 1e9,
             tokens_per_s=timed.tokens / taken,
             torch_tokens_per_s=None if peer is None else timed.tokens / peer,
@@ -154,10 +158,25 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
         )
 
 
-def _limit(case: Case, timed: Timed, work: Work, nbytes: int) -> float:
-    if case.kernel == "attend":
-        return native.gather_gbps(work.blocks, work.table, case.threads, repeats=3)
-    return native.random_gather_gbps(case.threads, timed.piece, nbytes, repeats=3)
+def _beside_reading(case: Case, timed: Timed, work: Work, seconds: float) -> tuple[float, float, float]:
+    """Seconds of a call, GB/s of only reading, the share of that."""
+
+    def reading() -> float:
+        return native.gather_gbps(work.blocks, work.table, case.threads, repeats=1)
+
+    pairs = in_turn(timed.call, reading, seconds)
+    shares = [timed.nbytes / taken / 1e9 / limit for taken, limit in pairs]
+    taken = statistics.median(taken for taken, _ in pairs)
+    return taken, max(limit for _, limit in pairs), statistics.median(shares)
+
+
+def _between_readings(case: Case, timed: Timed, work: Work, seconds: float) -> tuple[float, float, float]:
+    def reading() -> float:
+        return native.random_gather_gbps(case.threads, timed.piece, work.kv_bytes, repeats=3)
+
+    before, taken = reading(), median_seconds(timed.call, seconds)
+    limit = max(before, reading())
+    return taken, limit, timed.nbytes / taken / 1e9 / limit
 
 
 @dataclass(frozen=True)

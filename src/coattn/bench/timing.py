@@ -24,6 +24,19 @@ def median_seconds(run: Callable[[], object], least_seconds: float) -> float:
     return statistics.median(taken)
 
 
+def in_turn(run: Callable[[], object], other: Callable[[], float], least_seconds: float) -> list[tuple[float, float]]:
+    """Seconds of `run` and what `other` found right before, again and again, until `run` has had `least_seconds`."""
+    for _ in range(2):
+        run()
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < LEAST_RUNS or sum(taken for taken, _ in pairs) < least_seconds:
+        found = other()
+        start = time.perf_counter()
+        run()
+        pairs.append((time.perf_counter() - start, found))
+    return pairs
+
+
 def spread(nanoseconds: list[int]) -> dict[str, float]:
     """Median, 99th percentile and maximum, in microseconds."""
     ordered = sorted(nanoseconds)

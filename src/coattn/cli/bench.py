@@ -130,6 +130,7 @@ def show(result: dict[str, Any]) -> None:
         "GB/s",
         "limit",
         "of limit",
+        "in turn",
         "torch",
         "x torch",
         "error",
@@ -140,6 +141,7 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(
             row["kernel"], row["isa"], row["dtype"], str(row["group"]), str(row["head_size"]), str(row["threads"]),
             f"{row['gbps']:.1f}", f"{row['limit_gbps']:.1f}", f"{row['gbps'] / row['limit_gbps']:.0%}",
+            f"{row['share']:.0%}",
             "" if row["torch_gbps"] is None else f"{row['torch_gbps']:.1f}",
             "" if peer is None else f"{row['tokens_per_s'] / peer:.2f}",
             "" if row["error"] is None else f"{row['error']:.1e}",
