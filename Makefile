@@ -31,12 +31,12 @@ lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	find src/coattn/csrc src/coattn/ops/cuda tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(RUN)/clang-format --dry-run --Werror
+	find src/coattn/csrc src/coattn/ops/cuda tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(RUN)/clang-format --dry-run --Werror
 
 format: setup
 	$(RUN)/ruff check --fix --quiet .
 	$(RUN)/ruff format --quiet .
-	find src/coattn/csrc src/coattn/ops/cuda tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(RUN)/clang-format -i
+	find src/coattn/csrc src/coattn/ops/cuda tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(RUN)/clang-format -i
 
 bench: setup
 	$(RUN)/coattn bench ops --quick

@@ -13,9 +13,8 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
-
-
+FOLDER = Path(__file__).parent
+"""Sources, and the headers that they may include."""
 _PROGRAMMATIC_SERIALIZATION = 6
 """The driver's number of the attribute by which a kernel may start before the one in front of it has ended."""
 
@@ -43,18 +42,15 @@ class Int64(int):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiler, or None where there is none."""
-    for name in NAMES:
+    """The compiler, or None where there is none: of the CUDA that PyTorch was built for, if it was."""
+    major = (torch.version.cuda or "").split(".")[0] or "*"
+    homes = Path(torch.__file__).parent.parent / "nvidia"
+    names = [f"libnvrtc.so.{number}" for number in ("13", "12") if major in (number, "*")]
+    for name in (*names, "libnvrtc.so", *map(str, sorted(homes.glob(f"*/lib/libnvrtc.so.{major}")))):
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    for folder in (Path(torch.__file__).parent.parent / "nvidia").glob("*/lib"):
-        for found in sorted(folder.glob("libnvrtc.so.*")):
-            try:
-                return ctypes.CDLL(str(found))
-            except OSError:
-                continue
     return None
 
 
@@ -72,7 +68,10 @@ def compile_cubin(source: str, defines: dict[str, Any], arch: str) -> bytes:
     if nvrtc is None:
         raise RuntimeError("there is no libnvrtc")
     program = ctypes.c_void_p()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None))
+    found = sorted(FOLDER.glob("*.cuh"))
+    texts = (ctypes.c_char_p * len(found))(*(path.read_bytes() for path in found))
+    names = (ctypes.c_char_p * len(found))(*(path.name.encode() for path in found))
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", len(found), texts, names))
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
@@ -132,7 +131,7 @@ class Module:
 @cache
 def module(file: str, defines: tuple[tuple[str, Any], ...], device: torch.device) -> Module:
     """The kernels of a file beside this one, compiled once for each set of constants."""
-    return Module(Path(__file__).with_name(file).read_text(), dict(defines), device)
+    return Module((FOLDER / file).read_text(), dict(defines), device)
 
 
 def _value(arg: Any) -> Any:

@@ -13,8 +13,8 @@
 //
 // Constants: WARPS, STAGES, TILES, TOKENS (8 or 16: room for tokens), BIAS, RESIDUAL, F16 (0: bfloat16).
 
-typedef unsigned short Number;  // the bits of a 16-bit number
-typedef unsigned int u32;
+#include "half.cuh"
+
 typedef unsigned long long u64;
 typedef long long i64;
 
@@ -25,30 +25,6 @@ constexpr u32 SLOT = THREADS * 16;     // bytes between two places of a thread: 
 constexpr u32 STAGE = SLOTS * SLOT;
 constexpr int ROW = TILES * 8 + (TILES % 2 ? 0 : 8);  // floats between two tokens' sums: no bank twice
 constexpr int SUMS = TOKENS * ROW;                    // floats of a warp
-
-#if F16
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-__device__ __forceinline__ float wide(Number x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
-__device__ __forceinline__ Number narrow(float x) {
-  Number y;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
-}
-#else
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-__device__ __forceinline__ float wide(Number x) {
-  return __uint_as_float((u32)x << 16);
-}
-__device__ __forceinline__ Number narrow(float x) {
-  Number y;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
-}
-#endif
 
 __device__ __forceinline__ void fetch_once(u32 to, const void* from, u64 policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
@@ -69,11 +45,6 @@ __device__ __forceinline__ uint4 take(u32 at) {
 }
 __device__ __forceinline__ void clear(u32 at) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};\n" ::"r"(at), "r"(0));
-}
-__device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile(MMA " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // Where a step is: passes over the rows, within them turns over the columns, each in the next stage of the

@@ -11,7 +11,8 @@
 // Constants: WARPS, D channels (a multiple of 32), GROUP query heads a KV head (1 to 8), CHUNK, F16 (0:
 // bfloat16), CAP.
 
-typedef unsigned int u32;
+#include "half.cuh"
+
 typedef long long i64;
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -20,36 +21,6 @@ typedef long long i64;
 #define UNITS (D / 32)
 #define TILES (CHUNK / 8)
 
-#if F16
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-__device__ __forceinline__ float wide(u32 bits) {
-  float y;
-  asm("{.reg .b16 low; cvt.u16.u32 low, %1; cvt.f32.f16 %0, low;}" : "=f"(y) : "r"(bits));
-  return y;
-}
-// two numbers of 16 bits, the first one low
-__device__ __forceinline__ u32 pair(float first, float second) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-  return y;
-}
-#else
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-__device__ __forceinline__ float wide(u32 bits) {
-  return __uint_as_float(bits << 16);
-}
-__device__ __forceinline__ u32 pair(float first, float second) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-  return y;
-}
-#endif
-
-__device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile(MMA " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ uint4 stream(const void* at) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
