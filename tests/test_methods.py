@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,9 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, error: type[CoattnErro
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MethodError, match="There is no file"):
         find_method(str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize("spec", [None, 3, ["full"]])
+def test_what_is_no_name_is_refused(spec: Any) -> None:
+    with pytest.raises(MethodError, match="a name or a row"):
+        find_method(spec)

@@ -126,6 +126,8 @@ def find_method(spec: str | Method) -> Method:
     """A row by name, from a file (`rows.toml` with one row, or `rows.toml:name`), or the row itself."""
     if isinstance(spec, Method):
         return spec
+    if not isinstance(spec, str):
+        raise MethodError(f"A method is a name or a row, not {spec!r}.", f"Known methods: {', '.join(METHODS)}.")
     path, _, name = spec.partition(".toml:") if ".toml:" in spec else (spec, "", "")
     if spec.endswith(".toml") or name:
         rows = read_rows(Path(spec if not name else path + ".toml"))

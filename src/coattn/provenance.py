@@ -12,6 +12,15 @@ from typing import Any
 
 from coattn._version import __version__
 
+arguments: list[str] = sys.argv[1:]
+"""What the command line was called with; `cli.main` says so where it is called by a program."""
+
+
+def command_line() -> str:
+    """The command as it was typed, files by name alone: where they lie on somebody's machine is nobody else's
+    business."""
+    return " ".join(["coattn", *(Path(a).name if a.startswith("/") else a for a in arguments)])
+
 
 def provenance() -> dict[str, Any]:
     """What a reader needs to judge or repeat a result."""
@@ -22,8 +31,7 @@ def provenance() -> dict[str, Any]:
         "versions": {"coattn": __version__, "python": platform.python_version()}
         | {name: package_version(name) for name in ("torch", "transformers")},
         "hardware": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu},
-        # where files lie on somebody's machine is nobody else's business
-        "command": " ".join(["coattn", *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])]),
+        "command": command_line(),
         "commit": _commit(),
     }
 

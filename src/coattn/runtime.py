@@ -67,7 +67,9 @@ class Runtime:
             row = composed if window is None else compose(SLIDING, recent=window)
             plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens, fixed, spares)))
         least = sum(_least(parts, opening) for parts, opening in plan)
-        ledger.require("gpu", least, f"Method {composed.method.name!r} for {_amount(seqs, tokens)}")
+        # in an engine, `least` is for the shortest of sequences; what a longer one needs is said when it comes
+        amount = _amount(seqs, None if fixed else tokens)
+        ledger.require("gpu", least, f"Method {composed.method.name!r} for {amount}")
         try:
             for parts, opening in plan:
                 self._open(parts, opening)

@@ -53,6 +53,15 @@ def test_the_command_reports_every_case(tmp_path: Path) -> None:
     assert result["latency"][0]["empty"]["median_us"] < result["latency"][0]["busy_100us"]["median_us"]
 
 
+def test_quick_leaves_what_was_said() -> None:
+    said = ["--quick", "--mib", "16", "--seconds", "0.01", "--groups", "3", "--jobs", "100", "--no-torch"]
+    done = coattn("bench", "ops", *said, "--threads", "1", "--dtypes", "bf16", "--kernels", "attend", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [(row["group"], row["head_size"]) for row in result["rows"]] == [(3, 128)]
+    assert result["latency"][0]["empty"]["jobs"] == 100
+
+
 def test_in_turn() -> None:
     calls: list[str] = []
     found = iter(range(100))

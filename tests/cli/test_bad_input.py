@@ -195,3 +195,61 @@ def test_the_installed_command_says_the_same() -> None:
     command = [sys.executable, "-m", "coattn", "generate", "hello", "--method", "fulll"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     assert_refused(Done(done.returncode, done.stdout, done.stderr), "no method 'fulll'")
+
+
+def test_what_is_not_ours_is_not_written_over(tmp_path: Path, folder: Path) -> None:
+    notes, other = tmp_path / "notes.txt", tmp_path / "other.json"
+    notes.write_text("mine\n")
+    other.write_text('{"mine": 1}\n')
+    small = ["--shapes", "tiny", "--context", "64", "--methods", "full", "--seconds", "0.01", "--steps", "4"]
+    commands = [
+        ["bench", "decode", *small],
+        ["bench", "ops", "--quick"],
+        ["trace", "--shapes", "tiny", "--context", "64"],
+        ["profile", "scout", "--model", str(folder)],
+        ["eval", "attention", "--model", str(folder)],
+        ["eval", "needle", "--model", str(folder)],
+        ["calibrate", "hcattention", "--model", str(folder), "--text", str(notes)],
+    ]
+    for command in commands:
+        for path in (notes, other):
+            assert_refused(coattn(*command, "--out", str(path)), path.name, "not a result of coattn", "remove the file")
+    assert notes.read_text() == "mine\n"
+    assert other.read_text() == '{"mine": 1}\n'
+    picture = tmp_path / "figure.png"
+    picture.write_bytes(b"mine")
+    assert_refused(coattn("bench", "decode", *small, "--out", str(tmp_path / "figure.json")), "figure.png")
+    assert picture.read_bytes() == b"mine"
+
+
+def test_a_command_writes_over_its_own_results_alone(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    small = ["--shapes", "tiny", "--context", "64", "--methods", "full", "--seconds", "0.01", "--steps", "4"]
+    for _ in range(2):
+        assert coattn("bench", "decode", *small, "--out", str(path)).returncode == 0
+    whole = path.read_text()
+    assert_refused(coattn("bench", "ops", "--quick", "--out", str(path)), "another command", "coattn bench decode")
+    path.write_text(json.dumps({**json.loads(whole), "unfinished": True}))
+    assert_refused(coattn("bench", "decode", *small, "--batch", "2", "--out", str(path)), "before it was cut off")
+    assert coattn("bench", "decode", *small, "--out", str(path)).returncode == 0
+    assert "unfinished" not in json.loads(path.read_text())
+
+
+def test_a_refused_command_leaves_no_file(tmp_path: Path, folder: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 " * 40)
+    made = tmp_path / "book.safetensors"
+    asked = ["calibrate", "hcattention", "--model", str(folder), "--text", str(text), "--groups", "7"]
+    assert_refused(coattn(*asked, "--out", str(made)), "--groups is 7")
+    assert not made.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "coattn", "methods"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: Output cannot be written: No space left on device."
+    assert len(done.stderr.splitlines()) == 2

@@ -345,3 +345,11 @@ def test_layers_whose_weights_are_offloaded_attend_where_they_run() -> None:
         with coattn.attach(model, method, block=8) as attachment:
             assert [layer.device.type for layer in attachment.layers] == ["cuda", "cuda", "cuda"]
             assert torch.equal(model.generate(IDS.cuda(), **SHORT).cpu(), plain)
+
+
+def test_a_name_is_no_model() -> None:
+    with (
+        pytest.raises(UnsupportedError, match="not 'smollm2'"),
+        coattn.attach("smollm2", "full"),  # type: ignore[arg-type]
+    ):
+        pass

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import json_option
+from coattn.cli.options import is_given, json_option
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 
@@ -30,7 +30,7 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
         found = []
     if not found or min(found) < 1:
         raise ConfigError(
-            f"--{parameter.name.replace('_', '-')} is {value!r}.", "Write numbers with commas, like 1,4,8."
+            f"--{parameter.name.replace('_', '-')} is {value!r}.", "Write numbers of 1 or more with commas, like 1,4,8."
         )
     return found
 
@@ -43,10 +43,12 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
 @click.option("--head-sizes", default="128,64", show_default=True, callback=numbers, help="Head sizes.")
 @click.option("--threads", callback=numbers, help="Numbers of threads; default: one per core.")
 @click.option("--mib", default=2048, show_default=True, type=click.IntRange(16), help="KV memory to read per call.")
-@click.option("--seconds", default=0.5, show_default=True, help="Least time per row.")
+@click.option("--seconds", default=0.5, show_default=True, type=click.FloatRange(0), help="Least time per row.")
 @click.option("--jobs", default=20000, show_default=True, type=click.IntRange(100), help="Jobs for the round trips.")
 @click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
-@click.option("--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs: a look in a minute.")
+@click.option(
+    "--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs, unless other options say so."
+)
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
 @json_option
 def ops(target: str | None, as_json: bool, **options: Any) -> None:
@@ -59,13 +61,8 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn.provenance import provenance
 
     if options["quick"]:
-        options |= {
-            "groups": [1, 4],
-            "head_sizes": [128],
-            "mib": min(256, options["mib"]),
-            "jobs": 2000,
-            "seconds": 0.2,
-        }
+        short = {"groups": [1, 4], "head_sizes": [128], "mib": 256, "jobs": 2000, "seconds": 0.2}
+        options |= {name: value for name, value in short.items() if not is_given(name)}
     cases = plan(options, native, bench_ops)
     threads = sorted({case.threads for case in cases})
     nbytes = options["mib"] << 20

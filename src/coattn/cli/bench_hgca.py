@@ -24,7 +24,13 @@ from coattn.errors import ConfigError
 )
 @click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
-@click.option("--seconds", default=10.0, show_default=True, help="Most time per row, but three steps at least.")
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Most time per row, but three steps at least.",
+)
 @click.option("--peers", is_flag=True, help="Figure 12: add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")

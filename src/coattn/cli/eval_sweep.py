@@ -8,14 +8,14 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.evaluate import Subject, evaluate, prepare, text_options
+from coattn.cli.evaluate import Subject, evaluate, prepare, resumed_options
 from coattn.cli.options import parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
 
 
 @evaluate.command()
 @click.argument("rows", nargs=-1, required=True)
-@text_options
+@resumed_options
 def sweep(rows: tuple[str, ...], **options: Any) -> None:
     """Perplexity and fidelity of many rows on the same windows, beside full attention, which is read once.
 

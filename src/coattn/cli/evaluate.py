@@ -27,7 +27,10 @@ def evaluate() -> None:
     """Measure what a method costs in quality: against full attention in the same run, or by tasks with answers."""
 
 
-def text_options(command: Any) -> Any:
+OUT = "Also write the JSON there, and figures beside it"
+
+
+def text_options(command: Any, out: str = f"{OUT}.") -> Any:
     """Options of every evaluation that forces a text through a model."""
     for option in (
         json_option,
@@ -35,7 +38,7 @@ def text_options(command: Any) -> Any:
             "--out",
             "target",
             metavar="FILE",
-            help="Also write the JSON there, and figures beside it; goes on from a run that was cut off.",
+            help=out,
         ),
         click.option(
             "--batch", default=4, show_default=True, type=click.IntRange(1), help="Windows at a time, at most."
@@ -57,9 +60,14 @@ def text_options(command: Any) -> Any:
     return command
 
 
+def resumed_options(command: Any) -> Any:
+    """`text_options` where a run that was cut off goes on."""
+    return text_options(command, f"{OUT}; goes on from a run that was cut off.")
+
+
 def shared_options(command: Any) -> Any:
-    """`text_options` and those of a method."""
-    return text_options(method_options()(command))
+    """`resumed_options` and those of a method."""
+    return resumed_options(method_options()(command))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import click
 
+from coattn import provenance
 from coattn._version import __version__
 from coattn.cli import (
     bench,
@@ -34,7 +37,10 @@ from coattn.cli import (
     trace,
 )
 from coattn.cli.output import print_error
-from coattn.errors import CoattnError, ConfigError
+from coattn.errors import CoattnError, ConfigError, InputError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of a place that takes no more."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -82,8 +88,9 @@ for command in (
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. Exit code 2 and one sentence with a hint for anything the user can mend."""
+    provenance.arguments[:] = sys.argv[1:] if arguments is None else arguments
     try:
-        sys.exit(cli.main(arguments, standalone_mode=False) or 0)
+        sys.exit(cli.main(arguments, "coattn", standalone_mode=False) or 0)
     except CoattnError as error:
         print_error(error)
         sys.exit(2)
@@ -100,3 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print_error(InputError(f"Output cannot be written: {error.strerror}.", "Make room, or write somewhere else."))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written would fail again at the end
+        sys.exit(2)

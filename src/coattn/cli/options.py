@@ -54,6 +54,11 @@ def json_option(command: F) -> F:
     )(command)
 
 
+def is_given(name: str) -> bool:
+    """Whether an option of the running command was typed, rather than left at its default."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     """`("sinks=4", "overlap=true")` -> `{"sinks": 4, "overlap": True}`; values are TOML, bare words are strings."""
     found: dict[str, Any] = {}

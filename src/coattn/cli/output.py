@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coattn.errors import CoattnError, InputError
+from coattn.provenance import command_line
 
 PAGE = 140
 """Columns when the output is not a terminal: files and pipes should not wrap tables at 80."""
@@ -59,23 +60,72 @@ def model_progress() -> Iterator[Any]:
 
 
 def writable(path: str | None) -> Path | None:
-    """A path that a result can be written to, checked before the work starts; its folder is made."""
+    """A path that a result can be written to, checked before the work starts; its folder is made.
+
+    What is there already is overwritten only if the same command has written it, and a run that was cut off only by
+    the very same call.
+    """
     if path is None:
         return None
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not target.exists()
         with target.open("a"):
             pass
+        if fresh:
+            target.unlink()
     except OSError as error:
         raise InputError(f"{target} cannot be written: {error.strerror}.", "Choose another path for --out.") from None
+    _check_free(target)
     return target
+
+
+def _check_free(target: Path) -> None:
+    hint = "Choose another path, or remove the file."
+    picture = target.with_suffix(".png")
+    if not target.exists() or not target.stat().st_size:
+        if target.suffix == ".json" and picture.is_file() and b"Matplotlib" not in picture.read_bytes()[:1024]:
+            raise InputError(f"{picture} is there already, and is not a figure of coattn.", hint)
+        return
+    if not target.is_file():
+        return  # a device or a pipe holds nothing
+    command, unfinished = made_by(target)
+    words = click.get_current_context().command_path.split()[1:]
+    if command is None:
+        raise InputError(f"{target} is there already, and is not a result of coattn.", hint)
+    if command.split()[1 : 1 + len(words)] != words:
+        raise InputError(f"{target} holds a result of another command: {command}.", hint)
+    if unfinished and command != command_line():
+        raise InputError(f"{target} holds what a run found before it was cut off: {command}.", hint)
+
+
+def made_by(path: Path) -> tuple[str | None, bool]:
+    """The command that wrote a file, None where none of ours did; and whether it was cut off."""
+    with path.open("rb") as file:
+        start = file.read(10)
+        size = int.from_bytes(start[:8], "little")
+        if start[8:9] == b"{" and size < path.stat().st_size:  # a safetensors file
+            file.seek(8)
+            return ("coattn calibrate hcattention" if b"coattn-codebook" in file.read(size) else None), False
+    if start == b"# Results\n":
+        return "coattn eval report", False
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None, False
+    if not isinstance(found, dict):
+        return None, False
+    if "traceEvents" in found:
+        return "coattn trace", False
+    command = found.get("command", (found.get("provenance") or {}).get("command"))
+    return command if isinstance(command, str) else None, bool(found.get("unfinished"))
 
 
 def keep(path: Path | None, **result: Any) -> None:
     """What a long run has found so far, so that nothing is lost if it is cut off; `save` overwrites it."""
     if path is not None:
-        path.write_text(json.dumps({**result, "unfinished": True}, indent=2) + "\n")
+        path.write_text(json.dumps({"command": command_line(), **result, "unfinished": True}, indent=2) + "\n")
 
 
 def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | None = None) -> None:

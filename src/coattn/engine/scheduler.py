@@ -208,6 +208,6 @@ def _too_small(request: Request, tier: Tier, wanted: int, room: int, suffix: str
     option = f"{tier}_{suffix}"
     return BudgetError(
         f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones needs "
-        f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but there is only {format_bytes(room)}.",
-        f"Raise {option}, lower max_new_tokens, or shorten the prompt.",
+        f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but {format_bytes(room)} are left.",
+        f"Raise {option} by {format_bytes(wanted - room)}, lower max_new_tokens, or shorten the prompt.",
     )

@@ -116,7 +116,7 @@ def source(result: Found, base: Path) -> str:
     parts.append(machine(data))
     parts.append(f"torch {versions['torch']}" if "torch" in versions else "")
     parts.append(f"commit {data['commit']}" if data.get("commit") else "")
-    parts.append("" if data.get("complete", True) else "**not finished**")
+    parts.append("" if data.get("complete", True) and not data.get("unfinished") else "**not finished**")
     parts.append(f"went on {len(data['resumed'])} time(s)" if data.get("resumed") else "")
     return "- " + ", ".join(part for part in parts if part) + "\n"
 

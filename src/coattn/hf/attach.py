@@ -150,6 +150,11 @@ def attach(
 
     On exit, also after an exception, the model is as it was before, and the caches made inside give their memory back.
     """
+    if not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"attach() takes a model of Transformers, not {model!r}.",
+            "Load it first: AutoModelForCausalLM.from_pretrained(...). `coattn.LLM` takes names.",
+        )
     ledger = Ledger(parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv"))
     attachment = Attachment(model, method, ledger, params)
     config, decoder = model.config, model.get_decoder()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise
 
 from coattn.errors import ConfigError
 from coattn.quantise.basis import Basis
@@ -48,7 +48,8 @@ def save(path: Path, books: Mapping[int, Codebook], origin: Origin) -> None:
     for i, book in books.items():
         if book.basis is not None:
             tensors[f"basis.{i}"] = book.basis.to.float().contiguous()
-    save_file(tensors, path, {"format": FORMAT, "origin": json.dumps(asdict(origin))})
+    # through a file of ours: safetensors makes its own readable for nobody else
+    path.write_bytes(serialise(tensors, {"format": FORMAT, "origin": json.dumps(asdict(origin))}))
 
 
 def read_origin(path: str) -> Origin:

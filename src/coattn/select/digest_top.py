@@ -64,10 +64,11 @@ class DigestTop(Select):
         always = self.window_blocks + self.sink_blocks
         least, smallest = (always + 1) * self.block, min(self._budgets or [self.budget])
         if smallest < least:
+            name = "budget" if self._budgets is None else f"The smallest budget of {self.budget_file}"
             raise ConfigError(
-                f"budget is {smallest}, but {always} block(s) of {self.block} tokens are always "
+                f"{name} is {smallest}, but {always} block(s) of {self.block} tokens are always "
                 "attended, and one more must be picked.",
-                f"Set budget={least} or more, or a smaller block.",
+                f"Give {least} or more, or a smaller block.",
             )
 
     def open(self, store: Store) -> None:

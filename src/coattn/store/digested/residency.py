@@ -126,6 +126,10 @@ class Residency:
         return ids.where(slots[:, None, None] != self.nobody, 0).to(torch.int32)
 
 
+MOST = 1 << 31
+"""No layer has so many tokens, and no run so many steps."""
+
+
 def read_intervals(path: str) -> list[int]:
     """The recall interval of each layer, from a file that `coattn profile scout` wrote."""
     return _read_layers(path, "recall_file", "recall_intervals", 0, "Write one: coattn profile scout --out FILE.")
@@ -139,7 +143,7 @@ def read_budgets(path: str) -> list[int]:
 def _read_layers(path: str, name: str, key: str, least: int, hint: str) -> list[int]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))[key]
-        if not isinstance(found, list) or not all(type(n) is int and n >= least for n in found):
+        if not isinstance(found, list) or not all(type(n) is int and least <= n < MOST for n in found):
             raise ValueError(f"{key} is not a list of whole numbers")
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}, which {name} names.", hint) from None
