@@ -8,7 +8,7 @@ import click
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import measure, shares, show
-from coattn.cli.options import json_option
+from coattn.cli.options import json_option, seconds_option
 from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 
@@ -24,13 +24,7 @@ from coattn.errors import ConfigError
 )
 @click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
-@click.option(
-    "--seconds",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Most time per row, but three steps at least.",
-)
+@seconds_option(10.0)
 @click.option("--peers", is_flag=True, help="Figure 12: add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")

@@ -10,7 +10,7 @@ import click
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import collect, show
-from coattn.cli.options import json_option, parse_settings
+from coattn.cli.options import json_option, parse_settings, seconds_option
 from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 from coattn.units import parse_bytes
@@ -34,13 +34,7 @@ ON_A_MODEL = ("6", "table1")
 @click.option("--host-memory", metavar="SIZE", help="Most KV memory in DRAM; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of scout.")
 @click.option("--steps", default=48, show_default=True, type=click.IntRange(4), help="Most steps per row.")
-@click.option(
-    "--seconds",
-    default=4.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Most time per row, but three steps at least.",
-)
+@seconds_option(4.0)
 @click.option("--model", default="smollm2", show_default=True, help="Figure 6, table 1: a model with real weights.")
 @click.option("--dtype", default="auto", show_default=True, help="Of that model.")
 @click.option("--text", "text_file", metavar="FILE", help="Figure 6, table 1: a text; default: Python's help topics.")

@@ -54,6 +54,12 @@ def json_option(command: F) -> F:
     )(command)
 
 
+def seconds_option(default: float) -> Callable[[F], F]:
+    """--seconds of a benchmark of decode steps."""
+    text = "Most time per row, but three steps at least."
+    return click.option("--seconds", default=default, show_default=True, type=click.FloatRange(0), help=text)
+
+
 def is_given(name: str) -> bool:
     """Whether an option of the running command was typed, rather than left at its default."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
