@@ -17,8 +17,8 @@ MOST_TILES = 14
 """Tiles of eight rows that a pass sums up at a time: what the registers hold."""
 MOST_STAGES = 4
 SHARED = 160 << 10
-"""Bytes of shared memory that a program may have. With more than that, a kernel that waits for the CPU keeps one of the
-programs from its multiprocessor, and all others wait for it in the end."""
+"""Bytes of shared memory that a program may have. With all of it a layer of `scout` took 313 us where it takes 242:
+probably a kernel that waits for the CPU then keeps a program from its multiprocessor, and all others wait in the end."""
 
 
 class Cut(NamedTuple):
