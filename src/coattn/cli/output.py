@@ -118,7 +118,7 @@ def made_by(path: Path) -> tuple[str | None, bool]:
         return None, False
     if "traceEvents" in found:
         return "coattn trace", False
-    command = found.get("command", (found.get("provenance") or {}).get("command"))
+    command = found.get("command")
     return command if isinstance(command, str) else None, bool(found.get("unfinished"))
 
 

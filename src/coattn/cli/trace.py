@@ -44,7 +44,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     compose(find_method(options["method"]), **params)
     device = choose_device(options["device"])
     if device.type == "cpu":
-        err.print("There is no GPU: what would run on it runs here too, layer by layer, and is called GPU.")
+        err.print("On the CPU alone: what would run on a GPU runs there too, layer by layer, and is called GPU.")
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     warm = 3
     cap = parse_bytes(options["gpu_memory"], "--gpu-memory")
