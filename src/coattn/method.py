@@ -27,6 +27,9 @@ ORIGIN = {
     "digests": "a store with a digest of every block",
     "query_free": "a selection rule that can pick before the query is known",
     "whole_blocks": "a selection rule that picks the same whole blocks for every head",
+    "all_near": "a store that keeps every token in GPU memory",
+    "keeps_entries": "a selection rule that says which entries stay, such as average_weight",
+    "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
     "prefetch": "a place that can be told what comes next",
     "host_place": "a place that computes on the host",
 }
@@ -101,6 +104,18 @@ class Parts:
     places: tuple[Place, ...]
     schedule: Schedule
 
+    def most(self) -> int | None:
+        """Entries that a KV head attends to at most in a decode step, where the rule has such a number.
+
+        Where the CPU works ahead, its part was picked by the predicted query and the GPU's by the real one.
+        """
+        picked = self.select.most()
+        return 2 * picked if picked is not None and self.schedule.ahead else picked
+
+    def all(self) -> tuple[Part, ...]:
+        """Store, rule, places, schedule."""
+        return self.store, self.select, *self.places, self.schedule
+
 
 def compose(method: Method, **overrides: Any) -> Composed:
     """Checks a row and its parameters. Raises one error that lists every mismatch.
@@ -121,7 +136,14 @@ def compose(method: Method, **overrides: Any) -> Composed:
     parts = composed.build()  # they check their own values
     for place in parts.places:
         place.check(parts.store)
-    exact = parts.store.is_exact() and parts.select.is_exact() and blockwise is None
+    nobody = parts.select.fills(parts.store) - {place.covers for place in parts.places}
+    if nobody:
+        raise MethodError(
+            f"Method {method.name!r} does not fit together: with these parameters rule {method.select!r} selects "
+            f"entries as {', '.join(map(repr, sorted(nobody)))}, which none of its places attends to.",
+            "Add such a place (`coattn methods hcattention` has all), or set tail=renormalise.",
+        )
+    exact = parts.store.is_exact() and parts.select.is_exact() and parts.schedule.is_exact() and blockwise is None
     extra = {} if blockwise is None else {"prefill_block": blockwise.block, "anchor": blockwise.anchor}
     return replace(composed, exact=exact, params={**params, **extra})
 

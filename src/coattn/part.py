@@ -30,6 +30,13 @@ class Part:
                 found[f.name] = f.default if f.default is not MISSING else None
         return found
 
+    def whole(self, tokens: int) -> dict[str, Any] | None:
+        """Parameters under which this part leaves nothing out of sequences of at most so many tokens.
+
+        None: it cannot, or does not say. `coattn methods --check` compares a row with full attention under these.
+        """
+        return {}
+
 
 MOST = (1 << 31) - 1
 """No count is larger."""

@@ -19,7 +19,7 @@ from coattn.place.pull import Pull
 from coattn.state import AttnState, merge
 from coattn.store.base import Opening
 from coattn.store.ledger import Ledger, Tier
-from coattn.types import LayerShape, Phase, Selection, Step
+from coattn.types import LayerShape, Phase, Selection, Step, require_covered
 
 
 class Runtime:
@@ -97,6 +97,20 @@ class Runtime:
         parts.schedule.open(parts.places, parts.select, list(opening.layers))
         for layer in opening.layers:
             self._parts[layer] = parts
+
+    def uncaptured(self) -> str | None:
+        """Why a decode step cannot be one CUDA graph, with the part that is the reason; None where it can."""
+        devices = {shape.device for shape in self.layers}
+        if any(device.type != "cuda" for device in devices):
+            return "the model is not on a GPU"
+        if len(devices) > 1:
+            return f"the layers are on {len(devices)} devices"
+        for parts in self.groups:
+            for part in (parts.store, parts.select):
+                reason = part.uncaptured()
+                if reason is not None:
+                    return f"{part.axis} {part.name!r}: {reason}"
+        return None
 
     def begin(self, step: Step) -> None:
         """Makes room for a step. Raises BudgetError before anything has changed."""
@@ -217,6 +231,7 @@ class Runtime:
         if not last and following < len(layers):
             pull.expect(layers[following], picked)
         places = [place for place in parts.places if place.covers == "near" and picked.near is not None]
+        require_covered(picked, {"far", *(place.covers for place in places)}, parts.select.name)
         return merge_states([place.run(call, picked) for place in (*places, pull)])
 
     def adopt(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from coattn.errors import MethodError
 
 if TYPE_CHECKING:
     from coattn.quantise.blocks import PackedBlocks
@@ -154,3 +157,13 @@ class Selection:
     """In the arena too: entries whose weights are known before anybody looks at them."""
     tail: Tensor | None = None
     """`[seqs, q_heads]` float32 lse of what was left out but counts, each with the mean of all values."""
+
+
+def require_covered(picked: Selection, covers: Collection[str], rule: str) -> None:
+    """Raises MethodError unless every part of a selection is covered by a place."""
+    for part in fields(picked):
+        if getattr(picked, part.name) is not None and part.name not in covers:
+            raise MethodError(
+                f"Rule {rule!r} selected entries as {part.name!r}, which none of the row's places attends to.",
+                f"Add a place that covers {part.name!r}, or change the rule: `coattn methods` shows rows that fit.",
+            )

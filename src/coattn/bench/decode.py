@@ -182,8 +182,7 @@ class Bench:
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
-        recordable = all(parts.store.recordable and parts.select.recordable for parts in runtime.groups)
-        if self.device.type != "cuda" or not recordable:
+        if runtime.uncaptured() is not None:
             return EagerRunner(session, runtime, case.batch)
         from coattn.record.runner import GraphRunner
 

@@ -8,19 +8,30 @@ import click
 from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import out, print_json
+from coattn.cli.output import out, print_json, progress
+from coattn.errors import ConfigError
 
 
 @click.command()
 @click.argument("name", required=False)
+@click.option(
+    "--check", is_flag=True, help="Run NAME on small random tensors beside full attention: is it what it says?"
+)
 @json_option
-def methods(name: str | None, as_json: bool) -> None:
+def methods(name: str | None, check: bool, as_json: bool) -> None:
     """List the methods, or explain one.
 
-    NAME is a method of the table, or a TOML file with rows of your own (rows.toml or rows.toml:name).
+    NAME is a method of the table, or a TOML file with rows of your own (rows.toml or rows.toml:name). With --check it
+    is run: prompts, decode steps, turns and tokens taken back, once with parameters that leave nothing out, and once
+    as it stands. A row that is not what it says ends with exit code 1.
     """
     from coattn.methods import METHODS, find_method
 
+    if check:
+        if name is None:
+            raise ConfigError("--check needs a row to run.", "Name one: coattn methods rows.toml:mine --check.")
+        run_check(find_method(name), as_json)
+        return
     if name is not None:
         explain(describe(find_method(name)), as_json)
         return
@@ -38,6 +49,34 @@ def methods(name: str | None, as_json: bool) -> None:
         )
     out.print(table)
     out.print("`coattn methods NAME` explains one. A TOML file with a row of your own works wherever a name does.")
+
+
+def run_check(method: Any, as_json: bool) -> None:
+    """Runs a row and says what was found."""
+    from coattn.check import check
+
+    with progress(f"running {method.name}", None):
+        verdict = check(method)
+    if as_json:
+        print_json(verdict.describe())
+    else:
+        table = Table("run", "parameters", "largest difference from full attention", "attended", "of", "allowed")
+        runs = (("nothing left out", verdict.whole, verdict.equal), ("as it stands", None, verdict.own))
+        for what, params, run in runs:
+            if run is not None:
+                words = ", ".join(f"{k}={v}" for k, v in (params or {}).items()) or "its own"
+                allowed = "" if run.most is None else f"{run.most:,}"
+                table.add_row(what, words, f"{run.error:.2g}", f"{run.attended:,}", f"{run.stored:,}", allowed)
+        out.print(table)
+        out.print(f"{method.name} says: {'exact, equals full attention' if verdict.exact else 'lossy'}")
+        if verdict.whole is None:
+            out.print("A part names no parameters under which it leaves nothing out, so equality was not tried.")
+        for problem in verdict.problems:
+            out.print(f"[red]problem:[/red] {problem}")
+        if not verdict.problems:
+            out.print("No problem was found.")
+    if verdict.problems:
+        raise SystemExit(1)
 
 
 def describe(method: Any) -> dict[str, Any]:

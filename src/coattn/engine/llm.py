@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 8192
 """max_length when neither the caller nor the model asks for less."""
+
+log = logging.getLogger("coattn")
 
 SHARE = 0.8
 """Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
@@ -90,6 +93,7 @@ class LLM:
             undo.callback(runtime.release)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch)
+            self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             self.engine = Engine(
                 self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends, suffix=self.suffix
@@ -172,7 +176,10 @@ class LLM:
         return self.runner.trace()
 
     def report(self) -> dict[str, Any]:
-        """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start."""
+        """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start.
+
+        captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
+        """
         scheduler, counts = self.engine.scheduler, self.engine.counts
         names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens")
         reasons = ("stop", "length", "error", "cancelled")
@@ -183,6 +190,8 @@ class LLM:
             "waiting": len(scheduler.waiting),
             "preemptions": counts["preemptions"] + scheduler.preemptions,
             **{name: counts[name] for name in names},
+            "captured": self.not_captured is None,
+            "not_captured": self.not_captured,
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 
@@ -230,10 +239,11 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
 
 
 def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
-    """Recorded steps on a GPU, where the method's rule allows it; layer by layer elsewhere."""
-    several = len({shape.device for shape in session.layers}) > 1
-    recordable = all(parts.select.recordable and parts.store.recordable for parts in runtime.groups)
-    if session.device.type != "cuda" or several or not recordable:
+    """Captured steps on a GPU, where the method's parts allow it; layer by layer elsewhere, and says why on a GPU."""
+    reason = runtime.uncaptured()
+    if reason is not None:
+        if session.device.type == "cuda":
+            log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
         return EagerRunner(session, runtime, slots)
     from coattn.record.runner import GraphRunner
 

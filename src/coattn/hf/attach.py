@@ -60,7 +60,8 @@ class Attachment:
 
     def report(self) -> dict[str, Any]:
         """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""
-        return {**self.composed.describe(), **self.ledger.describe()}
+        why = "attach runs the model's own modules layer by layer; coattn.LLM captures decode steps on a GPU"
+        return {**self.composed.describe(), **self.ledger.describe(), "captured": False, "not_captured": why}
 
     def close(self) -> None:
         """Gives the memory of every cache back."""

@@ -14,7 +14,7 @@ from coattn.part import Part
 from coattn.place.base import Call, Place, State
 from coattn.select.base import Select
 from coattn.store.frame import Recording
-from coattn.types import Selection
+from coattn.types import Selection, require_covered
 
 
 @dataclass
@@ -32,6 +32,10 @@ class Schedule(Part):
     def open(self, places: Sequence[Place], select: Select, layers: Sequence[int]) -> None:
         """Tells the schedule whom it commands, and the layers it will see, in order."""
         self.places, self.select, self.layers = places, select, layers
+
+    def is_exact(self) -> bool:
+        """Whether every place works with the layer's own query."""
+        return True
 
     def foresees(self, layer: int) -> bool:
         """Whether that is so for this layer."""
@@ -53,7 +57,11 @@ class Schedule(Part):
         """The result of every place that has a part, or one empty one where none has. Returns when all are there."""
 
     def needed(self, picked: Selection) -> list[Place]:
-        """The places whose part of the selection is there: an empty part costs kernels, and changes nothing."""
+        """The places whose part of the selection is there: an empty part costs kernels, and changes nothing.
+
+        Raises MethodError where a part of the selection is nobody's: it would be left out without a word.
+        """
+        require_covered(picked, [place.covers for place in self.places], self.select.name)
         found = [place for place in self.places if getattr(picked, place.covers) is not None]
         return found or [self.places[0]]
 

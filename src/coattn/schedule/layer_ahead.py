@@ -45,6 +45,7 @@ class LayerAhead(SameLayer):
     """
 
     name = "layer_ahead"
+    needs = SameLayer.needs | {"far"}
     ahead = True
     help_text = {
         "bound": "least cosine of predicted and real query, over the query heads of a KV head, below which the CPU's "
@@ -70,6 +71,12 @@ class LayerAhead(SameLayer):
                 f"bound is {self.bound!r}, but must be a cosine.", "Set bound to a number from -1 to 1, such as 0.8."
             )
         check_count("ahead_from", self.ahead_from, 1)
+
+    def is_exact(self) -> bool:
+        return self.bound >= 1
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"bound": 1.0}
 
     def foresees(self, layer: int) -> bool:
         return layer >= self.ahead_from

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
@@ -33,6 +34,9 @@ class AverageWeight(ByWeight):
         check_count("follow", self.follow, 0)
         if isinstance(self.strong, bool) or not isinstance(self.strong, (int, float)) or self.strong <= 0:
             raise ConfigError(f"strong is {self.strong!r}, but must be a number above 0.", "Set strong=64.")
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"beta": 0}
 
     def is_exact(self) -> bool:
         return self.beta == 0

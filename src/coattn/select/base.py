@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -27,12 +27,23 @@ class Select(Part):
     scale: float = field(init=False, repr=False, default=1.0)
     """What the layer multiplies its scores with; the runtime sets it before every `pick`."""
 
+    def uncaptured(self) -> str | None:
+        """Why a decode step with this rule cannot be captured in a CUDA graph, or None. After `open`."""
+        return None if self.recordable else "its class does not say `recordable = True`"
+
     def open(self, store: Store) -> None:
         """Meets the store whose entries it will pick, after the store's own `open`."""
 
     def is_exact(self) -> bool:
         """Whether it leaves nothing out with the parameters it has."""
         return type(self).exact
+
+    def whole(self, tokens: int) -> dict[str, Any] | None:
+        return {} if self.is_exact() else None
+
+    def fills(self, store: Store) -> frozenset[str]:
+        """The fields of Selection that `pick` may fill over such a store; a place must cover each."""
+        return frozenset({"near", "far"}) & store.provides
 
     def most(self) -> int | None:
         """Entries that a KV head attends to at most, where the rule has such a number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class DigestTop(Select):
     window_blocks: int = 2
     sink_blocks: int = 0
     block: int = 32
-    _store: Digested = field(init=False, repr=False)
+    _store: Digested = field(init=False, repr=False, default=None)  # type: ignore[assignment]  # before `open`
     last: dict[int, tuple[Tensor, Tensor, Tensor, Step]] = field(init=False, repr=False, default_factory=dict)
     """By layer, between `pick` and `observe`: scores, places and counts of what was picked."""
     _foreseen: dict[int, tuple[Step, Selection]] = field(init=False, repr=False, default_factory=dict)
@@ -79,7 +79,14 @@ class DigestTop(Select):
             )
         self._store = cast("Digested", store)
 
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"budget": tokens, "budget_file": None}
+
     def most(self) -> int:
+        """The budget. A pool that is attended as a whole comes beside what is picked and is not in it."""
+        return self._most() * (2 if self._store is not None and self._store.pick_once else 1)
+
+    def _most(self) -> int:
         return self.budget if self._budgets is None else sum(self._budgets) // len(self._budgets)
 
     def _budget(self, layer: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class PqTopP(Select):
 
     name = "pq_top_p"
     needs = frozenset({"near", "codes"})
+    provides = frozenset({"weighs"})
     exact = False
     help_text = {
         "tau": "share of the softmax mass that is attended, per query head; 1: everything",
@@ -46,6 +47,7 @@ class PqTopP(Select):
     union: bool = True
     _work: Work | None = field(init=False, repr=False, default=None)
     """What the kernels of a GPU share from call to call; None where there are none."""
+    _refused: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 < self.tau <= 1:
@@ -61,9 +63,18 @@ class PqTopP(Select):
         if shape.device.type == "cuda":
             from coattn.ops.cuda.top_p import Work, refuses
 
-            if refuses(shape.device, shape.q_heads // shape.kv_heads, store.block) is None:
+            self._refused = refuses(shape.device, shape.q_heads // shape.kv_heads, store.block)
+            if self._refused is None:
                 self._work = Work(shape.device)
-        self.recordable = self._work is not None
+
+    def uncaptured(self) -> str | None:
+        return self._refused
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"tau": 1.0, "cap": None}
+
+    def fills(self, store: Store) -> frozenset[str]:
+        return frozenset({"near", "weighted", "tail"} if self._has_tail() else {"near", "weighted"})
 
     def is_exact(self) -> bool:
         return self.tau >= 1 and self.cap is None

@@ -7,6 +7,7 @@ only past the model's trained length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from coattn.select.base import Stored
 
@@ -18,3 +19,6 @@ class SinksRecent(Stored):
     name = "sinks_recent"
     needs = frozenset({"window"})
     exact = False
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"recent": tokens}

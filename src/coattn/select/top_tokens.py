@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class TopTokens(Select):
     list, attends to everything; so does a decode step whose sequences all fit in the budget.
     """
 
-    needs = frozenset({"near", "all_tokens"})
+    needs = frozenset({"all_near"})
     exact = False
     help_text = {"budget": "tokens attended per KV head, the newest included", "block": "tokens per block: always 1"}
 
@@ -34,6 +35,9 @@ class TopTokens(Select):
         check_count("budget", self.budget, 1)
         if self.block != 1:
             raise ConfigError(f"block is {self.block!r}, but {self.name} picks single tokens.", "Leave block out.")
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"budget": tokens}
 
     def most(self) -> int:
         return self.budget

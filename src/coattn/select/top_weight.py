@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ class TopWeight(ByWeight):
     def __post_init__(self) -> None:
         if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 <= self.share <= 1:
             raise ConfigError(f"share is {self.share!r}, but must lie between 0 and 1.", "Set share=0.1.")
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"share": 1.0}
+
+    def is_exact(self) -> bool:
+        return self.share == 1
 
     def keep(self, weights: Tensor, entries: int) -> Tensor:
         best = weights.topk(round(self.share * weights.shape[-1]), dim=-1).indices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,9 @@ class Arena(Store):
 
     def is_exact(self) -> bool:
         return super().is_exact() and self.dram == "model"
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"dram": "model"}
 
     def least(self, opening: Opening) -> int:
         blocks = opening.seqs * ((self.window_blocks or 1) + self.sinks) + opening.spare

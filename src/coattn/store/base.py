@@ -83,6 +83,10 @@ class Store(Part):
         """Whether nothing is lost with the parameters it has, so that a rule that leaves nothing out is exact."""
         return type(self).keeps_all
 
+    def uncaptured(self) -> str | None:
+        """Why a decode step over this store cannot be captured in a CUDA graph, or None."""
+        return None if self.recordable else "its class does not say `recordable = True`"
+
     @abstractmethod
     def least(self, opening: Opening) -> int:
         """Bytes of the GPU tier without which the store cannot work for what `opening` says is to come."""

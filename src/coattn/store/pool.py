@@ -22,7 +22,7 @@ class Pool(Store):
     """Every token of every layer in a pool of GPU blocks."""
 
     name = "pool"
-    provides = frozenset({"near", "all_tokens"})
+    provides = frozenset({"near", "all_near", "all_tokens"})
     keeps_all = True
     help_text = {"block": "tokens per block"}
 

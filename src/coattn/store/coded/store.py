@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ class Coded(Arena):
 
     name = "coded"
     provides = frozenset({"near", "weighted", "codes", "values", "value_mean", "all_tokens"})
+    needs = frozenset({"weighs"})
     help_text = {
         "block": "tokens per block",
         "window_blocks": "newest blocks of a sequence kept as they are in GPU memory; None: 1",
@@ -89,7 +91,6 @@ class Coded(Arena):
             raise ConfigError(f"values is {self.values!r}, but must be model, int8 or int4.", "Leave it out for model.")
         if self.values != "model" and self.keep_keys:
             raise ConfigError("keep_keys needs values in the model's dtype.", "Leave out values or keep_keys.")
-        self.recordable = not self.keep_keys and self.block & (self.block - 1) == 0
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
         if self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
@@ -113,7 +114,15 @@ class Coded(Arena):
         self._turned = origin.basis
 
     def is_exact(self) -> bool:
-        return self.groups == 0 or self.keep_keys
+        return (self.groups == 0 or self.keep_keys) and self.values == "model"
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"groups": 0, "codebook": None, "values": "model"}
+
+    def uncaptured(self) -> str | None:
+        if self.keep_keys:
+            return "keep_keys scores what is selected on the host"
+        return None if self.block & (self.block - 1) == 0 else f"block is {self.block}, which is no power of two"
 
     def keeps_keys(self) -> bool:
         return self.keep_keys

@@ -46,6 +46,7 @@ class Contextual(Arena):
     """A window of the newest blocks with the average weight of each entry, the arena, and its chosen entries."""
 
     name = "contextual"
+    needs = frozenset({"keeps_entries"})
     provides = frozenset({"near", "far", "all_tokens", "weights"})
     help_text = {
         **Arena.help_text,

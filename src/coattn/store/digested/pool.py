@@ -19,7 +19,7 @@ class DigestPool(Pool):
     """A pool whose full blocks have digests. The filling block's digest is not one before the block is full."""
 
     name = "digest_pool"
-    provides = frozenset({"near", "all_tokens", "digests"})
+    provides = frozenset({"near", "all_near", "all_tokens", "digests"})
     help_text = {**Pool.help_text, **HELP}
 
     digest: str = "minmax"
