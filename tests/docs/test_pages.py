@@ -68,6 +68,4 @@ def test_make_targets_are_all_explained() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """Without the table of results, which has a limit of its own."""
-    before, _, rest = (ROOT / "README.md").read_text().partition("<!-- results:begin -->")
-    assert len((before + rest.partition("<!-- results:end -->")[2]).splitlines()) <= 125
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
