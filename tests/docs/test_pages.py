@@ -69,3 +69,21 @@ def test_make_targets_are_all_explained() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+PAPERS = sorted((ROOT / "docs" / "methods").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAPERS, ids=lambda page: str(page.name))
+def test_evidence_that_a_method_page_names_exists(page: Path) -> None:
+    tests = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    everything = "\n".join(tests.values())
+    files = [path.as_posix() for path in (*(ROOT / "src" / "coattn").rglob("*.*"), *tests)]
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert named
+    for name in named:
+        if name.endswith((".py", ".cu", ".h")):
+            assert any(path.endswith("/" + name) for path in files), name
+        elif name.startswith("test_"):
+            assert f"def {name}(" in everything, name
