@@ -6,6 +6,7 @@ Prefill-decode disaggregation: one process reads prompts (`prefill`), another an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,8 @@ class Prefilled:
 class Keeping:
     """Stands for a runtime, and keeps what goes through it."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime, self.scales = runtime, [1.0] * len(runtime.layers)
+    def __init__(self, runtime: Runtime, on_layer: Callable[[], None] | None = None) -> None:
+        self.runtime, self.scales, self.on_layer = runtime, [1.0] * len(runtime.layers), on_layer
         self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in runtime.layers]
         self.queries: list[Tensor] = [torch.empty(0)] * len(runtime.layers)
 
@@ -93,18 +94,26 @@ class Keeping:
             part.append(x.cpu())
         last = self.queries[layer]
         self.queries[layer] = torch.cat([last, q.cpu()] if len(last) else [q.cpu()])[-QUERIES:].clone()
-        return self.runtime.attend(layer, q, k, v, scale)
+        out = self.runtime.attend(layer, q, k, v, scale)
+        if self.on_layer is not None:
+            self.on_layer()
+        return out
 
 
 @torch.inference_mode()
-def prefill(model: PreTrainedModel, ids: Any, chunk: int = 2048) -> Prefilled:
-    """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model."""
+def prefill(
+    model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] | None = None
+) -> Prefilled:
+    """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model.
+
+    on_layer: called after the attention of every layer of every chunk.
+    """
     tokens = torch.as_tensor(ids)
     if tokens.ndim != 1 or not len(tokens):
         raise InputError(f"The prompt has the shape {list(tokens.shape)}.", "Give token ids [n].")
     with Session(model) as session:
         runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens))
-        keeping = Keeping(runtime)
+        keeping = Keeping(runtime, on_layer)
         logits: Tensor | None = None
         try:
             for start in range(0, len(tokens), chunk):
