@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from coattn.demo.book import write_book
 from coattn.demo.prompt import ANSWER, FACT, QUESTION, Planted, plant
 from coattn.demo.seen import Names, Seen
 from coattn.engine.runner import EagerRunner
+from coattn.errors import InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session, end_tokens
 from coattn.hf.load import Loaded
@@ -29,10 +31,8 @@ Progress = Callable[[str, int, int], None]
 """`(what, done, of how many)`"""
 CHUNK = 8192
 """Tokens read at a time on a GPU; elsewhere all of them."""
-SHARE = 8
-"""The GPU tier of the methods that have a cap holds one part in so many of the KV."""
-LEAST = 1536
-"""Tokens of the shortest document: in an eighth of less, `scout` has no room for a block of its choice."""
+BLOCK = 32
+"""Tokens per block of every method here."""
 BINS = 200
 """Pieces of the document that the figure tells apart."""
 
@@ -43,16 +43,16 @@ class Entry:
 
     how: str
     capped: bool = True
-    params: Callable[[int, Path], Mapping[str, Any]] = lambda *_: {}
-    """`(tokens that the cap holds, folder of the codebook) -> parameters` that differ from the method's own."""
+    params: Callable[[int, int, Path], Mapping[str, Any]] = lambda *_: {}
+    """`(tokens that the cap holds, of how many, folder of the codebook) -> parameters` that are not the method's own."""
 
 
-def _scout(cap: int, _: Path) -> Mapping[str, Any]:
-    """As many tokens as fit in the cap beside the digests: two keys for each block of 32."""
-    return {"budget": (cap - cap * SHARE // 32) // 32 * 32}
+def _scout(cap: int, total: int, _: Path) -> Mapping[str, Any]:
+    """As many tokens as fit in the cap beside the digests, which are two keys for each block."""
+    return {"budget": (cap - total // BLOCK) // BLOCK * BLOCK}
 
 
-def _codes(_: int, folder: Path) -> Mapping[str, Any]:
+def _codes(_: int, __: int, folder: Path) -> Mapping[str, Any]:
     return {"codebook": str(folder / BOOK), "code_bits": 12}
 
 
@@ -104,8 +104,14 @@ class Row:
     """`gpu`, `pulled`, `cpu`: share of steps, layers and heads that attend to each piece."""
 
 
-def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, progress: Progress) -> dict[str, Any]:
-    """Reads the document once, hands its keys and values to every method, and lets each answer the question."""
+def run_demo(
+    loaded: Loaded, tokens: int, max_new_tokens: int, gpu_share: float, progress: Progress
+) -> dict[str, Any]:
+    """Reads the document once, hands its keys and values to every method, and lets each answer the question.
+
+    gpu_share: the cap of the GPU tier, as a share of all keys and values, for the methods that have one.
+    """
+    check_cap(tokens + max_new_tokens, gpu_share)
     planted = plant(loaded, tokens, max_new_tokens)
     started = time.perf_counter()
     document = _read(loaded, planted, progress)
@@ -116,7 +122,7 @@ def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, progress: Progres
         layers = describe_layers(loaded.model)
         write_book(document, layers, Path(folder) / BOOK, _counter("coding its keys", len(layers), progress))
         for name in ENTRIES:
-            asked = Asked(loaded, document, planted, names, Path(folder), max_new_tokens)
+            asked = Asked(loaded, document, planted, names, Path(folder), max_new_tokens, gpu_share)
             rows.append(asked.answer(name, progress))
     whole = kv_bytes(document, max_new_tokens)
     return {
@@ -124,13 +130,27 @@ def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, progress: Progres
         "fact_start": planted.start,
         "fact_end": planted.end,
         "kv_bytes": whole,
-        "gpu_cap": whole // SHARE,
+        "gpu_share": gpu_share,
+        "gpu_cap": int(whole * gpu_share),
         "read_s": read_s,
         "seconds": time.perf_counter() - started,
         "fact": FACT,
         "question": QUESTION,
         "rows": [asdict(row) for row in rows],
     }
+
+
+def check_cap(total: int, gpu_share: float) -> None:
+    """Raises InputError where the cap has no room for what `scout` always holds and one block of its choice."""
+    least = 4 * BLOCK
+    if _scout(int(total * gpu_share), total, Path())["budget"] < least:
+        needed = least / max(gpu_share - 1 / BLOCK, 1e-9) + 2 * BLOCK
+        raise InputError(
+            f"{gpu_share:.1%} of the KV of {total:,} tokens is too little for the methods of the demo.",
+            f"Give --tokens {math.ceil(needed / 100) * 100} or more, or a larger --gpu-share."
+            if gpu_share >= 0.05
+            else "Give a --gpu-share of 0.05 or more.",
+        )
 
 
 def kv_bytes(document: Prefilled, answer: int) -> int:
@@ -162,14 +182,15 @@ class Asked:
     folder: Path
     most: int
     """Tokens of the longest answer."""
+    gpu_share: float
 
     @torch.inference_mode()
     def answer(self, name: str, progress: Progress) -> Row:
         """One method's answer, its memory, and what it attended to."""
         started = time.perf_counter()
         entry, whole, total = ENTRIES[name], kv_bytes(self.document, self.most), self.planted.tokens + self.most
-        composed = compose(METHODS[name], **entry.params(total // SHARE, self.folder))
-        ledger = Ledger(whole // SHARE if entry.capped else None)
+        composed = compose(METHODS[name], **entry.params(int(total * self.gpu_share), total, self.folder))
+        ledger = Ledger(int(whole * self.gpu_share) if entry.capped else None)
         with Session(self.loaded.model) as session:
             runtime = Seen(session.layers, composed, ledger, total, self.names)
             runner = EagerRunner(session, runtime, 1)
