@@ -10,6 +10,7 @@ from matplotlib import pyplot
 from matplotlib.text import Text
 
 from coattn.demo import picture
+from coattn.demo.prompt import FACT
 from coattn.demo.run import BINS, ENTRIES
 
 LONG = "The access code of the northern lighthouse is: ```python def northern_lighthouse(): return"
@@ -37,6 +38,7 @@ def test_texts_are_inside_and_apart(at: float, tmp_path: Path, monkeypatch: pyte
     tokens = 3000
     start = int(tokens * at)
     result = {"document_tokens": tokens, "fact_start": start, "fact_end": start + 20, "gpu_share": 0.125}
+    result |= {"fact": FACT, "model": "smollm2"}
     picture.draw({**result, "rows": [row(name) for name in ENTRIES]}, tmp_path / "x.png")
     (figure,) = kept
     assert (tmp_path / "x.png").stat().st_size < 200_000
@@ -50,11 +52,23 @@ def test_texts_are_inside_and_apart(at: float, tmp_path: Path, monkeypatch: pyte
         assert box.x1 <= figure.bbox.x1, text
         assert box.y1 <= figure.bbox.y1, text
     for i, (text, box) in enumerate(boxes):
-        assert [other for other, its in boxes[i + 1 :] if box.overlaps(its) and its.width and box.width] == [], text
+        assert [other for other, its in boxes[i + 1 :] if box.overlaps(its)] == [], text
+    titles = [(text, box) for text, box in boxes if text.endswith(":")]
+    assert len(titles) == len(figure.legends) == 2
+    for legend in figure.legends:
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+        assert [text for text, box in titles if box.overlaps(legend.get_window_extent())] == []
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0%"), (0.001, "<1%"), (0.125, "12%"), (0.9999, ">99%"), (1.0, "100%"), (1.005, "100%")]
+    ("share", "text"), [(0.0, "0%"), (0.001, "<1%"), (0.125, "12%"), (0.999, ">99%"), (1.0, "100%"), (1.005, "100%")]
 )
 def test_percent(share: float, text: str) -> None:
     assert picture.percent(share) == text
+
+
+def test_answers_without_their_common_beginning() -> None:
+    assert picture.remainders(["The code is 12.", "The code\nis 13."]) == ["… 12.", "… 13."]
+    assert picture.remainders(["Yes", "No, not"]) == ["Yes", "No, not"]
+    assert picture.shorten("abcdef", 4) == "abc…"
+    assert picture.shorten("abcd", 4) == "abcd"

@@ -47,12 +47,11 @@ def demo(
     attention does, wherever the KV lies. The lossy ones attend to a part of it, and may miss the fact. A picture shows
     where the KV lies and what was attended.
     """
-    target = writable(str(Path(folder) / "demo.json"))
-    assert target is not None
-
     from coattn.demo.run import check_cap
 
     check_cap(tokens + max_new_tokens, gpu_share)
+    target = writable(str(Path(folder) / "demo.json"))
+    assert target is not None
     err.print("Loading the model; the first time it is fetched and converted, which takes about a minute.")
 
     from coattn.demo.picture import draw
@@ -96,8 +95,11 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
 
 def show_table(result: dict[str, Any]) -> None:
     """The comparison, for people."""
-    out.print(f"In a document of {result['document_tokens']:,} tokens, read once in {result['read_s']:.0f} s: "
-              f"“{result['fact']}”", highlight=False)
+    out.print(
+        f"In a document of {result['document_tokens']:,} tokens, read once in {result['read_s']:.0f} s: "
+        f"“{result['fact']}”",
+        highlight=False,
+    )
     out.print(f"Asked: “{result['question']}”", highlight=False)
     cap = f"{format_bytes(result['gpu_cap'])}, {result['gpu_share']:.1%} of the KV"
     table = Table(title=f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)

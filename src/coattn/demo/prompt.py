@@ -34,7 +34,7 @@ class Planted:
 
 
 def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
-    """A prompt of exactly so many tokens, in the model's chat template. answer: tokens that must still fit behind it."""
+    """A prompt of exactly so many tokens, in the model's chat template. answer: tokens that must fit behind it."""
     left = room(loaded, tokens)
     if left is not None and left < answer:
         raise InputError(

@@ -44,7 +44,7 @@ class Entry:
     how: str
     capped: bool = True
     params: Callable[[int, int, Path], Mapping[str, Any]] = lambda *_: {}
-    """`(tokens that the cap holds, of how many, folder of the codebook) -> parameters` that are not the method's own."""
+    """`(tokens that the cap holds, of how many, folder of the codebook) -> parameters` beside the method's own."""
 
 
 def _scout(cap: int, total: int, _: Path) -> Mapping[str, Any]:
@@ -62,13 +62,13 @@ ENTRIES: dict[str, Entry] = {
     "offload": Entry("The KV lies in DRAM. For every token, all of it is copied to the GPU, layer by layer."),
     "cpu": Entry("The KV lies in DRAM. The CPU attends to it there; only queries and results cross PCIe."),
     "hgca": Entry(
-        "The GPU attends to a window. Of the rest, in DRAM, the CPU attends to what the question's tokens gave weight to."
+        "The GPU attends to a window. Of the rest, in DRAM, the CPU attends to what the last tokens gave weight to."
     ),
     "scout": Entry(
         "The GPU attends to the blocks it holds, the CPU to others whose digests promise more.", params=_scout
     ),
     "hcattention": Entry(
-        "Codes of the keys on the GPU say what weighs most. The CPU adds up those values; the others count with their mean.",
+        "Codes of the keys on the GPU say what weighs most. The CPU adds up those values; the rest counts as a mean.",
         capped=False,
         params=_codes,
     ),
@@ -78,7 +78,7 @@ ENTRIES: dict[str, Entry] = {
 
 @dataclass
 class Row:
-    """One method's line of the table. Shares of bytes are of the KV that full attention keeps."""
+    """One method's line of the table. Shares of bytes are of what `full` holds, whole blocks as it is."""
 
     method: str
     exact: bool
@@ -104,9 +104,7 @@ class Row:
     """`gpu`, `pulled`, `cpu`: share of steps, layers and heads that attend to each piece."""
 
 
-def run_demo(
-    loaded: Loaded, tokens: int, max_new_tokens: int, gpu_share: float, progress: Progress
-) -> dict[str, Any]:
+def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, gpu_share: float, progress: Progress) -> dict[str, Any]:
     """Reads the document once, hands its keys and values to every method, and lets each answer the question.
 
     gpu_share: the cap of the GPU tier, as a share of all keys and values, for the methods that have one.
@@ -200,6 +198,7 @@ class Asked:
             finally:
                 runner.close()
         text = str(self.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        held = whole // total * (-(-total // BLOCK) * BLOCK)
         all_seen, fact = torch.stack(list(seen.values())).sum(0), slice(self.planted.start, self.planted.end)
         return Row(
             method=name,
@@ -208,8 +207,8 @@ class Asked:
             capped=entry.capped,
             gpu_kv=ledger.peak["gpu"],
             host_kv=ledger.peak["host"],
-            gpu_share=ledger.peak["gpu"] / whole,
-            host_share=ledger.peak["host"] / whole,
+            gpu_share=ledger.peak["gpu"] / held,
+            host_share=ledger.peak["host"] / held,
             attended=all_seen.mean().item(),
             fact_attended=all_seen[fact].mean().item(),
             fact_kept=torch.maximum(*lies)[fact].mean().item(),

@@ -36,7 +36,7 @@ class Names:
         self._sorted = [each.sort(-1) for each in named]
 
     def find(self, layer: int, keys: Tensor) -> Tensor:
-        """keys `[kv_heads, n, d]`, from anywhere -> int64 `[kv_heads, n]`; `tokens` where it is none of the document's."""
+        """keys `[kv_heads, n, d]`, from anywhere -> int64 `[kv_heads, n]`; `tokens`: none of the document's."""
         names = _names(keys)
         known, order = self._sorted[layer]
         at = torch.searchsorted(known, names).clamp(max=self.tokens - 1)

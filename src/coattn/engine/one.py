@@ -1,4 +1,4 @@
-"""One prompt, one answer, under a method: what `coattn generate` and `coattn demo` run."""
+"""One prompt, one answer, under a method: what `coattn generate` runs."""
 
 from __future__ import annotations
 
