@@ -74,7 +74,7 @@ def test_streaming_forgets_the_fact_and_nobody_else_does(result: dict[str, Any])
 def test_lossy_rows_attend_to_a_part(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         if not row["exact"]:
-            assert 0 < row["attended"] < 0.95, row["method"]
+            assert 0 < row["attended"] < 1 - 1e-6, row["method"]
         dram = {"full": 0, "streaming": 0, "hcattention": 0.5}.get(row["method"], 1)  # codes save the keys
         assert row["lies"]["dram"][:-10] == [dram] * (len(row["lies"]["dram"]) - 10), row["method"]
 

@@ -65,8 +65,8 @@ def _bar(axes: Axes, row: dict[str, Any], tokens: int, y: float) -> None:
         base = [0.0] * count
         for shares, colour in parts:
             top = [min(1.0, b + share) for b, share in zip(base, shares, strict=True)]
-            span = [[y + low + (high - low) * x for x in (*side, side[-1])] for side in (base, top)]
-            axes.fill_between(edges, *span, step="post", color=colour, linewidth=0)
+            under, over = ([y + low + (high - low) * x for x in (*side, side[-1])] for side in (base, top))
+            axes.fill_between(edges, under, over, step="post", color=colour, linewidth=0)
             base = top
 
     low, high = BAR
