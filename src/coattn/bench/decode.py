@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,10 +23,12 @@ from coattn.ops.reference.drive import Drift
 from coattn.runtime import Runtime
 from coattn.store.digested.residents import Residents
 from coattn.store.ledger import Ledger
-from coattn.trace.step import StepTrace
+from coattn.trace.step import Timing
 from coattn.types import Step
 
 GB = 1e9
+MOST_LOOKS = 256
+"""Steps of a row whose waiting is looked at: each costs a copy of a few numbers, between two timed steps."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,13 @@ class Row:
     floor_ms: float | None
     """Bytes that must move over each link at the measured rates: the links work at the same time, HBM does both."""
     gpu_idle: float | None
-    """Share of the step in which the GPU waited for the CPU's part; None where it was not measured."""
+    """Share of a step in which the GPU waited for the CPU's answer or for KV on its way over PCIe, the mean over
+    `idle_steps` of the timed steps; None where it was not measured."""
+    idle_cpu: float | None
+    """Of it, waiting for the CPU's answer."""
+    idle_pcie: float | None
+    """Of it, waiting for PCIe."""
+    idle_steps: int
     cpu_ratio: float
     """Share of the attended entries that the CPU attends to."""
     gpu_kv_bytes: int
@@ -79,7 +87,7 @@ class Row:
     """Rate at which all threads only read as many far blocks as the step attends to, layer after layer."""
     record_s: float | None
     layer_us: dict[str, float] | None = None
-    """Of the last step, the mean over layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""
+    """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""
     notes: dict[str, float] = field(default_factory=dict)
     """What store and schedule say of themselves."""
 
@@ -140,17 +148,16 @@ class Bench:
             for _ in range(case.warm):
                 ready.step()
             before = _notes(ready)
-            taken = _time(ready.step, self.steps - 1, seconds)
+            timings: list[Timing] = []
+            taken = _time(ready.step, self.steps - 1, seconds, lambda: _look(ready.runner, timings))
             notes = _per_step(before, _notes(ready), min(len(taken) + 2, self.steps - 1))
             slots = tuple(range(case.batch))
             near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
             token, far_token = ready.runtime.token_bytes()
             rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
             row = self._finish(case, taken, near * token, far * far_token, ready.ledger, rate)
-            trace = ready.runner.trace()
-            idle, parts = (None, None) if trace is None else (trace.gpu_idle, _layer_us(trace))
             notes |= self._after(case, ready)
-            return Row(**row, gpu_idle=idle, record_s=record_s, layer_us=parts, notes=notes)
+            return Row(**row, **waiting(timings), record_s=record_s, layer_us=layer_us(timings), notes=notes)
 
     def _after(self, case: Case, ready: Ready) -> dict[str, float]:
         """More notes, from steps after those that were timed."""
@@ -202,7 +209,7 @@ class Bench:
         near, far = (0, nbytes) if offload else (nbytes, 0)
         row = self._finish(case, taken, near, far, None)
         row |= {"gpu_kv_bytes": near, "host_kv_bytes": far, "cpu_ratio": 0.0}
-        return Row(**row, gpu_idle=None, record_s=None)
+        return Row(**row, **waiting([]), record_s=None)
 
     def _finish(
         self,
@@ -271,14 +278,33 @@ def _per_step(before: dict[str, float], after: dict[str, float], steps: int) -> 
     return {name: (value - before.get(name, 0)) / max(1, steps) for name, value in after.items()}
 
 
-def _layer_us(trace: StepTrace) -> dict[str, float] | None:
-    if not trace.spans:
+def _look(runner: Runner, timings: list[Timing]) -> None:
+    """Notes what the GPU waited for in the last step, unless enough is known."""
+    found = runner.timing() if len(timings) < MOST_LOOKS else None
+    if found is not None:
+        timings.append(found)
+
+
+def waiting(timings: Sequence[Timing]) -> dict[str, Any]:
+    """What a row says of the GPU's waiting: the mean over steps."""
+
+    def mean(name: str) -> float | None:
+        return statistics.fmean(getattr(each, name) for each in timings) if timings else None
+
+    shares = {"gpu_idle": mean("gpu_idle"), "idle_cpu": mean("cpu_wait"), "idle_pcie": mean("pcie_wait")}
+    return {**shares, "idle_steps": len(timings)}
+
+
+def layer_us(timings: Sequence[Timing]) -> dict[str, float] | None:
+    """Microseconds of a layer that hands over: the mean over steps and layers; None where none does."""
+    spans = [span for each in timings for span in each.spans]
+    if not spans:
         return None
     parts = {
         # what the GPU does beside may be over before a long list is posted
-        "gpu": [max(0, span.ready - span.posted) for span in trace.spans],
-        "cpu": [span.done - span.seen for span in trace.spans],
-        "wait": [span.idle for span in trace.spans],
+        "gpu": [max(0, span.ready - span.posted) for span in spans],
+        "cpu": [span.done - span.seen for span in spans],
+        "wait": [span.idle for span in spans],
     }
     return {name: statistics.fmean(values) / 1e3 for name, values in parts.items()}
 
@@ -289,14 +315,21 @@ def _layers(model: Any) -> Any:
     return describe_layers(model)
 
 
-def _time(step: Callable[[], object], most: int, seconds: float) -> list[float]:
-    """Seconds of each step: at most so many, at least three, and no more than `seconds` in all."""
+def _time(
+    step: Callable[[], object], most: int, seconds: float, look: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Seconds of each step: at most so many, at least three, and no more than `seconds` in all.
+
+    look: called after every step that counts, outside its time.
+    """
     warm = 2
     taken: list[float] = []
     while len(taken) < most and (len(taken) < warm + 3 or sum(taken) < seconds):
         start = time.perf_counter()
         step()
         taken.append(time.perf_counter() - start)
+        if len(taken) > warm:
+            look()
     return taken[warm:] if len(taken) > warm else taken
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from coattn import native
-from coattn.bench.decode import Bench, Case, _layer_us
+from coattn.bench.decode import Bench, Case, layer_us, waiting
 from coattn.types import Step
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -45,15 +45,18 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
         ready.step()
         fill_s = time.perf_counter() - start
         taken: list[float] = []
+        timings = []
         while len(taken) < 3 or (len(taken) < steps and sum(taken) < seconds):
             begin = time.perf_counter()
             ready.step()
             taken.append(time.perf_counter() - begin)
+            timing = ready.runner.timing()
+            if timing is not None:
+                timings.append(timing)
         store: Any = ready.runtime.groups[-1].store
         near, far = ready.runtime.attended(Step.of((0,), (ready.length - 1,), (1,)))
         token = sum(each.token_bytes for each in ready.runtime.layers)
         entries = sum(store._taken.values()) * shape.kv_heads
-        trace = ready.runner.trace()
         used = torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] if bench.device.type == "cuda" else None
         row = {
             "row": name,
@@ -68,7 +71,8 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
             "gpu_bytes_in_use": used,
             "full_kv_bytes": context * token,
             "fill_s": fill_s,
-            "layer_us": None if trace is None else _layer_us(trace),
+            "layer_us": layer_us(timings),
+            **waiting(timings),
         }
         return row | _floor(
             bench, near * token, far * token, entries * 4 * (1 + shape.q_heads // shape.kv_heads), store
@@ -104,7 +108,7 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
                 raise part.error
             times.append(time.perf_counter())
         report = engine.report()
-        trace = engine.trace()
+        timing = engine.runner.timing()
         attended = engine.engine.runner.runtime.groups[-1].store  # type: ignore[attr-defined]
         attended.attended(Step.of((0,), (tokens,), (1,)))
         taken = list(attended._taken.values())
@@ -118,6 +122,6 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
         "ms_per_step": statistics.median(gaps[2:] or gaps) * 1e3,
         "steps": len(gaps),
         "kept_share": sum(taken) / len(taken) / tokens if taken else None,
-        "layer_us": None if trace is None else _layer_us(trace),
+        "layer_us_last_step": None if timing is None else layer_us([timing]),
         **report,
     }
