@@ -19,6 +19,7 @@ STEP = StepTrace(
     sequences=2,
     spans=(Span(0, 1500, 2000, 5000, 1600, 4800), Span(1, 6000, 9000, 8000, 6200, 7900)),
     crossings=(),
+    weight_bytes=4_000,
     hbm_bytes=10_000,
     pcie_bytes=100,
     dram_bytes=5_000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
-from coattn.method import compose
+from coattn.method import Composed, compose
 from coattn.methods import find_method
 from coattn.ops.reference.drive import Drift
 from coattn.runtime import Runtime
@@ -46,6 +47,8 @@ class Case:
     drift: Drift | None = None
     """Methods that pick blocks by their digests: how what they pick changes, in recorded steps; else as random weights
     have it."""
+    change: float = 0.0
+    """Share of the picked blocks that changes in a step, under `drift`."""
     schedule: str | None = None
     """In place of the method's own."""
     age: int = 0
@@ -63,6 +66,18 @@ class Row:
     batch: int
     context: int
     params: dict[str, Any]
+    """What was set, and what was done to the method."""
+    settings: dict[str, Any]
+    """Every parameter of the method with its value."""
+    dtype: str
+    """Of weights, keys and values."""
+    gpu_budget: int | None
+    """Most bytes of KV that were allowed in GPU memory; None: as many as there is room for."""
+    host_budget: int | None
+    simulated: list[str]
+    """What stands in for a trained model on a text."""
+    kept_share: float | None
+    """Share of DRAM's entries that a head attends to, where it was assumed."""
     ms_per_step: float
     p99_ms: float
     tokens_per_s: float
@@ -152,12 +167,26 @@ class Bench:
             taken = _time(ready.step, self.steps - 1, seconds, lambda: _look(ready.runner, timings))
             notes = _per_step(before, _notes(ready), min(len(taken) + 2, self.steps - 1))
             slots = tuple(range(case.batch))
-            near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
+            last = Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch)
+            near, far = ready.runtime.attended(last)
+            notes |= chosen(ready.runtime, last)
             token, far_token = ready.runtime.token_bytes()
             rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
             row = self._finish(case, taken, near * token, far * far_token, ready.ledger, rate)
             notes |= self._after(case, ready)
             return Row(**row, **waiting(timings), record_s=record_s, layer_us=layer_us(timings), notes=notes)
+
+    def composed(self, case: Case) -> Composed:
+        """The case's method. One that keeps what weighs most keeps as many entries as the case says instead."""
+        method = find_method(case.method)
+        if case.schedule is not None:
+            method = method.scheduled(case.schedule)
+        params = dict(case.params)
+        if case.kept and "cap" in compose(method).params:
+            shape = _layers(self.model)[0]
+            share = statistics.fmean(case.kept)
+            params |= {"tau": 1.0, "cap": cap_for(share, case.context, shape.q_heads // shape.kv_heads)}
+        return compose(method, **params)
 
     def _after(self, case: Case, ready: Ready) -> dict[str, float]:
         """More notes, from steps after those that were timed."""
@@ -166,10 +195,7 @@ class Bench:
     @contextmanager
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
-        method = find_method(case.method)
-        if case.schedule is not None:
-            method = method.scheduled(case.schedule)
-        composed = compose(method, **case.params)
+        composed = self.composed(case)
         ledger = Ledger(self.gpu_memory, self.host_memory)
         first = max(1, case.context - self.steps - case.warm)
         slots = tuple(range(case.batch))
@@ -181,7 +207,7 @@ class Bench:
             runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
             runtime.commit()
             kv.fill_randomly(runtime)
-            if case.kept:
+            if case.kept and "cap" not in composed.params:
                 for parts in runtime.groups:
                     parts.store.assume(slots, first, case.kept)
             if case.drift is not None:
@@ -222,8 +248,8 @@ class Bench:
     ) -> dict[str, Any]:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
-        places = set(find_method(case.method).place) if ledger is not None else set()
-        on_cpu = bool(places & {"cpu", "cpu_values"})
+        own = None if ledger is None else self.composed(case)
+        on_cpu = own is not None and bool({"cpu", "cpu_values"} & set(own.method.place))
         return {
             "method": case.method,
             "shapes": self.shapes,
@@ -235,6 +261,12 @@ class Bench:
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
             },
+            "settings": {} if own is None else dict(own.params),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "gpu_budget": self.gpu_memory,
+            "host_budget": self.host_memory,
+            "simulated": simulated(case, own is None or own.exact, self.device.type == "cuda"),
+            "kept_share": statistics.fmean(case.kept) if case.kept else None,
             "ms_per_step": median * 1e3,
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,
@@ -264,6 +296,33 @@ def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: 
     for parts in runtime.groups:
         if isinstance(parts.store, Residents):
             parts.store.drive(drift, slots, length, age)
+
+
+def cap_for(kept: float, context: int, group: int) -> int:
+    """Entries of a query head so that a group of them, each with its own, keeps a share together.
+
+    Random codes give the heads of a group independent choices.
+    """
+    return max(1, round((1 - math.pow(1 - kept, 1 / group)) * context))
+
+
+def simulated(case: Case, exact: bool, on_gpu: bool) -> list[str]:
+    """What a row of speed has in place of a trained model on a text."""
+    found = ["random weights", "random keys and values"]
+    if case.kept:
+        found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
+    elif case.drift is not None and on_gpu:  # layer by layer nothing is driven
+        wrong = f"{case.drift.wrong:.0%} of the scores predicted wrongly"
+        found.append(f"driven picks: {case.change:.1%} of the blocks change in a step, {wrong}")
+    elif not exact:
+        found.append("picks by random weights")
+    return found
+
+
+def chosen(runtime: Runtime, step: Step) -> dict[str, float]:
+    """What a store says of the entries it attended to, beside its bytes."""
+    found = {name: value for parts in runtime.groups for name, value in parts.store.notes(step).items()}
+    return {name: value for name, value in found.items() if "bytes" not in name}
 
 
 def _notes(ready: Ready) -> dict[str, float]:

@@ -27,6 +27,7 @@ def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) 
         timing.spans,
         timing.crossings,
         step.seqs,
+        weight_bytes=weight_bytes,
         hbm_bytes=weight_bytes + near * token,
         pcie_bytes=(crossing if by_cpu else far * far_token) if far else 0,
         dram_bytes=far * far_token,

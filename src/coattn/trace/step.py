@@ -96,7 +96,9 @@ class StepTrace(Timing):
     """One decode step. Bytes are what the step must move over each link."""
 
     sequences: int
+    weight_bytes: int
     hbm_bytes: int
+    """Weights included."""
     pcie_bytes: int
     dram_bytes: int
 
