@@ -155,6 +155,7 @@ def test_names_of_bars_are_unique() -> None:
     assert bench.decode_names(SPEED)[1] == "hgca, batch 9, 8k\nwindow 1,024, kept 1.6%"
     assert bench.decode_names(SPEED)[2].startswith("scout, batch 10, 8k\nbudget 2,048, schedule same_layer,")
     assert max(len(line) for name in bench.decode_names(SPEED) for line in name.split("\n")) <= 46
+    assert "budget 1,024" in sweep_figure.row_names({"rows": [{"method": "scout", "params": {"budget": 1024}}]})[0]
     twins = [{**SWEEP[0], "row": f"hcattention,cap={n}"} for n in (1, 2)]
     assert sweep_figure.row_names({"rows": twins}) == ["hcattention, cap=1", "hcattention, cap=2"]
 
@@ -176,8 +177,9 @@ def test_lengths(count: int, said: str) -> None:
     assert tokens(count) == said
 
 
-def test_long_words_are_cut_at_spaces() -> None:
-    assert wrap("window 128, tau 0.95, codebook t16", 22) == "window 128, tau 0.95,\ncodebook t16"
+def test_lines_end_after_commas() -> None:
+    assert wrap("window 128, tau 0.95, recall interval 8", 28) == "window 128, tau 0.95,\nrecall interval 8"
+    assert wrap("one part alone that is longer than a line", 20) == "one part alone that\nis longer than a\nline"
 
 
 @pytest.mark.parametrize(

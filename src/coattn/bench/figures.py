@@ -74,7 +74,7 @@ def decode_figure(result: dict[str, Any]) -> pyplot.Figure:
             drawn = True
         axes.text(row["ms_per_step"], place, f" {row['ms_per_step']:,.1f}", va="center", fontsize=7)
     axes.set_yticks(list(places), names, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xscale("log")
     low = min(row["floor_ms"] or row["ms_per_step"] for row in rows) / 1.5
     high = max(max(row["ms_per_step"], row["floor_ms"] or 0) for row in rows)
