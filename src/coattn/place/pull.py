@@ -42,7 +42,8 @@ class Pull(Place):
     provides = frozenset({"prefetch"})
 
     _stamps: Tensor | None = field(init=False, repr=False, default=None)
-    """`[layers, 2]` int64 on the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe."""
+    """`[layers, 2, 2]` int64. On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe. The
+    second of each pair keeps the stamps on 16 bytes, so that one compiled kernel takes them all."""
     _expected: tuple[int, BlockList] | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
@@ -99,12 +100,12 @@ class Pull(Place):
         if device.type != "cuda":
             return
         if self._stamps is None:
-            self._stamps = torch.zeros(len(self.opening.layers), 2, dtype=torch.int64, device=device)
+            self._stamps = torch.zeros(len(self.opening.layers), 2, 2, dtype=torch.int64, device=device)
         for layer in self.opening.layers:
             recording.stamps[layer] = self._stamp(layer, 0)
 
     def fetches(self) -> list[tuple[str, int, int]]:
-        stamps = [] if self._stamps is None else self._stamps.tolist()
+        stamps = [] if self._stamps is None else self._stamps[..., 0].tolist()
         return [(f"layer {layer}", *pair) for layer, pair in zip(self.opening.layers, stamps, strict=False)]
 
     def forget_recordings(self) -> None:
@@ -117,7 +118,7 @@ class Pull(Place):
     def _stamp(self, layer: int, which: int) -> Tensor:
         assert self._stamps is not None
         row = list(self.opening.layers).index(layer)
-        return self._stamps[row, which : which + 1]
+        return self._stamps[row, which, :1]
 
     def _fill(self, layer: int, piece: Piece) -> Filling:
         return self.staging.fill(layer, self.store.far, piece.ids)

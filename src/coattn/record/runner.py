@@ -65,8 +65,8 @@ class GraphRunner:
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, bool] | None = None
-        self._marks = torch.zeros(2, dtype=torch.int64, device=session.device)
-        """On the GPU's clock: all of a step's own work is done; what ran beside it is, too."""
+        self._marks = torch.zeros(2, 2, dtype=torch.int64, device=session.device)
+        """The first of each row, on the GPU's clock: all of a step's own work is done; what ran beside it is, too."""
         self._beside = False
         """Whether anything does."""
         self._armed = False
@@ -160,7 +160,7 @@ class GraphRunner:
             return None
         begin, end, _, far = self._last
         places = self.runtime.places() if far else []
-        done, joined = self._marks.tolist()
+        done, joined = self._marks[:, 0].tolist()
         stamps = [stamp for place in places for stamp in place.fetches()]
         if far and self._beside:
             stamps.append(("the recall", done, joined))
@@ -188,9 +188,9 @@ class GraphRunner:
         logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
         largest, best = logits.max(-1)
         self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
-        mark(self._marks[:1])
+        mark(self._marks[0, :1])
         self._beside = self.runtime.rejoin() or self._beside
-        mark(self._marks[1:])
+        mark(self._marks[1, :1])
         return logits, self._best[:rows]
 
     def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:
