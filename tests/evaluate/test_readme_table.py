@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.run import coattn
+from tests.evaluate.tiny import model_and_text
 
 from coattn.errors import InputError
-from coattn.evaluate.readme_table import HEAD, NONE, join, read_list, table, unlike
+from coattn.evaluate.readme_table import HEAD, NONE, join, read_list, table, times, unlike
 from coattn.evaluate.readme_table import Wanted as Row
 
 WHERE = {
@@ -189,3 +191,25 @@ def test_eight_rows_are_the_most(tmp_path: Path) -> None:
     (tmp_path / "readme.toml").write_text(9 * "[[row]]\nspeed = 'a'\nmethod = 'full'\n")
     with pytest.raises(InputError, match="has 9 rows"):
         read_list(tmp_path / "readme.toml")
+
+
+def test_files_as_the_commands_write_them_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COATTN_COMMIT", str(WHERE["commit"]))  # which git does not know, so it is taken as given
+    folder, model = tmp_path / "results", model_and_text(tmp_path / "model")
+    folder.mkdir()
+    text = ("--model", str(model), "--text", str(model / "text.txt"), "--prefill", "392", "--decode", "8")
+    row = "hgca,window_blocks=2,beta=0.5"
+    done = coattn("eval", "sweep", row, *text, "--device", "cpu", "--out", str(folder / "quality.json"), "--json")
+    kept = json.loads(done.stdout)["rows"][0]["kept_mean"]
+    few = ("--shapes", "tiny", "--device", "cpu", "--context", "300", "--steps", "4", "--seconds", "0.1", "--peers")
+    own = ("--methods", "full,hgca", "--set", "window_blocks=2", "--kept", f"{kept:.3f}")
+    assert coattn("bench", "decode", *few, *own, "--out", str(folder / "speed.json")).returncode == 0
+    wanted = Row("speed.json", "hgca", {}, "quality.json", row)
+    joined = join(wanted, folder)
+    assert joined.row["kept_share"] == pytest.approx(kept, abs=1e-3)
+    for other in ("full", "transformers-full"):
+        assert float(times(joined, other)) > 0
+    (folder / "readme.toml").write_text(
+        f"[[row]]\nspeed = 'speed.json'\nmethod = 'hgca'\nquality = 'quality.json'\nsweep_row = '{row}'\n"
+    )
+    assert "| `hgca`, window 64, kept " in table(folder, tmp_path)

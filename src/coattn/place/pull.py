@@ -42,8 +42,8 @@ class Pull(Place):
     provides = frozenset({"prefetch"})
 
     _stamps: Tensor | None = field(init=False, repr=False, default=None)
-    """`[layers, 2, 2]` int64. On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe. The
-    second of each pair keeps the stamps on 16 bytes, so that one compiled kernel takes them all."""
+    """`[layers, 2, 2]` int64. On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe.
+    The second of each pair keeps the stamps on 16 bytes, so that one compiled kernel takes them all."""
     _expected: tuple[int, BlockList] | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
