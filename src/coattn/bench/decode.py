@@ -102,7 +102,8 @@ class Row:
     """Rate at which all threads only read as many far blocks as the step attends to, layer after layer."""
     record_s: float | None
     layer_us: dict[str, float] | None = None
-    """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""
+    """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`. Layer by
+    layer: of the last step, its whole attention as the CPU's part."""
     notes: dict[str, float] = field(default_factory=dict)
     """What store and schedule say of themselves."""
 
@@ -173,8 +174,10 @@ class Bench:
             token, far_token = ready.runtime.token_bytes()
             rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
             row = self._finish(case, taken, near * token, far * far_token, ready.ledger, rate)
+            trace = ready.runner.trace() if not timings else None
+            parts = layer_us(timings if trace is None else [trace])
             notes |= self._after(case, ready)
-            return Row(**row, **waiting(timings), record_s=record_s, layer_us=layer_us(timings), notes=notes)
+            return Row(**row, **waiting(timings), record_s=record_s, layer_us=parts, notes=notes)
 
     def composed(self, case: Case) -> Composed:
         """The case's method. One that keeps what weighs most keeps as many entries as the case says instead."""
