@@ -102,8 +102,8 @@ class Row:
     """Rate at which all threads only read as many far blocks as the step attends to, layer after layer."""
     record_s: float | None
     layer_us: dict[str, float] | None = None
-    """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`. Layer by
-    layer: of the last step, its whole attention as the CPU's part."""
+    """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`. Where
+    steps run layer by layer: of the last one, its whole attention as the CPU's part."""
     notes: dict[str, float] = field(default_factory=dict)
     """What store and schedule say of themselves."""
 
