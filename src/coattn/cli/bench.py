@@ -17,7 +17,11 @@ DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 
 @click.group()
 def bench() -> None:
-    """Measure speed, beside the limits of this machine."""
+    """Measure speed, beside the limits of this machine.
+
+    Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
+    history.
+    """
 
 
 def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | None:

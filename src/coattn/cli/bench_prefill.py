@@ -52,7 +52,8 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
         for made in bench_prefill.run(model, cases, options["tokens"]):
             rows.append(asdict(made))
             bar.advance(bar.task_ids[0])
-    result = {"rows": rows, "shapes": options["shapes"], **provenance()}
+    result = {"rows": rows, "shapes": options["shapes"], "simulated": ["random weights", "random tokens"]}
+    result |= provenance()
     save(path, result)
     if as_json:
         print_json(result)

@@ -52,6 +52,7 @@ def needle(**options: Any) -> None:
         options["lengths"], options["depths"], keys=options["keys"], needles=needles, seed=options["seed"]
     )
     asker = open_asker(options, composed)
+    asker.by_length = True  # a row's budget is a share of each prompt, not of the longest
     haystack = Haystack(text, asker.loaded.tokenizer, max(options["lengths"]))
     params = SamplingParams(max_new_tokens=grid_of.NEW_TOKENS)
     asks = [Ask(cell.name, grid_of.prompt(cell, haystack), params) for cell in cells]
@@ -63,7 +64,12 @@ def needle(**options: Any) -> None:
     }
     results = Results(target, config, grid_of.summarise, items="cells", key="cell")
     by_name = {cell.name: cell for cell in cells}
-    result = answer_all("needle", asker, asks, results, lambda name, answer: grid_of.judge(by_name[name], answer))
+
+    def judge(name: str, answer: str) -> dict[str, Any]:
+        cell = by_name[name]
+        return grid_of.judge(cell, answer) | {"read_share": asker.read_share.get(cell.length)}
+
+    result = answer_all("needle", asker, asks, results, judge)
     if target is not None:
         heatmap.needle(result, target.with_suffix(".png"))
         err.print(f"wrote {target} and {target.with_suffix('.png')}")

@@ -24,7 +24,11 @@ LENGTH, DECODE = 2048, 128
 
 @click.group("eval")
 def evaluate() -> None:
-    """Measure what a method costs in quality: against full attention in the same run, or by tasks with answers."""
+    """Measure what a method costs in quality: against full attention in the same run, or by tasks with answers.
+
+    Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
+    history.
+    """
 
 
 OUT = "Also write the JSON there, and figures beside it"

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from coattn import source
 from coattn.errors import CoattnError, InputError
 from coattn.provenance import command_line
 
@@ -67,6 +68,7 @@ def writable(path: str | None) -> Path | None:
     """
     if path is None:
         return None
+    source.given()  # a commit that is none is said before the work
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

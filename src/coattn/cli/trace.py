@@ -67,7 +67,8 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
         print_json({"method": options["method"], "steps": [step.as_dict() for step in steps], **provenance()})
         return
     out.print(
-        f"{title}: {last['ms']:.2f} ms a step, GPU waiting {last['gpu_idle']:.0%}, CPU busy {last['cpu_busy']:.0%}; "
+        f"{title}: {last['ms']:.2f} ms a step, GPU waiting {last['gpu_idle']:.0%} (for the CPU "
+        f"{last['cpu_wait']:.0%}, for PCIe {last['pcie_wait']:.0%}), CPU busy {last['cpu_busy']:.0%}; "
         f"HBM {last['hbm_gbps']:.0f}, PCIe {last['pcie_gbps']:.2f}, DRAM {last['dram_gbps']:.1f} GB/s",
         highlight=False,
     )

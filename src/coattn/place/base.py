@@ -93,6 +93,10 @@ class Place(Part):
         """What was handed over in the last replay, layer by layer; only places that work beside the GPU."""
         return []
 
+    def fetches(self) -> list[tuple[str, int, int]]:
+        """`(name, start, end)` on the GPU's clock: when the GPU only fetched KV over PCIe in the last replay."""
+        return []
+
     def forget_recordings(self) -> None:
         """No step recorded so far will be replayed again."""
 

@@ -292,6 +292,17 @@ class Coded(Arena):
         read = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / layers
         return near + far * self.codes.block_bytes / whole, read * self.stored.block_bytes / whole
 
+    def notes(self, step: Step) -> dict[str, Any]:
+        """Which share of the tokens in DRAM a KV head attended to in the last step, the mean over heads and layers; and
+        what a key's code is: channels of a group (0: exact keys), centroids."""
+        self.attended(step)
+        _, far = super().attended(step)
+        taken = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / len(self.opening.layers)
+        books, shape = self.books, next(iter(self.opening.layers.values()))
+        width = shape.head_dim // books.groups if books.groups else 0
+        code = {"group_width": width, "code_centroids": books.count if width else 0}
+        return code | ({"kept_mean": taken / far} if far else {})
+
     def lists(self) -> float:
         layers = self.opening.layers.items()
         return sum(4 * self._taken.get(i, 0.0) * (s.kv_heads + s.q_heads) for i, s in layers)

@@ -141,9 +141,8 @@ class Residents(Arena):
         """What recorded steps pick; None before one was recorded."""
         return self._recorded
 
-    def rejoin(self) -> None:
-        if self._recorded is not None:
-            self._recorded.rejoin()
+    def rejoin(self) -> bool:
+        return self._recorded is not None and self._recorded.rejoin()
 
     def split(self, layer: int, q: Tensor, count: int, scale: float, slack: float, ahead: bool) -> Selection | None:
         recording = self.recording
