@@ -110,13 +110,13 @@ class Bench:
         model: Any,
         shapes: str,
         limits: dict[str, Any],
-        gpu_memory: int | None,
+        gpu_kv: int | None,
         steps: int,
-        host_memory: int | None = None,
+        host_kv: int | None = None,
     ) -> None:
-        """gpu_memory, host_memory: most bytes of KV in each tier."""
+        """gpu_kv, host_kv: most bytes of KV in each tier."""
         self.model, self.shapes, self.limits = model, shapes, limits
-        self.gpu_memory, self.host_memory, self.steps = gpu_memory, host_memory, steps
+        self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
         self.weights = weight_bytes(model)
 
@@ -163,7 +163,7 @@ class Bench:
         if case.schedule is not None:
             method = method.scheduled(case.schedule)
         composed = compose(method, **case.params)
-        ledger = Ledger(self.gpu_memory, self.host_memory)
+        ledger = Ledger(self.gpu_kv, self.host_kv)
         first = max(1, case.context - self.steps - case.warm)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:

@@ -22,7 +22,7 @@ from coattn.errors import ConfigError
 @click.option(
     "--kept", default="0.02,0.25,0.5", show_default=True, help="Shares of DRAM's entries that heads attend to."
 )
-@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
 @seconds_option(10.0)
 @click.option("--peers", is_flag=True, help="Figure 12: add Transformers with its full and its offloaded cache.")

@@ -31,7 +31,7 @@ ON_A_MODEL = ("6", "table1")
     "--wrong", default=0.05, show_default=True, type=click.FloatRange(0, 1), help="Share of scores predicted wrongly."
 )
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU, weights included; default: all there is.")
-@click.option("--host-memory", metavar="SIZE", help="Most KV memory in DRAM; default: no limit.")
+@click.option("--host-kv", metavar="SIZE", help="Most KV memory in DRAM; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of scout.")
 @click.option("--steps", default=48, show_default=True, type=click.IntRange(4), help="Most steps per row.")
 @seconds_option(4.0)
@@ -109,7 +109,7 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     gpu = None if whole is None else whole - weights - bench_scout.RESERVE
     if gpu is not None and gpu <= 0:
         raise ConfigError("The weights alone do not fit in --gpu-memory.", "Give more, or smaller --shapes.")
-    host = parse_bytes(options["host_memory"], "--host-memory")
+    host = parse_bytes(options["host_kv"], "--host-kv")
     asked = bench_scout.Asked(
         options["context"], options["batch"], options["budget"], options["change"], options["wrong"], options["given"]
     )

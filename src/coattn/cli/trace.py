@@ -18,7 +18,7 @@ from coattn.units import parse_bytes
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
 @click.option("--batch", default=1, show_default=True, type=click.IntRange(1), help="Sequences.")
 @click.option("--context", default=8192, show_default=True, type=click.IntRange(8), help="Tokens of each.")
-@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Steps in the Chrome trace.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", default="trace.json", show_default=True, metavar="FILE", help="The Chrome trace.")
@@ -47,7 +47,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
         err.print("On the CPU alone: what would run on a GPU runs there too, layer by layer, and is called GPU.")
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     warm = 3
-    cap = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    cap = parse_bytes(options["gpu_kv"], "--gpu-kv")
     bench = decode.Bench(model, options["shapes"], limits.NONE, cap, options["steps"] + warm)
     case = decode.Case(options["method"], options["batch"], options["context"], params)
     steps = []

@@ -48,7 +48,7 @@ class LLM:
     model: a name or folder (as `coattn models` and `coattn generate` take it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
     method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
-    gpu_memory, host_memory: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
+    gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
         `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product
         and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
@@ -61,16 +61,13 @@ class LLM:
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
 
-    suffix = "memory"
-    """Ends the names of the budgets' options in errors."""
-
     def __init__(
         self,
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
         method: str | Method = "full",
         *,
-        gpu_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
+        gpu_kv: int | float | str | None = None,
+        host_kv: int | float | str | None = None,
         max_batch: int = 16,
         max_length: int | None = None,
         chunk: int = 2048,
@@ -81,23 +78,21 @@ class LLM:
         check_count("max_batch", max_batch, 1)
         check_count("chunk", chunk, 1)
         self.composed = compose(find_method(method), **method_params)
-        budgets = parse_bytes(gpu_memory, f"gpu_{self.suffix}"), parse_bytes(host_memory, f"host_{self.suffix}")
+        budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
         with ExitStack() as undo:
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
-            self.ledger = Ledger(gpu, budgets[1], self.suffix)
+            self.ledger = Ledger(gpu, budgets[1])
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
-            self.engine = Engine(
-                self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends, suffix=self.suffix
-            )
+            self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 

@@ -19,12 +19,6 @@ CHUNK = 8192
 """Tokens of a prompt per step on a GPU; elsewhere the prompt is read at once."""
 
 
-class Single(LLM):
-    """An engine for one request, whose budgets are the command line's options."""
-
-    suffix = "kv"
-
-
 @dataclass(frozen=True)
 class Generation:
     """An answer and what it took."""
@@ -62,11 +56,11 @@ def generate(
     left = room(loaded, len(ids))
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
     chunk = CHUNK if loaded.model.device.type == "cuda" else len(ids)
-    with Single(
+    with LLM(
         loaded,
         method,
-        gpu_memory=gpu_kv,
-        host_memory=host_kv,
+        gpu_kv=gpu_kv,
+        host_kv=host_kv,
         max_batch=1,
         max_length=len(ids) + count,
         chunk=chunk,

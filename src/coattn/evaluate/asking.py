@@ -43,15 +43,15 @@ def digest(asks: Sequence[Ask]) -> str:
 class Asker:
     """A model under a method, and the memory it may use.
 
-    gpu_share: instead of gpu_memory, GPU memory as a share of the KV of each prompt. Prompts of different lengths then
+    gpu_share: instead of gpu_kv, GPU memory as a share of the KV of each prompt. Prompts of different lengths then
     run in engines of their own; else all share one.
     """
 
     loaded: Loaded
     method: Method
     params: dict[str, Any] = field(default_factory=dict)
-    gpu_memory: str | int | None = None
-    host_memory: str | int | None = None
+    gpu_kv: str | int | None = None
+    host_kv: str | int | None = None
     gpu_share: float | None = None
     batch: int = 8
     chunk: int | None = None
@@ -62,8 +62,8 @@ class Asker:
     def __post_init__(self) -> None:
         if self.gpu_share is None:
             return
-        if self.gpu_memory is not None:
-            raise ConfigError("Both gpu_memory and gpu_share are given.", "Leave one out.")
+        if self.gpu_kv is not None:
+            raise ConfigError("Both gpu_kv and gpu_share are given.", "Leave one out.")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(
                 f"gpu_share is {self.gpu_share}, but must be above 0 and at most 1.", "Give 0.125 for an eighth."
@@ -94,8 +94,8 @@ class Asker:
         return LLM(
             self.loaded,
             self.method,
-            gpu_memory=self._budget(most * batch),
-            host_memory=self.host_memory,
+            gpu_kv=self._budget(most * batch),
+            host_kv=self.host_kv,
             max_batch=batch,
             max_length=most,
             chunk=self.chunk or most,
@@ -110,7 +110,7 @@ class Asker:
 
     def _budget(self, tokens: int) -> str | int | None:
         if self.gpu_share is None:
-            return self.gpu_memory
+            return self.gpu_kv
         return int(self.gpu_share * tokens * sum(layer.token_bytes for layer in describe_layers(self.loaded.model)))
 
 
