@@ -22,6 +22,7 @@ from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.hf.prefilled import Prefilled
+from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
 from coattn.part import check_count
@@ -88,6 +89,7 @@ class LLM:
             self.ledger = Ledger(gpu, budgets[1])
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
+            warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch)
             self.not_captured = runtime.uncaptured()

@@ -15,11 +15,11 @@ from coattn.ops.recall import recall
 from coattn.ops.reference.drive import Drift, Driven, drive
 from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.store.arena import DRAM, Arena
 from coattn.store.base import Opening
 from coattn.store.blocks import layer_bytes
-from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest
 from coattn.store.digested.picks import Picks, rows_of
 from coattn.store.digested.residency import Residency, compact, read_budgets, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
@@ -70,7 +70,7 @@ class Residents(Arena):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_digest(self.digest)
-        check_slack(self.slack)
+        check_number("slack", self.slack, 0, 1)
         check_count("sink_blocks", self.sink_blocks, 0)
         check_count("budget", self.budget, 1)
         check_count("recall_interval", self.recall_interval, 0)
