@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
-from coattn.cli.options import json_option, parse_settings, seconds_option
+from coattn.cli.options import Count, json_option, parse_settings, seconds_option
 from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -23,7 +23,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
 @click.option("--kept", help="Shares of DRAM's entries that heads attend to, with commas, under methods that choose.")
-@click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
+@click.option("--steps", default=64, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(10.0)
 @click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies far.")
 @click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import bench
-from coattn.cli.options import json_option
+from coattn.cli.options import Count, json_option
 from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -18,8 +18,8 @@ from coattn.units import format_bytes, parse_bytes
 @bench.command()
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--methods", default="offload", show_default=True, help="Methods to run under the cap, with commas.")
-@click.option("--tokens", default=32768, show_default=True, type=click.IntRange(2), help="Length of the prompt.")
-@click.option("--chunk", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per step.")
+@click.option("--tokens", default=32768, show_default=True, type=Count(2), help="Length of the prompt.")
+@click.option("--chunk", default=4096, show_default=True, type=Count(1), help="Tokens per step.")
 @click.option("--gpu-kv", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory.")
 @click.option("--rounding", is_flag=True, help="Add `full` in chunks half as long: how far rounding alone carries.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")

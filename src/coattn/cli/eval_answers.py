@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import json_option, model_options, parse_settings
+from coattn.cli.options import Count, json_option, model_options, parse_settings
 from coattn.cli.output import model_progress, progress
 from coattn.errors import ConfigError
 
@@ -28,9 +28,9 @@ def answer_options(out_help: str) -> Callable[[Any], Any]:
         for option in (
             json_option,
             click.option("--out", "target", metavar="FILE", help=out_help),
-            click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Prompts at a time."),
+            click.option("--batch", default=8, show_default=True, type=Count(1), help="Prompts at a time."),
             click.option(
-                "--chunk", type=click.IntRange(1), help="Prompt tokens per step; default: whole prompts, read exactly."
+                "--chunk", type=Count(1), help="Prompt tokens per step; default: whole prompts, read exactly."
             ),
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method."),
             click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),

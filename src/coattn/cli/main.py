@@ -41,6 +41,8 @@ from coattn.errors import CoattnError, ConfigError, InputError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of a place that takes no more."""
+PATHS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""Errors of a path that somebody gave."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -108,8 +110,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno in FULL:
+            hint = "Make room, or write somewhere else."
+            print_error(InputError(f"Output cannot be written: {error.strerror}.", hint))
+        elif isinstance(error, PATHS) and isinstance(error.filename, str | bytes):
+            name = os.fsdecode(error.filename)
+            print_error(InputError(f"{name} cannot be used: {error.strerror}.", "Check the path and its permissions."))
+        else:
             raise
-        print_error(InputError(f"Output cannot be written: {error.strerror}.", "Make room, or write somewhere else."))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written would fail again at the end
         sys.exit(2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import json_option, parse_settings
+from coattn.cli.options import Count, json_option, parse_settings
 from coattn.cli.output import err, out, print_json, writable
 from coattn.units import parse_bytes
 
@@ -16,10 +16,10 @@ from coattn.units import parse_bytes
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--method", default="cpu", show_default=True, help="A row of `coattn methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
-@click.option("--batch", default=1, show_default=True, type=click.IntRange(1), help="Sequences.")
-@click.option("--context", default=8192, show_default=True, type=click.IntRange(8), help="Tokens of each.")
+@click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
+@click.option("--context", default=8192, show_default=True, type=Count(8), help="Tokens of each.")
 @click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
-@click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Steps in the Chrome trace.")
+@click.option("--steps", default=4, show_default=True, type=Count(1), help="Steps in the Chrome trace.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", default="trace.json", show_default=True, metavar="FILE", help="The Chrome trace.")
 @json_option

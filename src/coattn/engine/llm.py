@@ -213,6 +213,11 @@ class LLM:
     def _prepare(self, prompt: Any, params: SamplingParams) -> Any:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
+        if params.logprobs is not None and params.logprobs > self.vocabulary:
+            raise ConfigError(
+                f"logprobs is {params.logprobs:,}, but the model has {self.vocabulary:,} tokens.",
+                f"Set logprobs={self.vocabulary} or less.",
+            )
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers)

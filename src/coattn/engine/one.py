@@ -11,7 +11,8 @@ from torch import Tensor
 
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
-from coattn.hf.generate import room
+from coattn.errors import ConfigError
+from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
 from coattn.method import Method
 
@@ -53,7 +54,12 @@ def generate(
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final."""
-    left = room(loaded, len(ids))
+    left, limit = room(loaded, len(ids)), positions(loaded)
+    if limit is not None and sampling.max_new_tokens > limit:
+        raise ConfigError(
+            f"max_new_tokens is {sampling.max_new_tokens:,}, but {loaded.name} has only {limit:,} positions.",
+            f"Give {left} or less.",
+        )
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
     chunk = CHUNK if loaded.model.device.type == "cuda" else len(ids)
     with LLM(

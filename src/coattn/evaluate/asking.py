@@ -71,13 +71,18 @@ class Asker:
 
     def check(self, asks: Sequence[Ask]) -> None:
         """Raises InputError when one of them does not fit in the model."""
-        limit = positions(self.loaded)
         long = max(asks, key=lambda ask: ask.length, default=None)
-        if limit is not None and long is not None and long.length > limit:
+        if long is not None:
+            self.check_length(len(long.ids), long.params.max_new_tokens)
+
+    def check_length(self, prompt: int, answer: int) -> None:
+        """Raises InputError when a prompt of so many tokens and its answer do not fit in the model."""
+        limit = positions(self.loaded)
+        if limit is not None and prompt + answer > limit:
             raise InputError(
-                f"A prompt of {len(long.ids):,} tokens and an answer of {long.params.max_new_tokens:,} need "
-                f"{long.length:,} positions, but {self.loaded.name} has {limit:,}.",
-                f"Give at most {limit - long.params.max_new_tokens:,} tokens.",
+                f"A prompt of {prompt:,} tokens and an answer of {answer:,} need {prompt + answer:,} positions, "
+                f"but {self.loaded.name} has {limit:,}.",
+                f"Give at most {limit - answer:,} tokens.",
             )
 
     def run(self, asks: Sequence[Ask], progress: Progress | None = None) -> Iterator[tuple[Ask, str]]:

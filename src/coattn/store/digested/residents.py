@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
 from coattn.ops.lists import Residents as Pool
 from coattn.ops.lists import Rows
 from coattn.ops.pick_blocks import pick_blocks, score_parts
@@ -21,7 +20,7 @@ from coattn.store.base import Opening
 from coattn.store.blocks import layer_bytes
 from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest
 from coattn.store.digested.picks import Picks, rows_of
-from coattn.store.digested.residency import Residency, compact, read_budgets, read_intervals
+from coattn.store.digested.residency import Residency, check_profile, compact, read_budgets, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
 
@@ -90,11 +89,8 @@ class Residents(Arena):
         return super().least(opening) + pools + digests * opening.block_bytes(1)
 
     def open(self, opening: Opening) -> None:
-        if self._intervals is not None and max(opening.layers) >= len(self._intervals):
-            raise ConfigError(
-                f"{self.recall_file} has intervals for {len(self._intervals)} layers, but the model has more.",
-                "Profile this model: coattn profile scout.",
-            )
+        if self._intervals is not None:
+            check_profile(str(self.recall_file), len(self._intervals), opening.layers)
         super().open(opening)
         self.places = self._places(opening)
         self.residency = Residency(opening, self.places, super()._near_blocks(opening))
