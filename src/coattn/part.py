@@ -42,6 +42,8 @@ class Part:
 
 MOST = (1 << 31) - 1
 """No count is larger."""
+MOST_BATCH = 1 << 16
+"""No batch is larger: lists of every sequence are made before anything else is known."""
 
 
 def check_count(name: str, value: object, least: int, most: int = MOST) -> None:

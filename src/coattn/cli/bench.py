@@ -11,7 +11,7 @@ from rich.table import Table
 from coattn.cli.options import Count, Number, is_given, json_option
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
-from coattn.part import MOST
+from coattn.part import MOST, MOST_BATCH
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 
@@ -29,10 +29,11 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
         found = [int(part) for part in value.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 1 or max(found) > MOST:
+    most = MOST_BATCH if parameter.name == "batch" else MOST
+    if not found or min(found) < 1 or max(found) > most:
         raise ConfigError(
             f"--{parameter.name.replace('_', '-')} is {value!r}.",
-            f"Write numbers from 1 to {MOST} with commas, like 1,4,8.",
+            f"Write numbers from 1 to {most} with commas, like 1,4,8.",
         )
     return found
 

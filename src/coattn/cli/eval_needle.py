@@ -66,8 +66,11 @@ def needle(**options: Any) -> None:
     by_name = {cell.name: cell for cell in cells}
     result = answer_all("needle", asker, asks, results, lambda name, answer: grid_of.judge(by_name[name], answer))
     if target is not None:
-        heatmap.needle(result, target.with_suffix(".png"))
-        err.print(f"wrote {target} and {target.with_suffix('.png')}")
+        written = str(target)
+        if target.is_file():  # nothing is beside a device
+            heatmap.needle(result, target.with_suffix(".png"))
+            written += f" and {target.with_suffix('.png')}"
+        err.print(f"wrote {written}")
     if options["as_json"]:
         print_json(result)
     else:

@@ -120,6 +120,8 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if not parts and is_piped():
         parts.append(decode(sys.stdin.buffer.read(), "standard input"))
     text = "\n\n".join(parts)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InputError("The prompt is not text (UTF-8).", "Write it in UTF-8, or give a file.")
     if not text.strip():
         raise InputError("There is no prompt.", "Give one as an argument, with --file, or on standard input.")
     return text

@@ -9,6 +9,7 @@ import click
 
 from coattn.cli.options import Count, json_option, parse_settings
 from coattn.cli.output import err, out, print_json, writable
+from coattn.part import MOST_BATCH
 from coattn.units import parse_bytes
 
 
@@ -16,7 +17,7 @@ from coattn.units import parse_bytes
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--method", default="cpu", show_default=True, help="A row of `coattn methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
-@click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
+@click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences.")
 @click.option("--context", default=8192, show_default=True, type=Count(8), help="Tokens of each.")
 @click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--steps", default=4, show_default=True, type=Count(1), help="Steps in the Chrome trace.")

@@ -25,7 +25,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
-from coattn.part import check_count
+from coattn.part import MOST_BATCH, check_count
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.trace.step import StepTrace
@@ -76,7 +76,7 @@ class LLM:
         device: str | torch.device = "auto",
         **method_params: Any,
     ) -> None:
-        check_count("max_batch", max_batch, 1)
+        check_count("max_batch", max_batch, 1, MOST_BATCH)
         check_count("chunk", chunk, 1)
         self.composed = compose(find_method(method), **method_params)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")

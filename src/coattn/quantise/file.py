@@ -59,7 +59,7 @@ def read_origin(path: str) -> Origin:
             found = file.metadata() or {}
     except FileNotFoundError:
         raise ConfigError(f"There is no codebook {path}.", "Make one with `coattn calibrate hcattention`.") from None
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, TypeError):
         raise ConfigError(
             f"{path} cannot be read as a codebook: it is damaged, or another kind of file.",
             "Make one with `coattn calibrate hcattention`.",
