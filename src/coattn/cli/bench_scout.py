@@ -95,6 +95,7 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     from coattn.hf.architectures import describe_layers
     from coattn.hf.load import choose_dtype
     from coattn.hf.random_model import random_model
+    from coattn.methods import METHODS
     from coattn.provenance import provenance
 
     device = options["device"]
@@ -113,7 +114,11 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     )
     cases = bench_scout.FIGURES[figure](asked, bench_scout.Fits(describe_layers(model), gpu, host))
     if options["methods"]:
-        cases = [case for case in cases if case.method in options["methods"].split(",")]
+        wanted, there = options["methods"].split(","), {case.method for case in cases}
+        unknown = [name for name in wanted if name not in METHODS]
+        if unknown:
+            raise ConfigError(f"There is no method {unknown[0]!r}.", f"The figure has: {', '.join(sorted(there))}.")
+        cases = [case for case in cases if case.method in wanted]
     if not cases:
         raise ConfigError("Not one sequence of any row fits.", "Give more memory, or a shorter --context.")
     run = bench_scout.ScoutBench(model, options["shapes"], found, gpu, options["steps"], host)

@@ -37,10 +37,12 @@ from coattn.cli import (
     trace,
 )
 from coattn.cli.output import print_error
-from coattn.errors import CoattnError, ConfigError, InputError
+from coattn.errors import BudgetError, CoattnError, ConfigError, InputError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of a place that takes no more."""
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+"""What PyTorch says on a CPU and on a GPU."""
 PATHS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Errors of a path that somebody gave."""
 
@@ -106,6 +108,11 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped.", err=True)
         sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+            raise
+        print_error(BudgetError("This needs more memory than there is.", "Lower the length, the batch or the budgets."))
+        sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

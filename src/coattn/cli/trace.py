@@ -20,7 +20,7 @@ from coattn.units import parse_bytes
 @click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences.")
 @click.option("--context", default=8192, show_default=True, type=Count(8), help="Tokens of each.")
 @click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
-@click.option("--steps", default=4, show_default=True, type=Count(1), help="Steps in the Chrome trace.")
+@click.option("--steps", default=4, show_default=True, type=Count(1, 1000), help="Steps in the Chrome trace.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", default="trace.json", show_default=True, metavar="FILE", help="The Chrome trace.")
 @json_option
