@@ -28,7 +28,9 @@ def parse_bytes(value: int | float | str | None, name: str = "size") -> int | No
         if match is None or match[2].lower() not in _UNITS:
             raise ConfigError(f"{name} is {value!r}, which is not a number of bytes.", 'Write it like "2GiB" or 4096.')
         value = float(match[1]) * _UNITS[match[2].lower()]
-    value = float(value if isinstance(value, float) else max(-LARGEST, min(value, LARGEST)))
+    if isinstance(value, int):
+        value = max(-LARGEST, min(value, LARGEST))  # larger ones are no floats
+    value = float(value)
     if not math.isfinite(value) or value < 0:
         raise ConfigError(
             f"{name} is {value}, but a memory budget cannot be negative or infinite.", "Give a positive size."
