@@ -100,7 +100,7 @@ def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytes
 
 
 def test_prefill_rows_say_how_close_they_are() -> None:
-    size = ("--tokens", "600", "--chunk", "100", "--gpu-memory", "400KiB", "--methods", "offload,cpu")
+    size = ("--tokens", "600", "--chunk", "100", "--gpu-kv", "400KiB", "--methods", "offload,cpu")
     more = ("--rounding", "--dtype", "float32", "--json")
     rows = json.loads(coattn("bench", "prefill", *TINY, *size, *more).stdout)["rows"]
     assert [(row["method"], row["chunk"]) for row in rows] == [
@@ -123,7 +123,7 @@ def test_prefill_rows_say_how_close_they_are() -> None:
         (("decode", *TINY, "--methods", "best"), "no method 'best'"),
         (("decode", *TINY, "--batch", "none"), "--batch is 'none'"),
         (("decode", *TINY, "--set", "sinks=4"), "parameter 'sinks'"),
-        (("decode", *TINY, "--gpu-memory", "much"), "--gpu-memory"),
+        (("decode", *TINY, "--gpu-kv", "much"), "--gpu-kv"),
         (("prefill", *TINY, "--tokens", "100", "--chunk", "90"), "less than two chunks"),
     ],
 )

@@ -184,7 +184,7 @@ def test_an_exact_method_answers_as_full_does(model: str) -> None:
         (["--lengths", "20"], "too few"),
         (["--lengths", "510"], "positions"),
         (["--gpu-share", "2"], "--gpu-share"),
-        (["--gpu-share", "1/8", "--gpu-memory", "1MiB"], "Both"),
+        (["--gpu-share", "1/8", "--gpu-kv", "1MiB"], "Both"),
         (["--haystack", "a", "--text", "b"], "Both"),
         (["--haystack", "nowhere.txt"], "no file"),
         (["--keys", "1000"], "--keys"),

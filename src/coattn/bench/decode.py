@@ -134,13 +134,13 @@ class Bench:
         model: Any,
         shapes: str,
         limits: dict[str, Any],
-        gpu_memory: int | None,
+        gpu_kv: int | None,
         steps: int,
-        host_memory: int | None = None,
+        host_kv: int | None = None,
     ) -> None:
-        """gpu_memory, host_memory: most bytes of KV in each tier."""
+        """gpu_kv, host_kv: most bytes of KV in each tier."""
         self.model, self.shapes, self.limits = model, shapes, limits
-        self.gpu_memory, self.host_memory, self.steps = gpu_memory, host_memory, steps
+        self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
         self.weights = weight_bytes(model)
 
@@ -199,7 +199,7 @@ class Bench:
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = self.composed(case)
-        ledger = Ledger(self.gpu_memory, self.host_memory)
+        ledger = Ledger(self.gpu_kv, self.host_kv)
         first = max(1, case.context - self.steps - case.warm)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
@@ -265,8 +265,8 @@ class Bench:
             },
             "settings": {} if own is None else dict(own.params),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "gpu_budget": self.gpu_memory,
-            "host_budget": self.host_memory,
+            "gpu_budget": self.gpu_kv,
+            "host_budget": self.host_kv,
             "simulated": simulated(case, own is None or own.exact, self.device.type == "cuda"),
             "kept_share": statistics.fmean(case.kept) if case.kept else None,
             "ms_per_step": median * 1e3,

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
-from coattn.cli.options import json_option, parse_settings, seconds_option
+from coattn.cli.options import Count, json_option, parse_settings, seconds_option
 from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -21,14 +21,14 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--methods", default="full,offload,cpu", show_default=True, help="Rows of `coattn methods`, with commas.")
 @click.option("--batch", default="1", show_default=True, callback=numbers, help="Batch sizes.")
 @click.option("--context", default="8192", show_default=True, callback=numbers, help="Context lengths.")
-@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
 @click.option("--kept", help="Shares of DRAM's entries that heads attend to, with commas, under methods that choose.")
 @click.option("--change", type=click.FloatRange(0, 0.9), help="Drive scout's picks: share of blocks new in a step.")
 @click.option(
     "--wrong", default=0.05, show_default=True, type=click.FloatRange(0, 1), help="With --change: scores mispredicted."
 )
-@click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
+@click.option("--steps", default=64, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(10.0)
 @click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies far.")
 @click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
@@ -68,7 +68,7 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     device = options["device"]
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
-    budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    budget = parse_bytes(options["gpu_kv"], "--gpu-kv")
     run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
     result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
     collect(run, cases, options["seconds"], title, path, result)

@@ -136,7 +136,7 @@ def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | N
         return
     path.write_text(json.dumps(result, indent=2) + "\n")
     written = str(path)
-    if draw is not None:
+    if draw is not None and path.is_file():  # nothing is beside a device
         draw(result, path.with_suffix(".png"))
         written += f" and {path.with_suffix('.png')}"
     err.print(f"wrote {written}", soft_wrap=True)

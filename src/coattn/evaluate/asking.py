@@ -47,7 +47,7 @@ COUNTS = ("prefill_tokens", "decode_steps")
 class Asker:
     """A model under a method, and the memory it may use.
 
-    gpu_share: instead of gpu_memory, GPU memory as a share of the KV of each prompt. by_length: what depends on the
+    gpu_share: instead of gpu_kv, GPU memory as a share of the KV of each prompt. by_length: what depends on the
     longest sequence of an engine shall depend on the prompt's own length. With either, prompts of different lengths run
     in engines of their own; else all share one.
     """
@@ -55,8 +55,8 @@ class Asker:
     loaded: Loaded
     method: Method
     params: dict[str, Any] = field(default_factory=dict)
-    gpu_memory: str | int | None = None
-    host_memory: str | int | None = None
+    gpu_kv: str | int | None = None
+    host_kv: str | int | None = None
     gpu_share: float | None = None
     by_length: bool = False
     batch: int = 8
@@ -71,8 +71,8 @@ class Asker:
     def __post_init__(self) -> None:
         if self.gpu_share is None:
             return
-        if self.gpu_memory is not None:
-            raise ConfigError("Both gpu_memory and gpu_share are given.", "Leave one out.")
+        if self.gpu_kv is not None:
+            raise ConfigError("Both gpu_kv and gpu_share are given.", "Leave one out.")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(
                 f"gpu_share is {self.gpu_share}, but must be above 0 and at most 1.", "Give 0.125 for an eighth."
@@ -80,13 +80,18 @@ class Asker:
 
     def check(self, asks: Sequence[Ask]) -> None:
         """Raises InputError when one of them does not fit in the model."""
-        limit = positions(self.loaded)
         long = max(asks, key=lambda ask: ask.length, default=None)
-        if limit is not None and long is not None and long.length > limit:
+        if long is not None:
+            self.check_length(len(long.ids), long.params.max_new_tokens)
+
+    def check_length(self, prompt: int, answer: int) -> None:
+        """Raises InputError when a prompt of so many tokens and its answer do not fit in the model."""
+        limit = positions(self.loaded)
+        if limit is not None and prompt + answer > limit:
             raise InputError(
-                f"A prompt of {len(long.ids):,} tokens and an answer of {long.params.max_new_tokens:,} need "
-                f"{long.length:,} positions, but {self.loaded.name} has {limit:,}.",
-                f"Give at most {limit - long.params.max_new_tokens:,} tokens.",
+                f"A prompt of {prompt:,} tokens and an answer of {answer:,} need {prompt + answer:,} positions, "
+                f"but {self.loaded.name} has {limit:,}.",
+                f"Give at most {limit - answer:,} tokens.",
             )
 
     def run(self, asks: Sequence[Ask], progress: Progress | None = None) -> Iterator[tuple[Ask, str]]:
@@ -110,8 +115,8 @@ class Asker:
         return LLM(
             self.loaded,
             self.method,
-            gpu_memory=self._budget(most * batch),
-            host_memory=self.host_memory,
+            gpu_kv=self._budget(most * batch),
+            host_kv=self.host_kv,
             max_batch=batch,
             max_length=most,
             chunk=self.chunk or most,
@@ -126,7 +131,7 @@ class Asker:
 
     def _budget(self, tokens: int) -> str | int | None:
         if self.gpu_share is None:
-            return self.gpu_memory
+            return self.gpu_kv
         return int(self.gpu_share * tokens * sum(layer.token_bytes for layer in describe_layers(self.loaded.model)))
 
 

@@ -133,9 +133,14 @@ def fault(result: Mapping[str, Any]) -> str | None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replaces the file at once, so that an interrupt leaves the old one or the new one."""
+    """Replaces the file at once, so that an interrupt leaves the old one or the new one; a device is written to."""
+    text = json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n"
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n", encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)
 
 

@@ -191,8 +191,9 @@ def _ops(result: Result) -> Iterable[Row]:
 
 def _prefill(result: Result) -> Iterable[Row]:
     for row in result["rows"]:
+        cap = row.get("gpu_kv", row.get("gpu_memory"))  # the name in older results
         yield (
-            str(result.get("shapes", "")), f"`{row['method']}`", size(row["gpu_memory"]) or "none",
+            str(result.get("shapes", "")), f"`{row['method']}`", size(cap) or "none",
             f"{row['tokens']:,}", f"{row['seconds']:.2f}",
             f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
             size(row["gpu_kv_peak"]), size(row["host_kv_peak"]),

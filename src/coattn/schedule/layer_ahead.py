@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
 from coattn.ops.merge import merge_states
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.place.base import Call, Result, State
 from coattn.schedule.same_layer import SameLayer
 from coattn.schedule.second_look import SecondLook
@@ -66,10 +65,7 @@ class LayerAhead(SameLayer):
     _second: SecondLook = field(init=False, repr=False, default_factory=SecondLook)
 
     def __post_init__(self) -> None:
-        if isinstance(self.bound, bool) or not isinstance(self.bound, int | float) or not -1 <= self.bound <= 1:
-            raise ConfigError(
-                f"bound is {self.bound!r}, but must be a cosine.", "Set bound to a number from -1 to 1, such as 0.8."
-            )
+        check_number("bound", self.bound, -1, 1)
         check_count("ahead_from", self.ahead_from, 1)
 
     def is_exact(self) -> bool:
