@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli.run import Done, coattn
 from tests.hf.families import tiny
 
@@ -79,14 +80,28 @@ def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]
     assert_refused(coattn(*arguments), *words)
 
 
-def test_a_budget_that_is_too_small(folder: Path) -> None:
+@pytest.mark.parametrize(("amx", "need"), [(True, 12), (False, 24)])
+def test_a_budget_that_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatch, amx: bool, need: int) -> None:
+    """In the dtype that the machine chooses: bfloat16 with AMX, else float32."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("coattn.hf.load._has_amx", lambda: amx)
+    elif not amx:
+        pytest.skip("with a GPU it is always bfloat16")
     done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")
-    assert_refused(done, "needs at least 12.0 KiB", "gpu_kv is 1.0 KiB", "Raise gpu_kv to 12.0 KiB (12288 bytes)")
+    hint = f"Raise gpu_kv to {need}.0 KiB ({need << 10} bytes)"
+    assert_refused(done, f"needs at least {need}.0 KiB", "gpu_kv is 1.0 KiB", hint)
 
 
 def test_a_window_that_is_larger_than_the_machine(folder: Path) -> None:
     done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=2000000000")
     assert_refused(done, "this machine does not have")
+
+
+def test_a_window_that_the_system_would_promise_and_not_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is allocated: such a process is killed only when it writes to its memory."""
+    monkeypatch.setattr("coattn.store.available.memory", lambda: (128 << 20, 100 << 20))
+    done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=200000")
+    assert_refused(done, "this machine does not have: 100.0 MiB is free")
 
 
 def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

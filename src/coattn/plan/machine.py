@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 from coattn.provenance import cpu_name, package_version
+from coattn.store.available import memory
 from coattn.units import format_bytes
 
 COMFORTABLE = 8 << 30
@@ -21,7 +21,7 @@ def examine() -> dict[str, Any]:
     from coattn.hf.slow import is_slow
 
     features, native_problem = _features()
-    total, available = _memory()
+    total, available = memory()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     sets = [name for name in ("avx2", "avx512", "avx512_bf16", "avx512_vnni", "amx") if features.get(name)]
     machine = {
@@ -84,14 +84,3 @@ def _features() -> tuple[dict[str, Any], str | None]:
     except ImportError as error:
         return {}, f"the native extension is not there ({error})"
     return dict(_native.cpu_features()), None
-
-
-def _memory() -> tuple[int, int]:
-    """Total and available bytes."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        total, available = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = available = page * os.sysconf("SC_PHYS_PAGES")
-    return total, available

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coattn.errors import BudgetError
 from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, unpack_blocks
+from coattn.store import available
 from coattn.store.host_memory import host_memory
 from coattn.store.ledger import PLACE, Ledger, Tier
 from coattn.types import LayerShape
@@ -161,6 +162,9 @@ class BlockMemory:
         self._tensors, self.capacity = fresh, capacity
 
     def _allocate(self, blocks: int) -> dict[int, Tensor]:
+        devices = {shape.device.type for shape in self.layers.values()}
+        if "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
+            available.require(blocks * self.block_bytes, self.what, PLACE[self.tier])
         if self.tier == "gpu":
             # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
             try:

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.store import available
+from coattn.store.ledger import PLACE
+
 UNIT = 2 << 20
 """Mapped in pieces of a huge page."""
 
@@ -94,5 +97,6 @@ class Growing:
     def grow(self, nbytes: int) -> None:
         """At least `nbytes` may be used afterwards, zeroed."""
         if nbytes > self.committed:
+            available.require(nbytes - self.committed, "What attention keeps of the sequences", PLACE["host"])
             self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT))
             self.committed = self._arena.committed_blocks() * UNIT

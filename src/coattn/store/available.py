@@ -1,0 +1,76 @@
+"""How much memory the machine can still give this process.
+
+The system promises more than it has: an allocation succeeds, and the process is killed when it writes there. So what is
+large is asked for here first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from coattn.errors import BudgetError
+from coattn.units import format_bytes
+
+SMALL = 64 << 20
+"""Bytes that are not asked for: looking takes longer than most such allocations."""
+
+
+def memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Total and available bytes: the machine's, or those of a control group where it allows less."""
+    try:
+        lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        total, available = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError):
+        total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit, free in _groups(root):
+        total, available = min(total, limit), min(available, max(0, free))
+    return total, available
+
+
+def require(nbytes: int, what: str, place: str) -> None:
+    """Raises BudgetError when the machine cannot give `nbytes` more. place: where they would be, in words."""
+    if nbytes < SMALL:
+        return
+    _, available = memory()
+    if nbytes > available:
+        raise BudgetError(
+            f"{what} needs {format_bytes(nbytes)} of KV memory {place}, which this machine does not have: "
+            f"{format_bytes(available)} is free.",
+            "Shorten the context, lower the batch or the window, set a budget, or free memory.",
+        )
+
+
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and free bytes of each control group this process is in, version 1 or 2, that has a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = base / path.strip("/")
+        while group == base or base in group.parents:
+            try:
+                limit, used = (int((group / name).read_text()) for name in names)
+                yield limit, limit - used + _reclaimable(group / "memory.stat")
+            except (OSError, ValueError):  # not there, or "max"
+                pass
+            group = group.parent
+
+
+def _reclaimable(stat: Path) -> int:
+    """Bytes that a control group uses for files and gives back when asked."""
+    try:
+        numbers = dict(line.split(" ", 1) for line in stat.read_text().splitlines())
+    except OSError:
+        return 0
+    total = "total_" if "total_inactive_file" in numbers else ""  # version 1: with the groups below it
+    return sum(int(numbers.get(total + kind, 0)) for kind in ("inactive_file", "active_file"))
