@@ -5,8 +5,9 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 RUN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find src/coattn/csrc -type f 2>/dev/null)
+FORMATTED = $(shell find src/coattn/csrc src/coattn/ops/cuda tests/native -regex '.*\.\(cpp\|h\|inl\|cu\|cuh\)')
 
-.PHONY: demo test test-native lint format bench docs clean setup
+.PHONY: demo test test-quick test-native test-native-arm lint format bench docs clean setup
 
 setup: $(VENV)/.ready
 
@@ -24,19 +25,25 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto -q $(ARGS)
 
+test-quick: setup
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto -q -m "not slow" $(ARGS)
+
 test-native:
 	bash scripts/test_native.sh
+
+test-native-arm:
+	bash scripts/test_native.sh arm
 
 lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	find src/coattn/csrc src/coattn/ops/cuda tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(RUN)/clang-format --dry-run --Werror
+	$(RUN)/clang-format --dry-run --Werror $(FORMATTED)
 
 format: setup
 	$(RUN)/ruff check --fix --quiet .
 	$(RUN)/ruff format --quiet .
-	find src/coattn/csrc src/coattn/ops/cuda tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(RUN)/clang-format -i
+	$(RUN)/clang-format -i $(FORMATTED)
 
 bench: setup
 	$(RUN)/coattn bench ops --quick

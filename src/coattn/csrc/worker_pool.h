@@ -1,10 +1,15 @@
 // N pinned workers and one barrier per job. The calling thread is worker 0; the pool owns threads 1..N-1.
 //
-//   word / field   writer -> reader             meaning
-//   job_, ctx_     caller -> workers            the job; written before `start_` advances, read after it is
-//   seen start_         caller -> workers            e, one step per job seat[w].state  worker w and caller
-//   2 e: job e is over for worker w; 2 e + 1: worker w is inside job e error_         first failing worker ->
-//   caller, published by its state
+//   word / field     writer -> reader         meaning
+//   job_, ctx_       caller -> workers        the job; written before start_ advances, read after entering it
+//   start_           caller -> workers        e: how many jobs there were; its futex wakes who sleeps
+//   seat[w].state    worker w and caller      2 e: job e is over for worker w; 2 e + 1: worker w is inside it
+//   seat[w].scratch  worker w                 nobody else touches it
+//   failed_          workers -> caller        who sets it first may write error_; reset before start_
+//   error_           that worker -> caller    published by its state, rethrown by run()
+//   stop_            destructor -> workers    written before start_ advances for the last time
+//   spin_ns_         anybody -> workers       how long they spin before they sleep; orders nothing
+//   cpus_            run() under run_mutex_   where workers are pinned; [0] is the caller's
 //
 // Worker w enters job e by changing its state from 2 (e - 1) to 2 e + 1, and only then reads job_ and ctx_.
 // The caller may reuse them once every state is 2 e; that wait is the barrier. In a job whose work is claimed
