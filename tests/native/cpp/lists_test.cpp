@@ -7,6 +7,7 @@
 #include "block_layout.h"
 #include "check.h"
 #include "dispatch.h"
+#include "element.h"
 #include "kernels/keep_rows.h"
 #include "kernels/put_rows.h"
 
@@ -160,4 +161,45 @@ TEST(packed_lists) {
     }
   }
   force_isa("");
+}
+
+// Codes are rounded from a rounded product: where the product is just beside a tie, a multiplication that is
+// fused with the rounding gives the neighbouring code, and two machines would write different blocks.
+TEST(packed_codes_are_rounded_twice) {
+  constexpr int kBlock = 32, kSize = 72;  // a vector's width and a rest on every instruction set
+  const BlockLayout layout = block_layout(Elem::int8, kBlock, kSize);
+  std::vector<float> k(kBlock * kSize), read(kSize);
+  std::vector<uint8_t> block(static_cast<size_t>(layout.bytes), 0);
+  std::mt19937 rng(3);
+  std::uniform_real_distribution<float> sizes(0.001f, 2.0f), lows(-300.0f, 300.0f);
+  int beside = 0;
+  for (const IsaStatus& isa : isas()) {
+    if (!isa.reason.empty()) continue;
+    force_isa(isa.name);
+    auto* scale = reinterpret_cast<uint16_t*>(block.data() + layout.k_scale);
+    auto* low = reinterpret_cast<uint16_t*>(block.data() + layout.k_min);
+    for (int d = 0; d < kSize; ++d) {
+      scale[d] = f32_to_f16(sizes(rng));
+      low[d] = d % 2 ? f32_to_f16(lows(rng)) : 0;
+      for (int t = 0; t < kBlock; ++t) {  // as near to code + 1/2 as floats are
+        k[t * kSize + d] = f16_to_f32(low[d]) + f16_to_f32(scale[d]) * (static_cast<float>(7 * t) + 0.5f);
+      }
+    }
+    kernels().rows.keys(layout, k.data(), 0, kBlock, block.data());
+    for (int t = 0; t < kBlock; ++t) {
+      const uint8_t* codes = block.data() + layout.k + t * layout.row_bytes;
+      kernels().read_row(layout, block.data(), t, read.data(), nullptr);
+      for (int d = 0; d < kSize; ++d) {
+        // volatile: this file may be compiled to fuse what it likes
+        const volatile float step = f16_to_f32(scale[d]), base = f16_to_f32(low[d]);
+        const volatile float inverse = 1.0f / step, above = k[t * kSize + d] - base;
+        const volatile float product = above * inverse, height = step * static_cast<float>(codes[d]);
+        CHECK(codes[d] == static_cast<int>(std::nearbyint(product)));
+        CHECK(read[d] == base + height);
+        beside += std::nearbyint(static_cast<double>(above) * inverse) != std::nearbyint(product);
+      }
+    }
+  }
+  force_isa("");
+  CHECK(beside > 100);  // numbers that a fused product rounds otherwise
 }

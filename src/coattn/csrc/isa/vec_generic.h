@@ -5,6 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "isa/elements.h"
 
 namespace coattn::generic {
@@ -42,8 +46,13 @@ inline vf vsub(vf a, vf b) {
 inline vf vmul(vf a, vf b) {
   return a * b;
 }
+// Fused only where this says so: the compiler is told not to (-ffp-contract=off, see CMakeLists.txt).
 inline vf vfma(vf a, vf b, vf c) {
+#if defined(__aarch64__)
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
   return a * b + c;
+#endif
 }
 inline vf pick(vi mask, vf a, vf b) {
   return (vf)(((vi)a & mask) | ((vi)b & ~mask));
