@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from pathlib import Path
 
@@ -21,7 +22,7 @@ KINDS = 40
 def resident() -> int:
     """Bytes of memory this process has."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("method", ["full", "cpu", "hgca"])

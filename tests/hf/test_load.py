@@ -75,6 +75,14 @@ def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: str | torch.dtype) 
     assert {p.dtype for p in load(folder, dtype=dtype, device="cpu").model.parameters()} == {expected}
 
 
+@pytest.mark.parametrize("hidden", ["amx", "avx512", "avx2", "amx,avx512"])
+def test_a_hidden_instruction_set_is_not_chosen_for(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+    assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
+    monkeypatch.setenv("COATTN_HIDE_ISA", hidden)
+    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
+
+
 @pytest.mark.parametrize(("amx", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_auto_is_bfloat16_only_where_it_is_fast(
     monkeypatch: pytest.MonkeyPatch, amx: bool, expected: torch.dtype

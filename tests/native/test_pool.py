@@ -183,6 +183,8 @@ def test_hidden_kernels_are_refused_and_named():
     assert uses["CPU attention"]["choice"].startswith("C++ kernels, avx2,")
     assert "avx512: " in uses["CPU attention"]["reason"]
     assert "amx: " in uses["CPU attention"]["reason"]
+    if not torch.cuda.is_available():
+        assert uses["numbers"]["choice"] == "float32"
 
 
 @pytest.mark.skipif(not native.cpu_features().amx, reason="nothing to hide")

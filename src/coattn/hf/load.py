@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,8 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _has_amx() -> bool:
+    if {"amx", "avx512", "avx2"} & set(os.environ.get("COATTN_HIDE_ISA", "").split(",")):
+        return False  # as the C++ kernels take it: what builds on a hidden one is hidden with it
     capabilities = getattr(torch.cpu, "get_capabilities", None)
     if capabilities is not None:
         return bool(capabilities().get("amx_bf16", False))
