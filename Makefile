@@ -23,10 +23,10 @@ demo: setup
 	$(RUN)/coattn demo
 
 test: setup
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto -q $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q $(ARGS)
 
 test-quick: setup
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto -q -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q -m "not slow" $(ARGS)
 
 test-native:
 	bash scripts/test_native.sh

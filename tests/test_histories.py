@@ -10,7 +10,7 @@ import torch
 
 from tests.test_runtime import World
 
-SEEDS = 32
+SEEDS = 16
 
 
 def draw_row(r: random.Random) -> tuple[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
     ("hgca", {**TIERED, "beta": 0}),
 ]
 LENGTHS = (37, 9, 60)
-GREEDY: dict[str, Any] = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"max_new_tokens": 28, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 def batch(device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

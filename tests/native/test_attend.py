@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from coattn import native
 
 LENGTHS = [0, 1, 31, 32, 33, 63, 130]
+COMMON = (64, 128)
+"""Head sizes with every group; of others the rest of a row matters, whatever the group."""
 FLOATS = ["f32", "bf16", "f16"]
 
 
@@ -27,7 +29,7 @@ def floor_of(element, q, group):
 @pytest.mark.parametrize("element", FLOATS)
 def test_shapes(kv, isa, element, head_size):
     torch.manual_seed(head_size)
-    for group in (1, 2, 3, 5, 8, 19):
+    for group in (1, 2, 3, 5, 8, 19) if head_size in COMMON else (3, 8):
         rows, q = make(LENGTHS, 2, head_size, kv.dtypes[element], (2 * group,))
         blocks, table, tokens = kv.fill(rows, element, 32)
         got = native.attend(q, blocks, table, tokens, weights=True)
@@ -46,7 +48,7 @@ def test_shapes(kv, isa, element, head_size):
 def test_quantised(kv, isa, element, head_size):
     """Against attention over the dequantised rows the kernel is nearly exact; the codes' own error is much larger."""
     torch.manual_seed(head_size)
-    for group in (1, 2, 5, 13):
+    for group in (1, 2, 5, 13) if head_size in COMMON else (2, 13):
         rows, q = make(LENGTHS, 2, head_size, torch.bfloat16, (2 * group,))
         # keys have outlier channels with an offset, as real ones do
         rows = [(k + 4 * (torch.arange(head_size) % 16 == 3), v) for k, v in rows]
