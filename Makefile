@@ -26,7 +26,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q $(ARGS)
 
 test-quick: setup
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q -m "not slow and not model" $(ARGS)
 
 test-native:
 	bash scripts/test_native.sh

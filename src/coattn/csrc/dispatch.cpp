@@ -17,7 +17,7 @@ struct Candidate {
 const std::vector<Candidate>& candidates() {
   static const std::vector<Candidate> list = [] {
     std::vector<Candidate> c{{"generic", "", generic_kernels}};
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(COATTN_GENERIC)
     const CpuFeatures& f = cpu_features();
     std::string avx512;
     if (!f.avx512) {
@@ -31,7 +31,7 @@ const std::vector<Candidate>& candidates() {
     c.push_back({"amx", !avx512.empty() ? avx512 : f.amx_reason, amx_kernels});
 #else
     for (const char* name : {"avx2", "avx512", "amx"}) {
-      c.push_back({name, "coattn was built for a CPU other than x86-64", generic_kernels});
+      c.push_back({name, "coattn was built without them", generic_kernels});
     }
 #endif
     return c;

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles() -> None:
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
