@@ -47,6 +47,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoXConfig", COMMON),
 }
 
+FEATURED = ("llama", "llama_multi_query", "mistral_sliding", "gemma2", "gemma3")
+"""Everything that a store or a rule sees of a family is in one of these: groups, windows of some or all layers, soft-capping,
+a scale of its own. The others differ before keys are stored or after attention."""
+
 
 def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model, the same at every call. Weights are large enough that attention is far from uniform."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf.families import FAMILIES, tiny
+from tests.hf.families import FAMILIES, FEATURED, tiny
 from transformers import DynamicCache, PreTrainedModel
 
 import coattn
@@ -87,6 +87,7 @@ def plain_logits(family: str, device: torch.device) -> tuple[torch.Tensor, torch
     return flat(together), flat(run(same, DynamicCache(config=same.config), steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_transformers(family: str, device: torch.device) -> None:
     """Greedy text is identical; the error of the logits is at most twice that of Transformers in the same precision."""
@@ -95,7 +96,8 @@ def test_equals_transformers(family: str, device: torch.device) -> None:
     assert len(plain_text(family, device)[0].unique()) > 8, "a text that repeats itself would prove little"
     exact, same = plain_logits(family, device)
     allowed = 2 * (same - exact).abs().max().item()
-    for method, params in EXACT:
+    every = family in FEATURED or device.type == "cuda"
+    for method, params in EXACT if every else (EXACT[0], EXACT[2]):
         with coattn.attach(model, method, gpu_kv="1MiB", **params) as attachment:
             assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), plain_text(family, device)), method
             error = (flat(run(model, attachment.new_cache(), three_turns(model))) - exact).abs().max().item()
@@ -125,7 +127,7 @@ def test_padding_between_turns_changes_nothing(family: str) -> None:
     torch.testing.assert_close(logits(5), logits(0), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FEATURED, "opt"])
 def test_streaming_with_room_for_everything_is_exact(family: str) -> None:
     model = tiny(family)
     ids, mask = batch(model.device)

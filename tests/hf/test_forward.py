@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf.families import FAMILIES, tiny
+from tests.hf.families import FAMILIES, FEATURED, tiny
 from tests.hf.test_attach import IDS, SHORT, assert_same, footprint
 from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
@@ -65,9 +65,10 @@ def test_packed_calls_equal_transformers(family: str, device: torch.device) -> N
     exact, same = plain(tiny(family, dtype=torch.float64)), plain(tiny(family))
     allowed = 2 * max((a - b).abs().max().item() for a, b in zip(exact, same, strict=True))
     with Session(tiny(family, device)) as session:
-        for method, params in EXACT:
+        every = family in FEATURED or device.type == "cuda"
+        for method, params in EXACT if every else EXACT[:1] + EXACT[-1:]:
             runner = open_runner(session, method, params)
-            for chunk in (64, 16):
+            for chunk in (64, 16) if every else (16,):
                 error = max((a - b.cpu()).abs().max().item() for a, b in zip(exact, packed(runner, chunk), strict=True))
                 assert 0 < error <= allowed, f"{method}, chunk {chunk}: error {error:.3g}, allowed {allowed:.3g}"
                 for slot in range(3):

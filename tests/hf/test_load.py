@@ -207,6 +207,7 @@ def ask_hub(endpoint: str, name: str, tmp_path: Path) -> tuple[str, str, float]:
     return sentence, hint, float(seconds)
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_is_said_soon(tmp_path: Path) -> None:
     sentence, hint, seconds = ask_hub("http://127.0.0.1:9", "smolm2", tmp_path)
     assert "hub cannot be reached" in sentence
@@ -214,6 +215,7 @@ def test_an_unreachable_hub_is_said_soon(tmp_path: Path) -> None:
     assert seconds < 15
 
 
+@pytest.mark.slow
 def test_a_name_the_hub_does_not_know_is_said(tmp_path: Path) -> None:
     class Unknown(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

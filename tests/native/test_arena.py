@@ -79,7 +79,7 @@ def test_double_frees_are_refused_and_change_nothing():
         assert arena.stats().used_blocks == 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=40))
 def test_books_agree_after_any_sequence(steps):
     arena = native.Arena(4096, 300 * 4096)

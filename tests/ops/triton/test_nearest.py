@@ -40,9 +40,11 @@ def test_nearest(width: int, shared: bool) -> None:
     torch.testing.assert_close(taken, distance.amin(-1), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("bits", [12, 13, 16])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bits", "shared", "turned"),  # every two of them together
+    [(12, True, False), (12, False, True), (13, True, True), (13, False, False), (16, True, False), (16, False, True)],
+)
 def test_full_blocks_become_codes_and_others_stay(bits: int, shared: bool, turned: bool) -> None:
     near, book = near_and_book(16, 8, 2, shared, torch.float32)
     if turned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -83,10 +84,16 @@ def test_score_parts(group: int, n: int, slack: float, softcap: float | None) ->
     torch.testing.assert_close(got.sums, want.sums, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("group", "n", "count"), [(1, 9, 4), (3, 70, 12), (5, 150, 60), (2, 9, 9)])
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("driven", [False, True])
-@pytest.mark.parametrize("all_of_it", [False, True])
+@pytest.mark.parametrize(
+    ("group", "n", "count", "ahead", "driven", "all_of_it"),
+    [
+        *((3, 70, 12, *flags) for flags in product((False, True), repeat=3)),
+        (1, 9, 4, False, False, False),
+        (2, 9, 9, True, False, True),
+        (5, 150, 60, True, True, False),
+        (5, 150, 60, False, False, True),
+    ],
+)
 def test_pick_blocks(group: int, n: int, count: int, ahead: bool, driven: bool, all_of_it: bool) -> None:
     rows, pool = world(n)
     pool = replace(pool, whole=all_of_it)

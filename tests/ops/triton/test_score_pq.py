@@ -16,14 +16,15 @@ from coattn.ops.triton.score_keys import score_keys
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("bits", [12, 13, 16])
 @pytest.mark.parametrize(
-    ("groups", "width", "group", "shared", "softcap", "dtype"),
+    ("bits", "groups", "width", "group", "shared", "softcap", "dtype"),
     [
-        (8, 2, 1, True, None, torch.float32),
-        (5, 4, 3, False, None, torch.float32),
-        (16, 4, 4, True, 5.0, torch.bfloat16),
-        (3, 8, 5, True, None, torch.float16),
+        (12, 8, 2, 1, True, None, torch.float32),
+        (13, 5, 4, 3, False, None, torch.float32),
+        (16, 5, 4, 3, False, None, torch.float32),
+        (12, 16, 4, 4, True, 5.0, torch.bfloat16),
+        (16, 16, 4, 4, True, 5.0, torch.bfloat16),
+        (13, 3, 8, 5, True, None, torch.float16),
     ],
 )
 def test_score_pq(
