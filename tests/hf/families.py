@@ -48,8 +48,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 FEATURED = ("llama", "llama_multi_query", "mistral_sliding", "gemma2", "gemma3")
-"""Everything that a store or a rule sees of a family is in one of these: groups, windows of some or all layers, soft-capping,
-a scale of its own. The others differ before keys are stored or after attention."""
+"""Everything that a store or a rule sees of a family is in one of these: groups, windows of some or all layers,
+soft-capping, a scale of its own. The others differ before keys are stored or after attention."""
 
 
 def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
