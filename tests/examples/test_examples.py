@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +17,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 
 def run(name: str, folder: Path) -> str:
-    """stdout of an example, run from another folder; in this process, which has PyTorch and the model's classes."""
-    out = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return out.getvalue()
-
-
-def run_alone(name: str, folder: Path) -> str:
-    """The same in a process of its own, as an example that starts others must be."""
+    """stdout of an example, started from another folder."""
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
@@ -101,7 +90,7 @@ def test_compare_fidelity_tells_exact_from_lossy(tmp_path: Path) -> None:
 
 
 def test_a_prompt_read_by_one_process_is_answered_by_another(tmp_path: Path) -> None:
-    out = run_alone("prefill_elsewhere.py", tmp_path)
+    out = run("prefill_elsewhere.py", tmp_path)
     match = re.search(r"(\d+) tokens handed over, 0 read here: (.*)", out)
     assert match is not None, out
     assert int(match[1]) > 500
