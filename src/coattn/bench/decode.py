@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from coattn.bench import kv
+from coattn.bench.drive import Drift, drive_residents
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
 from coattn.method import compose
 from coattn.methods import find_method
-from coattn.ops.reference.drive import Drift
 from coattn.runtime import Runtime
 from coattn.store.digested.residents import Residents
 from coattn.store.ledger import Ledger
@@ -255,13 +255,13 @@ def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: 
     """
     for parts in runtime.groups:
         if isinstance(parts.store, Residents):
-            parts.store.drive(drift, slots, length, age)
+            drive_residents(parts.store, drift, slots, length, age)
 
 
 def _notes(ready: Ready) -> dict[str, float]:
     found: dict[str, float] = {}
     for parts in ready.runtime.groups:
-        found |= {**parts.store.counted(), **parts.schedule.notes()}
+        found |= parts.store.counted()
     return found
 
 

@@ -13,7 +13,7 @@ from coattn.place.base import Call, Place, State
 from coattn.place.staging import Filling, Staging
 from coattn.state import AttnState
 from coattn.store.base import Opening, Store
-from coattn.types import BlockList, Selection
+from coattn.types import BlockList, Phase, Selection
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Pull(Place):
     name = "pull"
     covers = "far"
     needs = frozenset({"far", "whole_blocks"})
-    provides = frozenset({"prefetch"})
 
     _expected: tuple[int, BlockList] | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
@@ -67,7 +66,7 @@ class Pull(Place):
     def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
-        if call.store.recording is not None:
+        if call.step.phase is Phase.DECODE:
             # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
             return attend(call.q, call.store.far[call.layer], picked.far, call.scale, call.shape.softcap)
         pieces = self._cut(picked.far)
