@@ -49,14 +49,14 @@ if wants hgca; then
   coattn "${rows[@]}" --batch 1,4,8 --steps 2000 --seconds 28 --out "$out/decode_hgca_p99.json" | tail -12
   coattn "${rows[@]}" --batch 1,4,8 --steps 300 --seconds 4 --set dram=int8 --out "$out/decode_hgca_int8.json" | tail -12
   coattn bench decode --methods hgca --batch 1 --context 8192,32768,65536,131072 --kept 0.07 --steps 200 --seconds 2.5 \
-    --gpu-memory 8GiB --out "$out/decode_hgca_8gib.json" | tail -12
+    --gpu-kv 8GiB --out "$out/decode_hgca_8gib.json" | tail -12
   for batch in 1 4 8; do  # a row of Transformers' offloaded cache takes up to a minute
     coattn bench decode --methods hgca,offload --batch "$batch" --context 32768 --kept 0.07 --steps 64 --seconds 2 \
       --set window_blocks=128 --peers --out "$out/decode_hgca_b$batch.json" | tail -12
   done
 fi
 if wants scout; then
-  size=(--gpu-memory 48GiB --host-memory 104GiB)
+  size=(--gpu-memory 48GiB --host-kv 104GiB)
   coattn bench scout --figure 8 --methods full,hgca,scout --context 8192,65536 "${size[@]}" --out "$out/scout_fig8.json" | tail -16
   coattn bench scout --figure lengths --context 32768 --batch 16,32 "${size[@]}" --set dram=int8 \
     --out "$out/scout_batch_int8.json" | tail -12

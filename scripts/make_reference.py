@@ -1,4 +1,4 @@
-"""Write docs/reference/*.md and the README's table of methods from the code; with --check, only say what is stale.
+"""Write docs/reference/*.md and the generated parts of other pages from the code; with --check, only say what is stale.
 
 Usage: python scripts/make_reference.py [--check]
 """
@@ -6,7 +6,9 @@ Usage: python scripts/make_reference.py [--check]
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,15 +16,16 @@ import click
 
 from coattn.cli.main import cli
 from coattn.cli.methods import describe
-from coattn.method import ORIGIN
+from coattn.method import ORIGIN, Method
 from coattn.methods import METHODS
 from coattn.ops.blockwise import HELP
+from coattn.part import Part
 from coattn.parts import PARTS
+from coattn.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 """Columns of a help page, whatever the terminal."""
-BEGIN, END = "<!-- methods:begin -->", "<!-- methods:end -->"
 MADE = "<!-- Made by scripts/make_reference.py (`make docs`). Do not edit. -->"
 
 
@@ -45,19 +48,46 @@ def main() -> None:
 def stale(root: Path) -> dict[str, str]:
     """Files under `root` that are not as the code says: name -> what it should be."""
     pages = {
-        "README.md": fill(_read(root / "README.md"), methods_table()),
+        "README.md": fill(root, "README.md", methods=methods_list()),
+        "docs/concepts.md": fill(root, "docs/concepts.md", parts=parts_table(), step=step_source()),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/methods.md": methods_page(),
     }
     return {name: text for name, text in pages.items() if _read(root / name) != text}
 
 
-def fill(readme: str, table: str) -> str:
-    """The README with `table` between its markers."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise SystemExit(f"README.md must hold {BEGIN} and {END}, once each, in this order.")
-    before, after = readme.split(BEGIN)[0], readme.split(END)[1]
-    return f"{before}{BEGIN}\n{table}{END}{after}"
+def fill(root: Path, name: str, **parts: str) -> str:
+    """A page with each of `parts` between the markers of its name."""
+    text = _read(root / name)
+    for part, body in parts.items():
+        begin, end = f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise SystemExit(f"{name} must hold {begin} and {end}, once each, in this order.")
+        text = f"{text.split(begin)[0]}{begin}\n{body}{end}{text.split(end)[1]}"
+    return text
+
+
+def methods_list() -> str:
+    """The rows that answer prompts, in a few words, for the README; those that only serve evaluations are left out."""
+    rows = []
+    for row in METHODS.values():
+        if row.summary.startswith("Lossy, for evaluation."):
+            continue
+        # the column before says it already
+        summary = row.summary.removeprefix("Exact. ").removeprefix("Lossy. ")
+        rows.append((f"`{row.name}`", _exact(row), summary))
+    return table(("method", "exact", "what it does"), rows)
+
+
+def parts_table() -> str:
+    """Every part: its axis, its name, the first line of its docstring."""
+    rows = [(axis, f"`{name}`", _does(kind)) for axis, kinds in PARTS.items() for name, kind in kinds.items()]
+    return table(("axis", "part", "what it does"), rows)
+
+
+def step_source() -> str:
+    """The decode step as the runtime has it."""
+    return f"```python\n{textwrap.dedent(inspect.getsource(Runtime.decode))}```\n"
 
 
 def methods_table() -> str:
@@ -65,7 +95,7 @@ def methods_table() -> str:
     rows = [
         (
             f"`{method.name}`",
-            "yes" if describe(method)["exact"] else "no",
+            _exact(method),
             method.store,
             method.select,
             " + ".join(method.place),
@@ -103,6 +133,7 @@ def help_pages(command: click.Command, name: str, parent: click.Context | None) 
 def methods_page() -> str:
     """Every row in full, then every part, then what needs mean."""
     parts = ["# Methods and parts\n", MADE, "\nA method is a row: one part per axis. See [concepts](../concepts.md).\n"]
+    parts.append(methods_table())
     parts += [_method_section(name) for name in METHODS]
     rows = [(f"`{name}`", "unset", text) for name, text in HELP.items()]
     parts.append("## Parameters of every method\n\n" + table(("parameter", "default", "meaning"), rows))
@@ -111,7 +142,7 @@ def methods_page() -> str:
         rows = [
             (
                 f"`{name}`",
-                (kind.__doc__ or "").strip().splitlines()[0],
+                _does(kind),
                 _names(kind.needs),
                 _names(kind.provides),
                 _names(kind.parameters()),
@@ -144,6 +175,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _exact(method: Method) -> str:
+    return "yes" if describe(method)["exact"] else "no"
+
+
+def _does(kind: type[Part]) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
 
 
 def _names(names: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """Write the tables of results in README.md, and results/README.md, from results/*.json; or --check what is stale.
 
-results/brief.txt names the files whose rows README.md has. Does nothing while README.md has no markers for them.
+results/readme.toml lists the rows of README.md's table; see evaluate/readme_table.py. Refuses a result that names no
+clean commit. Does nothing while README.md has no markers for them.
 Usage: python scripts/make_results.py [--check]
 """
 
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from coattn.errors import CoattnError
-from coattn.evaluate.report import BEGIN, END, Folder, brief, fill, page, read_folder
+from coattn.evaluate.readme_table import table
+from coattn.evaluate.report import BEGIN, END, fill, page, read_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,27 +38,13 @@ def main() -> None:
 
 def stale(root: Path) -> dict[str, str]:
     """Pages under `root` that are not as the result files say: name -> what it should be."""
-    readme = _read(root / "README.md")
+    readme, folder = _read(root / "README.md"), root / "results"
     if BEGIN not in readme and END not in readme:
         return {}
-    results = read_folder(root / "results")
-    part = (
-        brief(_chosen(results, root / "results" / "brief.txt"), root)
-        + "Every result, with its command: [results/README.md](results/README.md).\n"
-    )
-    pages = {"README.md": fill(readme, part), "results/README.md": page(results, root / "results")}
+    results = read_folder(folder, published=True)
+    part = table(folder, root) + "\nEvery result, with its command: [results/README.md](results/README.md).\n"
+    pages = {"README.md": fill(readme, part), "results/README.md": page(results, folder)}
     return {name: text for name, text in pages.items() if _read(root / name) != text}
-
-
-def _chosen(results: Folder, listed: Path) -> Folder:
-    """The results that the list names; all where there is no list."""
-    if not listed.exists():
-        return results
-    names = listed.read_text(encoding="utf-8").split()
-    missing = set(names) - {each.path.name for each in results.results}
-    if missing:
-        raise CoattnError(f"{listed.name} names {', '.join(sorted(missing))}, which is no result.", "Correct the list.")
-    return replace(results, results=[each for each in results.results if each.path.name in names])
 
 
 def _read(path: Path) -> str:

@@ -107,7 +107,8 @@ class Trial:
                 guess = (real + 0.2 * self._draw(step.tokens, HEADS)).to(self.device)
                 with self.runtime.aside(following, guess):
                     self.runtime.foresee(following, guess, SCALE)
-            out = self.runtime.attend(layer, *(x.to(self.device) for x in (q, k, v)), SCALE).cpu()
+            there = [x.to(self.device) for x in (q, k, v)]
+            out = self.runtime.attend(layer, there[0], there[1], there[2], SCALE).cpu()
             for i, (start, end) in enumerate(step.spans):
                 old = self.seen[layer][i]
                 keys, values = (torch.cat([a, b[start:end]]) for a, b in zip(old, (k, v), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
@@ -40,6 +42,8 @@ class Part:
 
 MOST = (1 << 31) - 1
 """No count is larger."""
+MOST_BATCH = 1 << 16
+"""No batch is larger: lists of every sequence are made before anything else is known."""
 
 
 def check_count(name: str, value: object, least: int, most: int = MOST) -> None:
@@ -50,3 +54,15 @@ def check_count(name: str, value: object, least: int, most: int = MOST) -> None:
         raise ConfigError(
             f"{name} is {value!r}, but must be a whole number of at least {least}.", f"Set {name}={least} or more."
         )
+
+
+def check_number(name: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """Raises ConfigError unless `value` is a finite number from `low` to `high`; above: `low` itself is refused."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        within = low < value if above else low <= value
+        if within and value <= min(high, sys.float_info.max):  # false of nan
+            return
+    start = f"above {low:g}" if above else f"of at least {low:g}"
+    end = "" if high == math.inf else f" and at most {high:g}"
+    kind = "a finite number" if high == math.inf else "a number"
+    raise ConfigError(f"{name} is {value!r}, but must be {kind} {start}{end}.", f"Set {name} to such a number.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from coattn import source
 from coattn._version import __version__
 
 arguments: list[str] = sys.argv[1:]
@@ -32,7 +32,8 @@ def provenance() -> dict[str, Any]:
         | {name: package_version(name) for name in ("torch", "transformers")},
         "hardware": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu},
         "command": command_line(),
-        "commit": _commit(),
+        "commit": source.commit(),
+        "tree": source.tree(),
     }
 
 
@@ -53,21 +54,3 @@ def package_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _commit() -> str | None:
-    """The commit of the source tree this runs from, with a mark when it was changed since; None outside one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=5,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return run.stdout.strip() or None

@@ -225,10 +225,10 @@ class Runtime:
         mailbox = parts.store.step_table.mailbox
         return Call(layer, self.layers[layer], q[:, None], scale, step, parts.store, beside=beside, mailbox=mailbox)
 
-    def rejoin(self) -> None:
-        """The last of what a decode step does: whatever was started beside it is waited for."""
-        for parts in self.groups:
-            parts.store.rejoin()
+    def rejoin(self) -> bool:
+        """The last of what a decode step does: whatever was started beside it is waited for. Whether anything was."""
+        waited = [parts.store.rejoin() for parts in self.groups]
+        return any(waited)
 
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
         """What a layer attended to in a decode step, before its parts are merged; for who wants to look on."""

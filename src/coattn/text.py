@@ -41,8 +41,9 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.", "Check the path.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions.") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.") from None
 
 
 def decode(data: bytes, name: str) -> str:

@@ -13,6 +13,9 @@ _UNITS = {"": 1, "b": 1} | {
     for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
 }
 
+LARGEST = 1 << 60
+"""Sizes are smaller."""
+
 
 def parse_bytes(value: int | float | str | None, name: str = "size") -> int | None:
     """`"2GiB"`, `"512 MiB"`, `1e9`, `4096` -> bytes; None stays None. Raises ConfigError otherwise."""
@@ -25,11 +28,15 @@ def parse_bytes(value: int | float | str | None, name: str = "size") -> int | No
         if match is None or match[2].lower() not in _UNITS:
             raise ConfigError(f"{name} is {value!r}, which is not a number of bytes.", 'Write it like "2GiB" or 4096.')
         value = float(match[1]) * _UNITS[match[2].lower()]
+    if isinstance(value, int):
+        value = max(-LARGEST, min(value, LARGEST))  # larger ones are no floats
     value = float(value)
     if not math.isfinite(value) or value < 0:
         raise ConfigError(
             f"{name} is {value}, but a memory budget cannot be negative or infinite.", "Give a positive size."
         )
+    if value >= LARGEST:
+        raise ConfigError(f"{name} is {value:g} bytes, which no machine has.", 'Write it like "2GiB" or 4096.')
     return int(value)
 
 

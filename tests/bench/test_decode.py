@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.run import coattn
 
-from coattn.bench.decode import Bench, Case, Row
+from coattn.bench.decode import Bench, Case, Row, simulated
+from coattn.bench.scout import driven
 
 KEYS = {
     "method",
@@ -21,6 +22,15 @@ KEYS = {
     "tokens_per_s",
     "floor_ms",
     "gpu_idle",
+    "idle_cpu",
+    "idle_pcie",
+    "idle_steps",
+    "settings",
+    "dtype",
+    "gpu_budget",
+    "host_budget",
+    "kept_share",
+    "simulated",
     "cpu_ratio",
     "gpu_kv_bytes",
     "host_kv_bytes",
@@ -39,10 +49,38 @@ def test_decode_rows(tmp_path: Path) -> None:
     assert len(rows) == 2 * (3 + 2 + 1)
     assert rows["cpu", 2, False]["cpu_ratio"] > 0.9 > rows["cpu", 2, True]["cpu_ratio"] == 0
     assert rows["offload", 1, False]["host_kv_bytes"] > 0 == rows["full", 1, False]["host_kv_bytes"]
+    assert all(row["simulated"] == ["random weights", "random keys and values"] for row in result["rows"])
+    assert rows["cpu", 1, False]["settings"]["block"] == 32
+    assert rows["full", 1, False]["gpu_idle"] is None  # nobody measured it: there is no GPU
+    assert (len(result["tree"]), result["commit"] is None or len(result["commit"]) >= 40) == (16, True)
     assert "transformers-full" in {row["method"] for row in result["rows"]}
     assert "/" not in result["command"]
     assert json.loads(target.read_text()) == result
     assert target.with_suffix(".png").stat().st_size > 5000
+
+
+def test_what_is_assumed_or_driven_is_said() -> None:
+    few = ("--context", "600", "--steps", "4", "--seconds", "0.1", "--kept", "0.1,0.3", "--change", "0.16", "--json")
+    given = ("--set", "budget=128", "--set", "groups=8", "--set", "centroids=64", "--set", "window_blocks=1")
+    done = coattn("bench", "decode", *TINY, *few, *given, "--methods", "hgca,scout,hcattention,streaming")
+    rows = {row["method"]: row for row in json.loads(done.stdout)["rows"]}
+    lists = "assumed lists: 20.0% of DRAM's entries kept"
+    assert rows["hgca"]["simulated"][2:] == [lists]
+    assert rows["hcattention"]["simulated"][2:] == [lists]
+    assert rows["hcattention"]["settings"]["tau"] == 1
+    assert rows["hcattention"]["notes"]["group_width"] * 8 in (16, 32, 64, 128)
+    assert rows["hgca"]["kept_share"] == pytest.approx(0.2)
+    assert rows["scout"]["simulated"][2:] == ["picks by random weights"]  # layer by layer nothing is driven
+    assert rows["streaming"]["simulated"][2:] == ["picks by random weights"]
+
+
+def test_driven_picks_are_named_with_their_rates() -> None:
+    case = driven(Case("scout", 1, 65536), 0.158, 0.05)
+    assert simulated(case, exact=False, on_gpu=True)[2] == (
+        "driven picks: 15.8% of the blocks change in a step, 5% of the scores predicted wrongly"
+    )
+    assert case.drift is not None
+    assert case.drift.noise > 0
 
 
 def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +100,7 @@ def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytes
 
 
 def test_prefill_rows_say_how_close_they_are() -> None:
-    size = ("--tokens", "600", "--chunk", "100", "--gpu-memory", "400KiB", "--methods", "offload,cpu")
+    size = ("--tokens", "600", "--chunk", "100", "--gpu-kv", "400KiB", "--methods", "offload,cpu")
     more = ("--rounding", "--dtype", "float32", "--json")
     rows = json.loads(coattn("bench", "prefill", *TINY, *size, *more).stdout)["rows"]
     assert [(row["method"], row["chunk"]) for row in rows] == [
@@ -85,7 +123,7 @@ def test_prefill_rows_say_how_close_they_are() -> None:
         (("decode", *TINY, "--methods", "best"), "no method 'best'"),
         (("decode", *TINY, "--batch", "none"), "--batch is 'none'"),
         (("decode", *TINY, "--set", "sinks=4"), "parameter 'sinks'"),
-        (("decode", *TINY, "--gpu-memory", "much"), "--gpu-memory"),
+        (("decode", *TINY, "--gpu-kv", "much"), "--gpu-kv"),
         (("prefill", *TINY, "--tokens", "100", "--chunk", "90"), "less than two chunks"),
     ],
 )

@@ -54,6 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "--file", "/nowhere/at-all.txt"], ["no file /nowhere/at-all.txt"]),
         (["generate"], ["standard input is empty"]),
         (["methods", "fulll"], ["no method 'fulll'"]),
+        (["demo", "--tokens", "600"], ["12.5% of the KV of 624 tokens is too little", "--tokens 1500 or more"]),
+        (["demo", "--gpu-share", "0.01"], ["1.0% of the KV", "--gpu-share of 0.05 or more"]),
         (["eval", "perplexity", "--text", "/nowhere/at-all.txt"], ["no file"]),
         (["models", "get", "bigllm2"], ["bigllm2", "smollm2"]),
         (["generate", "hello", "--method", "offload", "--set", "dram=int8"], ["'pull'", "method cpu"]),

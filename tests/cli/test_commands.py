@@ -105,12 +105,15 @@ def test_fidelity_of_a_lossy_method_is_worse_than_that_of_an_exact_one(smollm2: 
 
 
 def test_demo(smollm2: Path, tmp_path: Path) -> None:
-    result = run_json("demo", "--tokens", "1200", "--out", str(tmp_path / "demo"))
+    result = run_json("demo", "--tokens", "1000", "--gpu-share", "0.2", "--out", str(tmp_path / "demo"))
     rows = {row["method"]: row for row in result["rows"]}
+    assert list(rows) == ["full", "offload", "cpu", "hgca", "scout", "hcattention", "streaming"]
     for name in ("full", "offload", "cpu"):
         assert rows[name]["found"], rows[name]["answer"]
-        assert rows[name]["agreement"] == 1.0
+        assert rows[name]["answer"] == rows["full"]["answer"]
     assert not rows["streaming"]["found"]
-    for name in ("offload", "cpu", "streaming"):
+    assert rows["streaming"]["fact_kept"] == 0
+    for name in ("offload", "cpu", "hgca", "scout", "streaming"):
         assert rows[name]["gpu_kv"] <= result["gpu_cap"] < rows["full"]["gpu_kv"]
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text()) == result
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000

@@ -13,9 +13,14 @@ import pytest
 
 from coattn.cli.generate import generate
 from coattn.methods import METHODS
+from coattn.parts import PARTS
+from coattn.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/reference/cli.md", "docs/reference/methods.md"]
+FILLED = ["README.md", "docs/concepts.md"]
+"""Pages of which only what stands between markers is generated."""
+PAGES = [*FILLED, "docs/reference/cli.md", "docs/reference/methods.md"]
+CLI = "docs/reference/cli.md"
 
 
 @pytest.fixture(scope="module")
@@ -63,29 +68,41 @@ def test_an_edited_or_missing_page_is_noticed(script: ModuleType, copy: Path, pa
     text = (copy / page).read_text()
     (copy / page).write_text(text.replace("| `cpu` |", "| `gpu` |").replace("Usage:", "usage:").replace("Lossy.", "x"))
     assert list(script.stale(copy)) == [page]
-    if page != "README.md":
+    if page not in FILLED:
         (copy / page).unlink()
         assert list(script.stale(copy)) == [page]
 
 
-def test_a_readme_without_markers_is_refused(script: ModuleType, copy: Path) -> None:
-    text = (copy / "README.md").read_text()
-    (copy / "README.md").write_text(text.replace(script.END, ""))
-    with pytest.raises(SystemExit, match="methods:end"):
+@pytest.mark.parametrize(("page", "part"), [("README.md", "methods"), (FILLED[1], "parts"), (FILLED[1], "step")])
+def test_a_page_without_markers_is_refused(script: ModuleType, copy: Path, page: str, part: str) -> None:
+    text = (copy / page).read_text()
+    (copy / page).write_text(text.replace(f"<!-- {part}:end -->", ""))
+    with pytest.raises(SystemExit, match=f"{part}:end"):
         script.stale(copy)
+
+
+def test_a_changed_part_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PARTS["place"]["cpu"], "__doc__", "Something else.")
+    # the reference describes the part wherever a row has it, the concepts once
+    assert list(script.stale(ROOT)) == ["docs/concepts.md", "docs/reference/methods.md"]
+
+
+def test_a_changed_step_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "decode", Runtime.extend)
+    assert list(script.stale(ROOT)) == ["docs/concepts.md"]
 
 
 def test_check_exits_with_1_and_names_the_file(
     script: ModuleType, copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "ROOT", copy)
-    (copy / PAGES[1]).write_text("old")
+    (copy / CLI).write_text("old")
     monkeypatch.setattr(sys, "argv", ["make_reference.py", "--check"])
     with pytest.raises(SystemExit) as stop:
         script.main()
     assert stop.value.code == 1
     assert "docs/reference/cli.md is stale" in capsys.readouterr().err
-    assert (copy / PAGES[1]).read_text() == "old"
+    assert (copy / CLI).read_text() == "old"
 
     monkeypatch.setattr(sys, "argv", ["make_reference.py"])
     with pytest.raises(SystemExit) as stop:

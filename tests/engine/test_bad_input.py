@@ -134,10 +134,10 @@ def test_without_a_tokenizer_text_is_refused() -> None:
         ({"chunk": 0}, ConfigError, "chunk"),
         ({"max_length": 1}, ConfigError, "max_length"),
         ({"max_length": 513}, ConfigError, "513, but .* has 512 positions"),
-        ({"gpu_memory": "a lot"}, ConfigError, "gpu_memory"),
-        ({"gpu_memory": -1}, ConfigError, "gpu_memory"),
-        ({"gpu_memory": 100}, BudgetError, "gpu_memory is 100 B"),
-        ({"method": "cpu", "gpu_memory": 100}, BudgetError, "gpu_memory is 100 B"),
+        ({"gpu_kv": "a lot"}, ConfigError, "gpu_kv"),
+        ({"gpu_kv": -1}, ConfigError, "gpu_kv"),
+        ({"gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
+        ({"method": "cpu", "gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
         ({"device": "cpu"}, ConfigError, "device was given beside a model"),
         ({"dtype": "float32"}, ConfigError, "dtype was given beside a model"),
     ],
@@ -166,9 +166,9 @@ def test_a_model_in_training_is_refused() -> None:
 def test_a_budget_too_small_for_one_request_names_the_need() -> None:
     with llm("full", max_batch=1) as probe:
         need = probe.engine.runner.needs(64)["gpu"]
-    with llm("full", gpu_memory=3 * need) as engine:
+    with llm("full", gpu_kv=3 * need) as engine:
         assert engine.generate(prompt(30), greedy(30))[0].error is None
         with pytest.raises(BudgetError, match="200 tokens with up to 56 new ones needs") as caught:
             engine.generate([prompt(10), prompt(200)], greedy(80))
-        assert "gpu_memory" in caught.value.hint
+        assert "gpu_kv" in caught.value.hint
         assert engine.report()["waiting"] == 0

@@ -65,7 +65,7 @@ def test_preemption_changes_no_text(method: str) -> None:
         want = [each.token_ids for each in roomy.generate(ids, params)]
         assert roomy.report()["preemptions"] == 0
         fixed = roomy.ledger.held["gpu"]
-    tight = {"gpu_memory" if method == "full" else "host_memory": 300 * bytes_per_token}
+    tight = {"gpu_kv" if method == "full" else "host_kv": 300 * bytes_per_token}
     with coattn.LLM((model, None), method, max_batch=5, max_length=256, chunk=32, block=8, **tight) as engine:
         held = dict(engine.ledger.held)
         got = engine.generate(ids, params)

@@ -212,7 +212,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     request = Request(0, [0] * 30, SamplingParams(), 80)
     with pytest.raises(BudgetError, match=r"30 tokens with up to 50 new ones needs 1\.9 KiB .* in DRAM") as caught:
         play.scheduler.check(request)
-    assert "host_memory" in caught.value.hint
+    assert "host_kv" in caught.value.hint
     with pytest.raises(InputError, match="200 tokens, but a sequence has at most 200"):
         play.scheduler.check(Request(0, [0] * 200, SamplingParams(), 200))
 

@@ -79,7 +79,7 @@ def test_preempted_text_is_the_same() -> None:
     """Fifteen requests in DRAM for about five."""
     expected, token = want()[1:], 30 * 2 * 3 * 64 * 4
     params = [greedy(count) for count in ANSWERS[1:]]
-    with coattn.LLM(loaded(), "cpu", max_batch=15, max_length=640, chunk=128, host_memory=600 * token) as engine:
+    with coattn.LLM(loaded(), "cpu", max_batch=15, max_length=640, chunk=128, host_kv=600 * token) as engine:
         assert [each.token_ids for each in engine.generate(prompts()[1:], params)] == expected
         assert engine.ledger.peak["host"] <= 600 * token
 

@@ -148,6 +148,16 @@ def test_the_command_fills_the_grid_and_draws_it(model: str, tmp_path: Path) -> 
     assert (tmp_path / "n.png").stat().st_size > 1000
 
 
+def test_every_length_says_what_a_step_reads(model: str) -> None:
+    whole, half = ({each["length"]: each["read_share"] for each in run(model, *more)["by_length"]}
+                   for more in ((), ("--method", "streaming", "--set", "recent=128")))  # fmt: skip
+    assert whole == {300: 1.0, 420: 1.0}
+    assert 128 / 420 <= half[420] < half[300] < 0.75
+    own = run(model, "--method", "hgca", "--set", "gpu_ratio=0.25", "--set", "beta=1e9", "--set", "block=4")
+    shares = [each["read_share"] for each in own["by_length"]]  # a quarter of each prompt, not of the longest
+    assert shares[0] == pytest.approx(shares[1], abs=0.08)
+
+
 def test_quick_leaves_alone_what_is_given(model: str) -> None:
     found = run(model, "--quick")
     assert [each["length"] for each in found["by_length"]] == [300, 420]
@@ -174,7 +184,7 @@ def test_an_exact_method_answers_as_full_does(model: str) -> None:
         (["--lengths", "20"], "too few"),
         (["--lengths", "510"], "positions"),
         (["--gpu-share", "2"], "--gpu-share"),
-        (["--gpu-share", "1/8", "--gpu-memory", "1MiB"], "Both"),
+        (["--gpu-share", "1/8", "--gpu-kv", "1MiB"], "Both"),
         (["--haystack", "a", "--text", "b"], "Both"),
         (["--haystack", "nowhere.txt"], "no file"),
         (["--keys", "1000"], "--keys"),

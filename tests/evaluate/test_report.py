@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,9 +78,9 @@ def test_a_command_that_was_cut_off_does_not_run_finished_cells_again(
     command += ["--out", str(tmp_path / "n.json"), "--json"]
     whole, asked = asking.answers, []
 
-    def cut(llm: Any, asks: Any, progress: Any = None) -> Any:
+    def cut(llm: Any, asks: Any, *more: Any) -> Any:
         asked.append(len(asks))
-        for i, pair in enumerate(whole(llm, asks, progress)):
+        for i, pair in enumerate(whole(llm, asks, *more)):
             if i == 2:
                 raise StopError("Stopped.", "Go on.")
             yield pair
@@ -98,20 +95,30 @@ def test_a_command_that_was_cut_off_does_not_run_finished_cells_again(
     assert (other.returncode, "another seed" in other.stderr) == (2, True)
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHERE = {
     "command": "coattn x",
-    "commit": "abc",
+    "commit": COMMIT,
+    "tree": "0123456789abcdef",
     "versions": {"torch": "2.13"},
     "hardware": {"cpu": "a CPU", "cores": 2, "gpu": None},
 }
 SUBJECT = {"model": "m", "dtype": "float32", "method": "streaming", "params": {"recent": 8}, "length": 64, **WHERE}
 NEEDLE = {
     "evaluation": "needle", "found": 1, "total": 2, "keys": 1, "gpu_share": 0.125,
-    "by_length": [{"length": 1024, "found": 1, "total": 2}], "cells": [], **SUBJECT,
+    "by_length": [{"length": 1024, "found": 1, "total": 2, "read_share": 0.1304}], "cells": [], **SUBJECT,
 }  # fmt: skip
 DECODE = {
-    "method": "cpu", "shapes": "s", "batch": 1, "context": 8192, "params": {}, "ms_per_step": 4.0,
-    "tokens_per_s": 250.0, "floor_ms": 2.0, "gpu_idle": None, "gpu_kv_bytes": 1024, "host_kv_bytes": 2048,
+    "method": "hgca", "shapes": "s", "batch": 1, "context": 8192, "params": {"window_blocks": 4, "kept": [0.07]},
+    "settings": {"window_blocks": 4, "block": 32, "beta": 1}, "dtype": "bfloat16", "kept_share": 0.07,
+    "simulated": ["random weights", "random keys and values", "assumed lists"], "ms_per_step": 4.0,
+    "tokens_per_s": 250.0, "floor_ms": 2.0, "gpu_idle": 0.31, "idle_cpu": 0.3, "idle_pcie": 0.01, "idle_steps": 5,
+    "gpu_kv_bytes": 1024, "host_kv_bytes": 2048, "gpu_budget": None,
+}  # fmt: skip
+SWEEP = {
+    "row": "hgca,beta=4,queries=32", "method": "hgca", "ratio": 1.01, "ratio_95": [1.0, 1.02], "kl": 0.003,
+    "top1": 0.5, "attended_near": 100.0, "attended_far": 20.0, "kept_mean": 0.25,
+    "params": {"block": 32, "window_blocks": None, "gpu_ratio": 0.25, "beta": 4, "alpha": 0.1, "queries": 32},
 }  # fmt: skip
 OPS = {
     "kernel": "attend", "isa": "amx", "dtype": "bf16", "group": 4, "head_size": 128, "threads": 2, "gbps": 30.0,
@@ -135,21 +142,29 @@ FILES: dict[str, dict[str, Any]] = {
         "query_ahead": {"norm_rope": {"mean": 0.9}}, **SUBJECT,
     },
     "longbench": {"evaluation": "longbench", **SCORES},
-    "ruler": {"evaluation": "ruler", **SCORES, "complete": False},
+    "ruler": {"evaluation": "ruler", **SCORES},
+    "sweep": {
+        "evaluation": "sweep", "rows": [SWEEP], "text": {"name": "a.txt"}, "starts": [0, 9], "prefill": 56, **SUBJECT,
+    },
     "decode": {"rows": [DECODE], **WHERE},
     "ops": {"rows": [OPS], **WHERE},
     "prefill": {"rows": [PREFILL], "shapes": "s", **WHERE},
 }  # fmt: skip
 LINES = {
-    "needle": "| m (float32) | `streaming`, GPU 0.125 of KV, recent=8 | pass key | 1 of 2 | 1,024: 1/2 |",
+    "needle": "| m (float32) | `streaming`, recent 8, GPU 12.5% of the KV | pass key | 1 of 2 | 1,024: 1/2 (13%) |",
     "fidelity": "| 64 | 0.03 | 50.0% |  |  | 25.0% |  |  |",
     "perplexity": "| 10.000 | 9.000 | 1.1111 | 1.2000 (1.1000 to 1.3000) | 99 |",
     "attention": "| m (float32) | 64 | 512 (25.0%) for 99% | 20.0% by mass | 0.900, -, -, - |",
     "longbench": "| qasper | 3 | 42.00 |",
-    "ruler": "**not finished**",
-    "decode": "| s | `cpu` | 1 | 8,192 | 4.00 | 2.00 | 2.00 | 250.0 |",
+    "ruler": "| mean | 3 | 42.00 |",
+    "sweep": "| `hgca`, window 25% of the tokens, beta 4, queries 32 | 1.0100 (1.0000 to 1.0200) | 0.003 | 50.0% |",
+    "decode": "| `hgca`, window 128, kept 7% | 1 | 4.00 | 2.00 | 2.00 | 250.0 | 31% (CPU 30%, PCIe 1%) |",
     "ops": "| attend | amx | bf16 | 4 | 128 | 2 | 30.0 | 40.0 | 75% | 2.00 |",
     "prefill": "| s | `offload` | 1.0 GiB | 32,768 | 2.00 | 16,384 | 1.10 | 1.0e-09 |",
+}
+CAPTIONS = {
+    "sweep": "m (float32), 2 windows of 64 tokens of a.txt, the last 8 decoded; a CPU, 2 cores:",
+    "decode": "s, 8,192 tokens, batch 1, DRAM as the model has it; a CPU, 2 cores:",
 }
 
 
@@ -168,7 +183,43 @@ def folder(tmp_path: Path) -> Path:
 def test_every_kind_has_its_row(folder: Path, kind: str) -> None:
     text = page(read_folder(folder), folder)
     assert LINES[kind] in text
-    assert f"- [{kind}.json]({kind}.json), `coattn x`, a CPU, 2 cores, torch 2.13, commit abc" in text
+    assert CAPTIONS.get(kind, "") in text
+    assert f"- [{kind}.json]({kind}.json), `coattn x`, a CPU, 2 cores, torch 2.13, commit {COMMIT[:12]}\n" in text
+
+
+def test_a_result_without_a_clean_commit_is_marked(folder: Path) -> None:
+    for name, data in {"a": {"commit": None}, "b": {"commit": "abc1234-dirty"}, "c": {"unfinished": True}}.items():
+        (folder / f"{name}.json").write_text(json.dumps({**NEEDLE, **data}))
+    text = page(read_folder(folder), folder)
+    assert "**not to be published: it names no commit**" in text
+    assert "**not to be published: commit abc1234-dirty is not a clean one**" in text
+    assert "**not to be published: it is not finished**" in text
+
+
+def test_unlike_rows_of_speed_stand_in_tables_of_their_own(folder: Path) -> None:
+    other = [
+        {**DECODE, "settings": {**DECODE["settings"], "dram": "int8"}},
+        {**DECODE, "batch": 2},
+        {**DECODE, "context": 4096},
+        {**DECODE, "shapes": "t"},
+        {**DECODE, "gpu_budget": 1 << 30},
+        {**DECODE, "method": "full", "host_kv_bytes": 0},
+    ]
+    (folder / "more.json").write_text(json.dumps({"rows": other, **WHERE}))
+    fits = {"rows": [DECODE, {**DECODE, "batch": 9}], "memory": {"gpu_memory": 48 << 30}, **WHERE}
+    (folder / "fits.json").write_text(json.dumps(fits))
+    lines = page(read_folder(folder), folder).splitlines()
+    tables = [line for line in lines if line.endswith("a CPU, 2 cores:") and "tokens, " in line and line[0] in "st"]
+    assert tables == [
+        "s, 8,192 tokens, batch 1, DRAM as the model has it; a CPU, 2 cores:",
+        "s, 8,192 tokens, 48.0 GiB of GPU memory, the largest batch that fits, DRAM as the model has it; a CPU, "
+        "2 cores:",
+        "s, 8,192 tokens, batch 1, DRAM in int8; a CPU, 2 cores:",
+        "s, 8,192 tokens, batch 2, DRAM as the model has it; a CPU, 2 cores:",
+        "s, 4,096 tokens, batch 1, DRAM as the model has it; a CPU, 2 cores:",
+        "t, 8,192 tokens, batch 1, DRAM as the model has it; a CPU, 2 cores:",
+        "s, 8,192 tokens, batch 1, at most 1.0 GiB of KV in GPU memory, DRAM as the model has it; a CPU, 2 cores:",
+    ]
 
 
 def test_figures_are_linked_and_strangers_are_named(folder: Path) -> None:
@@ -193,62 +244,6 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         done = coattn("eval", "report", str(name))
         assert done.returncode == 2
         assert "hint: " in done.stderr
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "scripts" / "make_results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_readme_is_as_the_results_say(script: ModuleType) -> None:
-    assert list(script.stale(ROOT)) == [], "run `python scripts/make_results.py`"
-
-
-def test_the_readme_has_the_results_that_are_listed(
-    script: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    root = tmp_path_factory.mktemp("root")
-    shutil.copytree(folder, root / "results")
-    (root / "README.md").write_text(f"{BEGIN}\n{END}\n")
-    one, other = "needle.json", "fidelity.json"
-    (root / "results" / "brief.txt").write_text(f"{one}\n")
-    pages = script.stale(root)
-    assert one in pages["README.md"]
-    assert other not in pages["README.md"]
-    assert other in pages["results/README.md"]
-    (root / "results" / "brief.txt").write_text("absent.json")
-    with pytest.raises(CoattnError, match=r"names absent\.json"):
-        script.stale(root)
-
-
-def test_the_readme_gets_its_tables(script: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = tmp_path_factory.mktemp("root")
-    shutil.copytree(folder, root / "results")
-    (root / "README.md").write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
-    pages = script.stale(root)
-    text = pages["README.md"]
-    assert text.startswith(
-        f"Before.\n{BEGIN}\nNeedle (a CPU, 2 cores; [needle.json](results/needle.json)):\n\n| model |"
-    )
-    assert text.endswith(f"(results/README.md).\n{END}\nAfter.\n")
-    assert LINES["decode"] in text
-    assert "old" not in text
-    assert LINES["ops"] in pages["results/README.md"]
-    for name, page_text in pages.items():
-        (root / name).write_text(page_text)
-    assert script.stale(root) == {}
-    (root / "results" / "needle.json").write_text(json.dumps({**NEEDLE, "found": 2}))
-    assert sorted(script.stale(root)) == ["README.md", "results/README.md"]
-
-
-def test_a_readme_without_markers_stays_as_it_is(script: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("No tables.\n")
-    assert script.stale(tmp_path) == {}
 
 
 @pytest.mark.parametrize("text", [BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])

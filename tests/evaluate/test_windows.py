@@ -28,7 +28,7 @@ def test_a_stride_covers_the_text_at_several_depths() -> None:
     [
         ({"decode": 4, "length": 200}, "only 100 tokens"),
         ({"decode": 50, "length": 50}, "--decode is 50"),
-        ({"decode": 4, "length": 50, "start": 48}, "leaves only 2 tokens"),
+        ({"decode": 4, "length": 50, "start": 48}, "--start is 48 and --decode is 4, but --length is 50"),
         ({"decode": 4, "prefill": 97}, "ends after 101"),
         ({"decode": 4, "length": 50, "stride": 10}, "--stride needs --prefill"),
     ],

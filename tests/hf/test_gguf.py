@@ -129,11 +129,11 @@ def test_every_weight_is_the_files_own_to_half_precision(
         torch.testing.assert_close(saved[name], torch.from_numpy(value).half(), rtol=2**-10, atol=1e-6)
 
 
-def test_plain_transformers_loads_it_in_bfloat16(folder: Path) -> None:
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+def test_plain_transformers_loads_it_in_float32(folder: Path) -> None:
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     from transformers import AutoModelForCausalLM
 
-    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
 
 
 def test_there_is_no_pickle_and_everyone_may_read_it(folder: Path) -> None:

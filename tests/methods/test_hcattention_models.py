@@ -52,7 +52,7 @@ def test_preemption_under_tight_budgets_changes_no_text() -> None:
         want = [each.token_ids for each in roomy.generate(ids, params)]
         token = {tier: count // 256 for tier, count in roomy.engine.runner.needs(256).items()}
         window = roomy.ledger.held["gpu"] - 5 * 256 * token["gpu"]
-    for tight in ({"gpu_memory": window + 300 * token["gpu"]}, {"host_memory": 300 * token["host"]}):
+    for tight in ({"gpu_kv": window + 300 * token["gpu"]}, {"host_kv": 300 * token["host"]}):
         with llm("hcattention", **exact, **tight) as engine:
             got = engine.generate(ids, params)
             assert engine.report()["preemptions"] > 0
@@ -61,8 +61,8 @@ def test_preemption_under_tight_budgets_changes_no_text() -> None:
 
 
 def test_a_budget_below_the_least_is_refused() -> None:
-    with pytest.raises(BudgetError, match="gpu_memory"):
-        llm("hcattention", gpu_memory=1000, **LOSSY)
+    with pytest.raises(BudgetError, match="gpu_kv"):
+        llm("hcattention", gpu_kv=1000, **LOSSY)
 
 
 @torch.no_grad()

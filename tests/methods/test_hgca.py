@@ -90,7 +90,7 @@ def test_in_eight_bits_an_answer_does_not_depend_on_who_else_is_served() -> None
     for ids in prompts:
         with llm("hgca", max_batch=1, **params) as engine:
             alone.append(engine.generate([ids], greedy(60))[0].token_ids)
-    with llm("hgca", max_batch=3, host_memory=400_000, **params) as engine:
+    with llm("hgca", max_batch=3, host_kv=400_000, **params) as engine:
         handles = [engine.submit(ids, greedy(60)) for ids in prompts]
         assert [handle.result().token_ids for handle in handles] == alone
         assert 0 < engine.ledger.peak["host"] <= 400_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ from tests.cli.run import coattn
 
 from coattn.trace.chrome import chrome_trace, intervals
 from coattn.trace.figure import timeline
-from coattn.trace.step import Span, StepTrace
+from coattn.trace.step import Crossing, Span, StepTrace, covered, on_host_clock
 
 STEP = StepTrace(
     begin=1000,
     end=11_000,
     sequences=2,
     spans=(Span(0, 1500, 2000, 5000, 1600, 4800), Span(1, 6000, 9000, 8000, 6200, 7900)),
+    crossings=(),
+    weight_bytes=4_000,
     hbm_bytes=10_000,
     pcie_bytes=100,
     dram_bytes=5_000,
@@ -28,6 +31,44 @@ def test_idle_is_waiting_with_nothing_else_to_do() -> None:
     assert STEP.gpu_idle == pytest.approx(0.3)
     assert STEP.cpu_busy == pytest.approx((3200 + 1700) / 10_000)
     assert STEP.as_dict()["dram_gbps"] == pytest.approx(0.5)
+
+
+def test_waiting_for_pcie_is_waiting() -> None:
+    step = replace(STEP, spans=(), crossings=(Crossing("layer 0", 1500, 4500), Crossing("layer 1", 5000, 10_800)))
+    assert (step.cpu_wait, step.pcie_wait, step.gpu_idle) == (0, pytest.approx(0.88), pytest.approx(0.88))
+    both = replace(STEP, crossings=(Crossing("layer 0", 4000, 6000), Crossing("the recall", 10_000, 11_000)))
+    assert both.cpu_wait + both.pcie_wait == pytest.approx(0.3 + 0.3)
+    assert both.gpu_idle == pytest.approx(0.5)  # what overlaps counts once
+
+
+@pytest.mark.parametrize(
+    ("times", "total"),
+    [([], 0), ([(5, 5)], 0), ([(9, 3)], 0), ([(0, 10), (2, 3), (8, 12)], 12), ([(20, 30), (0, 10)], 20)],
+)
+def test_overlapping_times_count_once(times: list[tuple[int, int]], total: int) -> None:
+    assert covered(times) == total
+
+
+def test_times_of_the_gpu_are_set_by_the_end_of_the_step() -> None:
+    ahead = -1_000_000
+    stamps = [
+        ("layer 0", 1500 - ahead, 4500 - ahead),
+        ("stale", 100 - ahead, 900 - ahead),
+        ("never", 0, 0),
+        ("half", 4800 - ahead, 0),
+        ("from before", 500 - ahead, 1200 - ahead),
+    ]
+    found = on_host_clock(stamps, last=11_000 - ahead, begin=1000, end=11_000)
+    assert found == [Crossing("layer 0", 1500, 4500), Crossing("from before", 1000, 1200)]
+
+
+def test_a_crossing_is_seen_in_the_pictures(tmp_path: Path) -> None:
+    step = replace(STEP, spans=(), crossings=(Crossing("layer 0", 2000, 9000),))
+    assert intervals(step) == [
+        ("GPU", "layer 0", 1000, 2000),
+        ("GPU", "rest", 9000, 11_000),
+        ("PCIe", "blocks of layer 0", 2000, 9000),
+    ]
 
 
 def test_the_gpus_intervals_do_not_overlap_and_leave_out_its_waiting() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,15 +19,17 @@ from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
-from coattn.method import compose
+from coattn.method import Composed, compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
 from coattn.store.digested.residents import Residents
 from coattn.store.ledger import Ledger
-from coattn.trace.step import StepTrace
+from coattn.trace.step import Timing
 from coattn.types import Step
 
 GB = 1e9
+MOST_LOOKS = 256
+"""Steps of a row whose waiting is looked at: each costs a copy of a few numbers, between two timed steps."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Case:
     drift: Drift | None = None
     """Methods that pick blocks by their digests: how what they pick changes, in recorded steps; else as random weights
     have it."""
+    change: float = 0.0
+    """Share of the picked blocks that changes in a step, under `drift`."""
     schedule: str | None = None
     """In place of the method's own."""
     age: int = 0
@@ -61,6 +66,18 @@ class Row:
     batch: int
     context: int
     params: dict[str, Any]
+    """What was set, and what was done to the method."""
+    settings: dict[str, Any]
+    """Every parameter of the method with its value."""
+    dtype: str
+    """Of weights, keys and values."""
+    gpu_budget: int | None
+    """Most bytes of KV that were allowed in GPU memory; None: as many as there is room for."""
+    host_budget: int | None
+    simulated: list[str]
+    """What stands in for a trained model on a text."""
+    kept_share: float | None
+    """Share of DRAM's entries that a head attends to, where it was assumed."""
     ms_per_step: float
     p99_ms: float
     tokens_per_s: float
@@ -68,7 +85,13 @@ class Row:
     floor_ms: float | None
     """Bytes that must move over each link at the measured rates: the links work at the same time, HBM does both."""
     gpu_idle: float | None
-    """Share of the step in which the GPU waited for the CPU's part; None where it was not measured."""
+    """Share of a step in which the GPU waited for the CPU's answer or for KV on its way over PCIe, the mean over
+    `idle_steps` of the timed steps; None where it was not measured."""
+    idle_cpu: float | None
+    """Of it, waiting for the CPU's answer."""
+    idle_pcie: float | None
+    """Of it, waiting for PCIe."""
+    idle_steps: int
     cpu_ratio: float
     """Share of the attended entries that the CPU attends to."""
     gpu_kv_bytes: int
@@ -79,7 +102,8 @@ class Row:
     """Rate at which all threads only read as many far blocks as the step attends to, layer after layer."""
     record_s: float | None
     layer_us: dict[str, float] | None = None
-    """Of the last step, the mean over layers that hand over: `gpu` and `cpu`, each one's part, and `wait`."""
+    """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`. Where
+    steps run layer by layer: of the last one, its whole attention as the CPU's part."""
     notes: dict[str, float] = field(default_factory=dict)
     """What store and schedule say of themselves."""
 
@@ -110,13 +134,13 @@ class Bench:
         model: Any,
         shapes: str,
         limits: dict[str, Any],
-        gpu_memory: int | None,
+        gpu_kv: int | None,
         steps: int,
-        host_memory: int | None = None,
+        host_kv: int | None = None,
     ) -> None:
-        """gpu_memory, host_memory: most bytes of KV in each tier."""
+        """gpu_kv, host_kv: most bytes of KV in each tier."""
         self.model, self.shapes, self.limits = model, shapes, limits
-        self.gpu_memory, self.host_memory, self.steps = gpu_memory, host_memory, steps
+        self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
         self.weights = weight_bytes(model)
 
@@ -140,17 +164,32 @@ class Bench:
             for _ in range(case.warm):
                 ready.step()
             before = _notes(ready)
-            taken = _time(ready.step, self.steps - 1, seconds)
+            timings: list[Timing] = []
+            taken = _time(ready.step, self.steps - 1, seconds, lambda: _look(ready.runner, timings))
             notes = _per_step(before, _notes(ready), min(len(taken) + 2, self.steps - 1))
             slots = tuple(range(case.batch))
-            near, far = ready.runtime.attended(Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch))
+            last = Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch)
+            near, far = ready.runtime.attended(last)
+            notes |= chosen(ready.runtime, last)
             token, far_token = ready.runtime.token_bytes()
             rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
             row = self._finish(case, taken, near * token, far * far_token, ready.ledger, rate)
-            trace = ready.runner.trace()
-            idle, parts = (None, None) if trace is None else (trace.gpu_idle, _layer_us(trace))
+            trace = ready.runner.trace() if not timings else None
+            parts = layer_us(timings if trace is None else [trace])
             notes |= self._after(case, ready)
-            return Row(**row, gpu_idle=idle, record_s=record_s, layer_us=parts, notes=notes)
+            return Row(**row, **waiting(timings), record_s=record_s, layer_us=parts, notes=notes)
+
+    def composed(self, case: Case) -> Composed:
+        """The case's method. One that keeps what weighs most keeps as many entries as the case says instead."""
+        method = find_method(case.method)
+        if case.schedule is not None:
+            method = method.scheduled(case.schedule)
+        params = dict(case.params)
+        if case.kept and "cap" in compose(method).params:
+            shape = _layers(self.model)[0]
+            share = statistics.fmean(case.kept)
+            params |= {"tau": 1.0, "cap": cap_for(share, case.context, shape.q_heads // shape.kv_heads)}
+        return compose(method, **params)
 
     def _after(self, case: Case, ready: Ready) -> dict[str, float]:
         """More notes, from steps after those that were timed."""
@@ -159,11 +198,8 @@ class Bench:
     @contextmanager
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
-        method = find_method(case.method)
-        if case.schedule is not None:
-            method = method.scheduled(case.schedule)
-        composed = compose(method, **case.params)
-        ledger = Ledger(self.gpu_memory, self.host_memory)
+        composed = self.composed(case)
+        ledger = Ledger(self.gpu_kv, self.host_kv)
         first = max(1, case.context - self.steps - case.warm)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
@@ -174,7 +210,7 @@ class Bench:
             runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
             runtime.commit()
             kv.fill_randomly(runtime)
-            if case.kept:
+            if case.kept and "cap" not in composed.params:
                 for parts in runtime.groups:
                     parts.store.assume(slots, first, case.kept)
             if case.drift is not None:
@@ -189,7 +225,7 @@ class Bench:
         runner = GraphRunner(session, runtime, case.batch, (case.batch,))
         runner.always_far = case.handover
         undo.callback(runner.fusion.close)
-        undo.callback(runner.forget_recordings)
+        undo.callback(runner.drop_captures)
         return runner
 
     def _peer(self, case: Case, seconds: float) -> Row:
@@ -201,7 +237,7 @@ class Bench:
         near, far = (0, nbytes) if offload else (nbytes, 0)
         row = self._finish(case, taken, near, far, None)
         row |= {"gpu_kv_bytes": near, "host_kv_bytes": far, "cpu_ratio": 0.0}
-        return Row(**row, gpu_idle=None, record_s=None)
+        return Row(**row, **waiting([]), record_s=None)
 
     def _finish(
         self,
@@ -214,8 +250,8 @@ class Bench:
     ) -> dict[str, Any]:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
-        places = set(find_method(case.method).place) if ledger is not None else set()
-        on_cpu = bool(places & {"cpu", "cpu_values"})
+        own = None if ledger is None else self.composed(case)
+        on_cpu = own is not None and bool({"cpu", "cpu_values"} & set(own.method.place))
         return {
             "method": case.method,
             "shapes": self.shapes,
@@ -227,6 +263,12 @@ class Bench:
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
             },
+            "settings": {} if own is None else dict(own.params),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "gpu_budget": self.gpu_kv,
+            "host_budget": self.host_kv,
+            "simulated": simulated(case, own is None or own.exact, self.device.type == "cuda"),
+            "kept_share": statistics.fmean(case.kept) if case.kept else None,
             "ms_per_step": median * 1e3,
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,
@@ -258,6 +300,33 @@ def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: 
             drive_residents(parts.store, drift, slots, length, age)
 
 
+def cap_for(kept: float, context: int, group: int) -> int:
+    """Entries of a query head so that a group of them, each with its own, keeps a share together.
+
+    Random codes give the heads of a group independent choices.
+    """
+    return max(1, round((1 - math.pow(1 - kept, 1 / group)) * context))
+
+
+def simulated(case: Case, exact: bool, on_gpu: bool) -> list[str]:
+    """What a row of speed has in place of a trained model on a text."""
+    found = ["random weights", "random keys and values"]
+    if case.kept:
+        found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
+    elif case.drift is not None and on_gpu:  # layer by layer nothing is driven
+        wrong = f"{case.drift.wrong:.0%} of the scores predicted wrongly"
+        found.append(f"driven picks: {case.change:.1%} of the blocks change in a step, {wrong}")
+    elif not exact:
+        found.append("picks by random weights")
+    return found
+
+
+def chosen(runtime: Runtime, step: Step) -> dict[str, float]:
+    """What a store says of the entries it attended to, beside its bytes."""
+    found = {name: value for parts in runtime.groups for name, value in parts.store.notes(step).items()}
+    return {name: value for name, value in found.items() if "bytes" not in name}
+
+
 def _notes(ready: Ready) -> dict[str, float]:
     found: dict[str, float] = {}
     for parts in ready.runtime.groups:
@@ -270,14 +339,33 @@ def _per_step(before: dict[str, float], after: dict[str, float], steps: int) -> 
     return {name: (value - before.get(name, 0)) / max(1, steps) for name, value in after.items()}
 
 
-def _layer_us(trace: StepTrace) -> dict[str, float] | None:
-    if not trace.spans:
+def _look(runner: Runner, timings: list[Timing]) -> None:
+    """Notes what the GPU waited for in the last step, unless enough is known."""
+    found = runner.timing() if len(timings) < MOST_LOOKS else None
+    if found is not None:
+        timings.append(found)
+
+
+def waiting(timings: Sequence[Timing]) -> dict[str, Any]:
+    """What a row says of the GPU's waiting: the mean over steps."""
+
+    def mean(name: str) -> float | None:
+        return statistics.fmean(getattr(each, name) for each in timings) if timings else None
+
+    shares = {"gpu_idle": mean("gpu_idle"), "idle_cpu": mean("cpu_wait"), "idle_pcie": mean("pcie_wait")}
+    return {**shares, "idle_steps": len(timings)}
+
+
+def layer_us(timings: Sequence[Timing]) -> dict[str, float] | None:
+    """Microseconds of a layer that hands over: the mean over steps and layers; None where none does."""
+    spans = [span for each in timings for span in each.spans]
+    if not spans:
         return None
     parts = {
         # what the GPU does beside may be over before a long list is posted
-        "gpu": [max(0, span.ready - span.posted) for span in trace.spans],
-        "cpu": [span.done - span.seen for span in trace.spans],
-        "wait": [span.idle for span in trace.spans],
+        "gpu": [max(0, span.ready - span.posted) for span in spans],
+        "cpu": [span.done - span.seen for span in spans],
+        "wait": [span.idle for span in spans],
     }
     return {name: statistics.fmean(values) / 1e3 for name, values in parts.items()}
 
@@ -288,14 +376,21 @@ def _layers(model: Any) -> Any:
     return describe_layers(model)
 
 
-def _time(step: Callable[[], object], most: int, seconds: float) -> list[float]:
-    """Seconds of each step: at most so many, at least three, and no more than `seconds` in all."""
+def _time(
+    step: Callable[[], object], most: int, seconds: float, look: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Seconds of each step: at most so many, at least three, and no more than `seconds` in all.
+
+    look: called after every step that counts, outside its time.
+    """
     warm = 2
     taken: list[float] = []
     while len(taken) < most and (len(taken) < warm + 3 or sum(taken) < seconds):
         start = time.perf_counter()
         step()
         taken.append(time.perf_counter() - start)
+        if len(taken) > warm:
+            look()
     return taken[warm:] if len(taken) > warm else taken
 
 

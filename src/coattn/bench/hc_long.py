@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from coattn import native
-from coattn.bench.decode import Bench, Case, _layer_us
+from coattn.bench.decode import Bench, Case, cap_for, layer_us, simulated, waiting
 from coattn.types import Step
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -21,14 +21,6 @@ FORMS: dict[str, dict[str, Any]] = {
 """The long rows: 12.5% of the KV in GPU memory; codes at 16 and 13 bits, values in DRAM in 16 and 4."""
 KEPT = 0.065
 """Share of the far tokens that a KV head attends to: what SmolLM2 measured at tau 0.95."""
-
-
-def cap_for(kept: float, context: int, group: int) -> int:
-    """Entries of a query head so that a group of them, each with its own, keeps a share together.
-
-    Random codes give the heads of a group independent choices.
-    """
-    return max(1, round((1 - math.pow(1 - kept, 1 / group)) * context))
 
 
 def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: int, seconds: float) -> dict[str, Any]:
@@ -45,21 +37,33 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
         ready.step()
         fill_s = time.perf_counter() - start
         taken: list[float] = []
+        timings = []
         while len(taken) < 3 or (len(taken) < steps and sum(taken) < seconds):
             begin = time.perf_counter()
             ready.step()
             taken.append(time.perf_counter() - begin)
+            timing = ready.runner.timing()
+            if timing is not None:
+                timings.append(timing)
         store: Any = ready.runtime.groups[-1].store
         near, far = ready.runtime.attended(Step.of((0,), (ready.length - 1,), (1,)))
         token = sum(each.token_bytes for each in ready.runtime.layers)
         entries = sum(store._taken.values()) * shape.kv_heads
-        trace = ready.runner.trace()
         used = torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] if bench.device.type == "cuda" else None
         row = {
             "row": name,
+            "method": case.method,
+            "shapes": bench.shapes,
+            "batch": case.batch,
             "context": context,
             "params": dict(case.params),
+            "settings": dict(bench.composed(case).params),
+            "dtype": str(bench.model.dtype).removeprefix("torch."),
+            "gpu_budget": bench.gpu_kv,
+            "host_budget": bench.host_kv,
+            "simulated": simulated(replace(case, kept=(kept,)), exact=False, on_gpu=True),
             "ms_per_step": statistics.median(taken) * 1e3,
+            "tokens_per_s": case.batch / statistics.median(taken),
             "steps": len(taken),
             "kept_share": sum(store._taken.values()) / len(store._taken) / (context // store.block * store.block),
             "weight_bytes": bench.weights,
@@ -68,7 +72,8 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
             "gpu_bytes_in_use": used,
             "full_kv_bytes": context * token,
             "fill_s": fill_s,
-            "layer_us": None if trace is None else _layer_us(trace),
+            "layer_us": layer_us(timings),
+            **waiting(timings),
         }
         return row | _floor(
             bench, near * token, far * token, entries * 4 * (1 + shape.q_heads // shape.kv_heads), store
@@ -104,13 +109,14 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
                 raise part.error
             times.append(time.perf_counter())
         report = engine.report()
-        trace = engine.trace()
+        timing = engine.runner.timing()
         attended = engine.engine.runner.runtime.groups[-1].store  # type: ignore[attr-defined]
         attended.attended(Step.of((0,), (tokens,), (1,)))
         taken = list(attended._taken.values())
     gaps = [b - a for a, b in itertools.pairwise(times)]
     return {
         "tokens": tokens,
+        "simulated": ["random weights", "random tokens", "picks by random weights"],
         "block": block,
         "anchor": anchor,
         "prefill_s": times[0] - start,
@@ -118,6 +124,6 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
         "ms_per_step": statistics.median(gaps[2:] or gaps) * 1e3,
         "steps": len(gaps),
         "kept_share": sum(taken) / len(taken) / tokens if taken else None,
-        "layer_us": None if trace is None else _layer_us(trace),
+        "layer_us_last_step": None if timing is None else layer_us([timing]),
         **report,
     }

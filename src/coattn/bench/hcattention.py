@@ -80,7 +80,9 @@ def measure(row: Row, own: Forced, full: Forced, beside: Forced | None, shares: 
 
     return {
         "row": row.name,
-        "params": dict(row.params),
+        "method": "hcattention",
+        "params": own.report["params"],
+        "simulated": [],
         "perplexity": float(own.losses.mean().exp()),
         "perplexity_full": float(full.losses.mean().exp()),
         "against_full": ratio(full),

@@ -24,7 +24,7 @@ class Case:
     """One row to be; the first of a run is what the others are compared with."""
 
     method: str
-    gpu_memory: int | None
+    gpu_kv: int | None
     chunk: int
     """Tokens per step."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Row:
     method: str
     tokens: int
     chunk: int
-    gpu_memory: int | None
+    gpu_kv: int | None
     seconds: float
     tokens_per_s: float
     ratio: float
@@ -55,7 +55,7 @@ def run(model: Any, cases: list[Case], tokens: int) -> Iterator[Row]:
     ids = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     first: tuple[float, Tensor] | None = None
     for case in cases:
-        ledger = Ledger(case.gpu_memory, None)
+        ledger = Ledger(case.gpu_kv, None)
         seconds, logits = _read(model, case, ledger, ids)
         first = first or (seconds, logits)
         own, plain = (x.double().log_softmax(-1) for x in (logits, first[1]))
@@ -63,7 +63,7 @@ def run(model: Any, cases: list[Case], tokens: int) -> Iterator[Row]:
             case.method,
             tokens,
             case.chunk,
-            case.gpu_memory,
+            case.gpu_kv,
             seconds,
             tokens / seconds,
             seconds / first[0],

@@ -8,16 +8,21 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import is_given, json_option
+from coattn.cli.options import Count, Number, is_given, json_option
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
+from coattn.part import MOST, MOST_BATCH
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 
 
 @click.group()
 def bench() -> None:
-    """Measure speed, beside the limits of this machine."""
+    """Measure speed, beside the limits of this machine.
+
+    Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
+    history.
+    """
 
 
 def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | None:
@@ -28,9 +33,11 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
         found = [int(part) for part in value.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 1:
+    most = MOST_BATCH if parameter.name == "batch" else MOST
+    if not found or min(found) < 1 or max(found) > most:
         raise ConfigError(
-            f"--{parameter.name.replace('_', '-')} is {value!r}.", "Write numbers of 1 or more with commas, like 1,4,8."
+            f"--{parameter.name.replace('_', '-')} is {value!r}.",
+            f"Write numbers from 1 to {most} with commas, like 1,4,8.",
         )
     return found
 
@@ -42,9 +49,9 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
 @click.option("--groups", default="1,4,5,8", show_default=True, callback=numbers, help="Query heads per KV head.")
 @click.option("--head-sizes", default="128,64", show_default=True, callback=numbers, help="Head sizes.")
 @click.option("--threads", callback=numbers, help="Numbers of threads; default: one per core.")
-@click.option("--mib", default=2048, show_default=True, type=click.IntRange(16), help="KV memory to read per call.")
-@click.option("--seconds", default=0.5, show_default=True, type=click.FloatRange(0), help="Least time per row.")
-@click.option("--jobs", default=20000, show_default=True, type=click.IntRange(100), help="Jobs for the round trips.")
+@click.option("--mib", default=2048, show_default=True, type=Count(16), help="KV memory to read per call.")
+@click.option("--seconds", default=0.5, show_default=True, type=Number(0), help="Least time per row.")
+@click.option("--jobs", default=20000, show_default=True, type=Count(100), help="Jobs for the round trips.")
 @click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
 @click.option(
     "--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs, unless other options say so."
@@ -170,7 +177,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 @bench.command()
-@click.option("--gib", default=1.0, show_default=True, type=click.FloatRange(0.01), help="Size of the arena.")
+@click.option("--gib", default=1.0, show_default=True, type=Number(0.01), help="Size of the arena.")
 @click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
 @json_option
 def arena(gib: float, no_torch: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
-from coattn.cli.options import json_option, parse_settings, seconds_option
+from coattn.cli.options import Count, json_option, parse_settings, seconds_option
 from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -20,10 +21,14 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--methods", default="full,offload,cpu", show_default=True, help="Rows of `coattn methods`, with commas.")
 @click.option("--batch", default="1", show_default=True, callback=numbers, help="Batch sizes.")
 @click.option("--context", default="8192", show_default=True, callback=numbers, help="Context lengths.")
-@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
 @click.option("--kept", help="Shares of DRAM's entries that heads attend to, with commas, under methods that choose.")
-@click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
+@click.option("--change", type=click.FloatRange(0, 0.9), help="Drive scout's picks: share of blocks new in a step.")
+@click.option(
+    "--wrong", default=0.05, show_default=True, type=click.FloatRange(0, 1), help="With --change: scores mispredicted."
+)
+@click.option("--steps", default=64, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(10.0)
 @click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies far.")
 @click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
@@ -63,7 +68,7 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     device = options["device"]
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
-    budget = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    budget = parse_bytes(options["gpu_kv"], "--gpu-kv")
     run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
     result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
     collect(run, cases, options["seconds"], title, path, result)
@@ -84,6 +89,7 @@ def collect(run: Any, cases: list[Any], seconds: float, title: str, path: Path |
 
 def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[Any]:
     """Every case that was asked for; methods and parameters that do not exist are refused."""
+    from coattn.bench.scout import driven
     from coattn.method import compose
     from coattn.methods import find_method
 
@@ -96,8 +102,11 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 known = compose(find_method(name)).params
                 params = {k: v for k, v in given.items() if k in known}
                 used |= set(params)
-                chooses = "beta" in known or "share" in known
-                cases.append(bench_decode.Case(name, batch, context, params, kept if chooses else ()))
+                chooses = bool({"beta", "share", "cap"} & set(known))
+                case = bench_decode.Case(name, batch, context, params, kept if chooses else ())
+                if options.get("change") is not None and "recall_interval" in known:
+                    case = driven(case, options["change"], options["wrong"])
+                cases.append(case)
                 if "window_blocks" not in known:
                     continue
                 everything = {**params, "window_blocks": context // 32 + 2}
@@ -118,7 +127,18 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
     table = Table(title=f"{result['rows'][0]['shapes']}, weights {format_bytes(result['weight_bytes'])}")
-    heads = ("method", "batch", "context", "ms/step", "p99", "tokens/s", "floor ms", "x floor", "GPU idle", "CPU share")
+    heads = (
+        "method",
+        "batch",
+        "context",
+        "ms/step",
+        "p99",
+        "tokens/s",
+        "floor ms",
+        "x floor",
+        "GPU waits",
+        "CPU share",
+    )
     for name in (*heads, "far GB/s", "GPU KV", "DRAM KV"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in result["rows"]:
@@ -133,6 +153,20 @@ def show(result: dict[str, Any]) -> None:
     out.print(table)
     limits = ", ".join(f"{k.removesuffix('_gbps')} {v:.0f}" for k, v in result["limits"].items() if "gbps" in k and v)
     out.print(f"limits in GB/s: {limits}", highlight=False)
+    out.print(f"simulated: {'; '.join(simulations(result['rows']))}", highlight=False, soft_wrap=True)
+
+
+def simulations(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the rows have in place of a trained model on a text; where only some have it, which methods."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for name in row["simulated"]:
+            found.setdefault(name, []).append(row["method"])
+    every = len(rows)
+    return [
+        name if len(having) == every else f"{name} ({', '.join(dict.fromkeys(having))})"
+        for name, having in found.items()
+    ]
 
 
 def shares(text: str | None) -> tuple[float, ...]:

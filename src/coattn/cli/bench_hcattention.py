@@ -10,7 +10,7 @@ from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.evaluate import Subject, prepare
-from coattn.cli.options import json_option, model_options
+from coattn.cli.options import Count, json_option, model_options
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import InputError
 from coattn.units import format_bytes
@@ -28,9 +28,9 @@ SPEED = ("kernels", "long", "prompt")
 )
 @model_options
 @click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
-@click.option("--length", default=8192, show_default=True, type=click.IntRange(4), help="Tokens of the text.")
-@click.option("--decode", default=128, show_default=True, type=click.IntRange(2), help="Of them, decode steps.")
-@click.option("--start", default=0, show_default=True, type=click.IntRange(0), help="Where in the text to begin.")
+@click.option("--length", default=8192, show_default=True, type=Count(4), help="Tokens of the text.")
+@click.option("--decode", default=128, show_default=True, type=Count(2), help="Of them, decode steps.")
+@click.option("--start", default=0, show_default=True, type=Count(0), help="Where in the text to begin.")
 @click.option(
     "--books", metavar="FOLDER", help="Codebooks, named like groups16_centroids8192.safetensors or ..._separate."
 )
@@ -43,10 +43,10 @@ SPEED = ("kernels", "long", "prompt")
     "--gpu-memory", default="80GiB", show_default=True, help="long: all that may be taken of the GPU's memory."
 )
 @click.option("--kept", default=0.065, show_default=True, help="kernels, long: share of tokens a KV head attends to.")
-@click.option("--tokens", default=262144, show_default=True, type=click.IntRange(64), help="prompt: its length.")
-@click.option("--block", default=8192, show_default=True, type=click.IntRange(1), help="prompt: tokens of a block.")
-@click.option("--anchor", type=click.IntRange(0), help="prompt: tokens of the anchor; default: a block.")
-@click.option("--steps", default=16, show_default=True, type=click.IntRange(3), help="long, prompt: decode steps.")
+@click.option("--tokens", default=262144, show_default=True, type=Count(64), help="prompt: its length.")
+@click.option("--block", default=8192, show_default=True, type=Count(1), help="prompt: tokens of a block.")
+@click.option("--anchor", type=Count(0), help="prompt: tokens of the anchor; default: a block.")
+@click.option("--steps", default=16, show_default=True, type=Count(3), help="long, prompt: decode steps.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="long, prompt: a parameter; repeatable.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there; goes on from a run that was cut off.")
 @json_option

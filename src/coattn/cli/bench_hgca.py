@@ -8,7 +8,7 @@ import click
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import measure, shares, show
-from coattn.cli.options import json_option, seconds_option
+from coattn.cli.options import Count, json_option, seconds_option
 from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 
@@ -18,12 +18,12 @@ from coattn.errors import ConfigError
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--batch", default="1,4", show_default=True, callback=numbers, help="Batch sizes.")
 @click.option("--context", default="8192,32768", show_default=True, callback=numbers, help="Context lengths.")
-@click.option("--window", default=4096, show_default=True, type=click.IntRange(32), help="Tokens that stay on the GPU.")
+@click.option("--window", default=4096, show_default=True, type=Count(32), help="Tokens that stay on the GPU.")
 @click.option(
     "--kept", default="0.02,0.25,0.5", show_default=True, help="Shares of DRAM's entries that heads attend to."
 )
-@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
-@click.option("--steps", default=64, show_default=True, type=click.IntRange(4), help="Most steps per row.")
+@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--steps", default=64, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(10.0)
 @click.option("--peers", is_flag=True, help="Figure 12: add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")

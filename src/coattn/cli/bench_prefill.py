@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import bench
-from coattn.cli.options import json_option
+from coattn.cli.options import Count, json_option
 from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -18,9 +18,9 @@ from coattn.units import format_bytes, parse_bytes
 @bench.command()
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--methods", default="offload", show_default=True, help="Methods to run under the cap, with commas.")
-@click.option("--tokens", default=32768, show_default=True, type=click.IntRange(2), help="Length of the prompt.")
-@click.option("--chunk", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per step.")
-@click.option("--gpu-memory", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory.")
+@click.option("--tokens", default=32768, show_default=True, type=Count(2), help="Length of the prompt.")
+@click.option("--chunk", default=4096, show_default=True, type=Count(1), help="Tokens per step.")
+@click.option("--gpu-kv", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory.")
 @click.option("--rounding", is_flag=True, help="Add `full` in chunks half as long: how far rounding alone carries.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -38,7 +38,7 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
 
     if 2 * options["chunk"] > options["tokens"]:
         raise ConfigError("The prompt has less than two chunks.", "Raise --tokens or lower --chunk.")
-    cap = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    cap = parse_bytes(options["gpu_kv"], "--gpu-kv")
     names = options["methods"].split(",")
     chunk = options["chunk"]
     cases = [bench_prefill.Case("full", None, chunk)]
@@ -52,7 +52,8 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
         for made in bench_prefill.run(model, cases, options["tokens"]):
             rows.append(asdict(made))
             bar.advance(bar.task_ids[0])
-    result = {"rows": rows, "shapes": options["shapes"], **provenance()}
+    result = {"rows": rows, "shapes": options["shapes"], "simulated": ["random weights", "random tokens"]}
+    result |= provenance()
     save(path, result)
     if as_json:
         print_json(result)
@@ -63,7 +64,7 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
     for row in rows:
         table.add_row(
             row["method"], f"{row['chunk']:,}",
-            "none" if row["gpu_memory"] is None else format_bytes(row["gpu_memory"]),
+            "none" if row["gpu_kv"] is None else format_bytes(row["gpu_kv"]),
             f"{row['seconds']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
             "yes" if row["same_top"] else "no", format_bytes(row["gpu_kv_peak"]), format_bytes(row["host_kv_peak"]),
         )  # fmt: skip

@@ -10,7 +10,7 @@ import click
 
 from coattn.cli.bench import bench, numbers
 from coattn.cli.bench_decode import collect, show
-from coattn.cli.options import json_option, parse_settings, seconds_option
+from coattn.cli.options import Count, Number, json_option, parse_settings, seconds_option
 from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 from coattn.units import parse_bytes
@@ -25,21 +25,19 @@ ON_A_MODEL = ("6", "table1")
 @click.option("--context", default="8192,65536", show_default=True, callback=numbers, help="Context lengths.")
 @click.option("--batch", default="64", show_default=True, callback=numbers, help="Batch sizes, or the largest to try.")
 @click.option("--methods", help="Figure 8: only these rows, with commas.")
-@click.option("--budget", default=2048, show_default=True, type=click.IntRange(96), help="Tokens attended per KV head.")
-@click.option("--change", default=0.124, show_default=True, type=click.FloatRange(0, 0.9), help="Block change rate.")
-@click.option(
-    "--wrong", default=0.05, show_default=True, type=click.FloatRange(0, 1), help="Share of scores predicted wrongly."
-)
+@click.option("--budget", default=2048, show_default=True, type=Count(96), help="Tokens attended per KV head.")
+@click.option("--change", default=0.124, show_default=True, type=Number(0, 0.9), help="Block change rate.")
+@click.option("--wrong", default=0.05, show_default=True, type=Number(0, 1), help="Share of scores predicted wrongly.")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU, weights included; default: all there is.")
-@click.option("--host-memory", metavar="SIZE", help="Most KV memory in DRAM; default: no limit.")
+@click.option("--host-kv", metavar="SIZE", help="Most KV memory in DRAM; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of scout.")
-@click.option("--steps", default=48, show_default=True, type=click.IntRange(4), help="Most steps per row.")
+@click.option("--steps", default=48, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(4.0)
 @click.option("--model", default="smollm2", show_default=True, help="Figure 6, table 1: a model with real weights.")
 @click.option("--dtype", default="auto", show_default=True, help="Of that model.")
 @click.option("--text", "text_file", metavar="FILE", help="Figure 6, table 1: a text; default: Python's help topics.")
-@click.option("--prefill", default=4096, show_default=True, type=click.IntRange(1), help="Tokens of it that are read.")
-@click.option("--decode", default=128, show_default=True, type=click.IntRange(1), help="Decode steps that follow.")
+@click.option("--prefill", default=4096, show_default=True, type=Count(1), help="Tokens of it that are read.")
+@click.option("--decode", default=128, show_default=True, type=Count(1), help="Decode steps that follow.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
 @json_option
@@ -97,6 +95,7 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     from coattn.hf.architectures import describe_layers
     from coattn.hf.load import choose_dtype
     from coattn.hf.random_model import random_model
+    from coattn.methods import METHODS
     from coattn.provenance import provenance
 
     device = options["device"]
@@ -109,13 +108,17 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     gpu = None if whole is None else whole - weights - bench_scout.RESERVE
     if gpu is not None and gpu <= 0:
         raise ConfigError("The weights alone do not fit in --gpu-memory.", "Give more, or smaller --shapes.")
-    host = parse_bytes(options["host_memory"], "--host-memory")
+    host = parse_bytes(options["host_kv"], "--host-kv")
     asked = bench_scout.Asked(
         options["context"], options["batch"], options["budget"], options["change"], options["wrong"], options["given"]
     )
     cases = bench_scout.FIGURES[figure](asked, bench_scout.Fits(describe_layers(model), gpu, host))
     if options["methods"]:
-        cases = [case for case in cases if case.method in options["methods"].split(",")]
+        wanted, there = options["methods"].split(","), {case.method for case in cases}
+        unknown = [name for name in wanted if name not in METHODS]
+        if unknown:
+            raise ConfigError(f"There is no method {unknown[0]!r}.", f"The figure has: {', '.join(sorted(there))}.")
+        cases = [case for case in cases if case.method in wanted]
     if not cases:
         raise ConfigError("Not one sequence of any row fits.", "Give more memory, or a shorter --context.")
     run = bench_scout.ScoutBench(model, options["shapes"], found, gpu, options["steps"], host)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import load_model
-from coattn.cli.options import json_option, model_options
+from coattn.cli.options import Count, json_option, model_options
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
@@ -22,15 +22,13 @@ def calibrate() -> None:
 @calibrate.command()
 @model_options
 @click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
-@click.option("--groups", type=click.IntRange(1), help="Pieces of a key.  [default: half the head size]")
-@click.option(
-    "--centroids", default=8192, show_default=True, type=click.IntRange(2, 1 << 15), help="Centroids of a codebook."
-)
+@click.option("--groups", type=Count(1), help="Pieces of a key.  [default: half the head size]")
+@click.option("--centroids", default=8192, show_default=True, type=Count(2, 1 << 15), help="Centroids of a codebook.")
 @click.option("--plain", is_flag=True, help="Code keys as they are, as in the paper, not in a basis of their own.")
 @click.option("--separate", is_flag=True, help="A codebook for each group instead of one for all.")
-@click.option("--samples", default=3, show_default=True, type=click.IntRange(1), help="Stretches of the text.")
-@click.option("--length", default=8192, show_default=True, type=click.IntRange(1), help="Tokens of each, at most.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Where the draws start.")
+@click.option("--samples", default=3, show_default=True, type=Count(1), help="Stretches of the text.")
+@click.option("--length", default=8192, show_default=True, type=Count(1), help="Tokens of each, at most.")
+@click.option("--seed", default=0, show_default=True, type=Count(0), help="Where the draws start.")
 @click.option("--out", "target", required=True, metavar="FILE", help="The codebook, a safetensors file.")
 @json_option
 def hcattention(**options: Any) -> None:

@@ -1,12 +1,16 @@
-"""`coattn demo`: the point of the project in a minute."""
+"""`coattn demo`: the point of the project in two minutes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from coattn.cli.options import json_option, model_options
@@ -16,27 +20,49 @@ from coattn.units import format_bytes
 
 @click.command()
 @model_options
-@click.option("--tokens", default=4000, show_default=True, type=click.IntRange(512), help="Length of the document.")
-@click.option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(1), help="Longest answer.")
+@click.option("--tokens", default=3000, show_default=True, type=click.IntRange(512), help="Length of the document.")
+@click.option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(2), help="Longest answer.")
+@click.option(
+    "--gpu-share",
+    default=0.125,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Cap of the GPU tier, as a share of the KV; not for full and hcattention.",
+)
 @click.option("--out", "folder", default="demo", show_default=True, help="Folder for demo.json and demo.png.")
 @json_option
-def demo(model: str, dtype: str, device: str, tokens: int, max_new_tokens: int, folder: str, as_json: bool) -> None:
-    """Ask about a fact in a long document under four methods, three of them with an eighth of the KV in the GPU tier.
+def demo(
+    model: str,
+    dtype: str,
+    device: str,
+    tokens: int,
+    max_new_tokens: int,
+    gpu_share: float,
+    folder: str,
+    as_json: bool,
+) -> None:
+    """Ask seven methods about a fact in a long document, most of them with an eighth of the KV in the GPU tier.
 
-    The exact methods answer although almost all of the KV is elsewhere; the one that forgets may not.
+    The document is read once; every method answers from the same keys and values. The exact methods answer as full
+    attention does, wherever the KV lies. The lossy ones attend to a part of it, and may miss the fact. A picture shows
+    where the KV lies and what was attended.
     """
+    from coattn.demo.run import check_cap
+
+    check_cap(tokens + max_new_tokens, gpu_share)
     target = writable(str(Path(folder) / "demo.json"))
     assert target is not None
     err.print("Loading the model; the first time it is fetched and converted, which takes about a minute.")
 
-    from coattn.demo import draw, run_demo
+    from coattn.demo.picture import draw
+    from coattn.demo.run import run_demo
     from coattn.hf.load import load
     from coattn.provenance import provenance
 
     with model_progress() as show:
         loaded = load(model, dtype=dtype, device=device, on_progress=show)
-    with err.status("starting") as status:
-        result = run_demo(loaded, tokens, max_new_tokens, lambda name: status.update(f"{name} ..."))
+    with stages() as stage:
+        result = run_demo(loaded, tokens, max_new_tokens, gpu_share, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
     target.write_text(json.dumps(result, indent=2) + "\n")
     figure = target.with_suffix(".png")
@@ -45,38 +71,66 @@ def demo(model: str, dtype: str, device: str, tokens: int, max_new_tokens: int, 
         print_json(result)
         return
     show_table(result)
-    err.print(f"wrote {target} and {figure}")
+    err.print(f"wrote {target} and {figure}", soft_wrap=True)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar after another on stderr; where that is no terminal, a line at the beginning of each."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        known: set[str] = set()
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known.add(what)
+                bar.reset(task, description=what, total=total)
+                if not err.is_terminal:
+                    err.print(f"{what} ...", highlight=False)
+            bar.update(task, completed=done)
+
+        yield show
 
 
 def show_table(result: dict[str, Any]) -> None:
     """The comparison, for people."""
-    out.print(f"Planted in a document of {result['document_tokens']:,} tokens: “{result['fact']}”")
-    out.print(f"Asked: “{result['question']}”")
-    title = f"GPU tier capped at {format_bytes(result['gpu_cap'])}, an eighth of the KV (full: no cap)"
-    table = Table(title=title)
-    for name in (
-        "method",
-        "exact",
-        "KV in GPU tier",
-        "KV in DRAM",
-        "reading",
-        "tokens/s",
-        "answer",
-        "found",
-        "agrees with full",
-    ):
-        table.add_column(name, justify="left" if name in ("method", "answer") else "right")
+    out.print(
+        f"In a document of {result['document_tokens']:,} tokens, read once in {result['read_s']:.0f} s: "
+        f"“{result['fact']}”",
+        highlight=False,
+    )
+    out.print(f"Asked: “{result['question']}”", highlight=False)
+    cap = f"{format_bytes(result['gpu_cap'])}, {result['gpu_share']:.1%} of the KV"
+    table = Table(title=f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)
+    for name in ("method", "", "KV in GPU tier", "KV in DRAM", "attended", "found", "answer"):
+        table.add_column(name, justify="right" if name.startswith(("KV", "attended")) else "left")
     for row in result["rows"]:
-        speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}"
         table.add_row(
-            row["method"],
-            "yes" if row["exact"] else "no",
-            format_bytes(row["gpu_kv"]),
-            format_bytes(row["host_kv"]),
-            f"{row['prefill_s']:.1f} s",
-            speed,
-            row["answer"][:60],
+            f"[bold]{row['method']}[/bold]",
+            "exact" if row["exact"] else "lossy",
+            f"{row['gpu_share']:.0%}",
+            f"{row['host_share']:.0%}",
+            f"{row['attended']:.0%}",
             "[green]yes[/green]" if row["found"] else "[red]no[/red]",
-            f"{row['agreement']:.0%}",
+            escape(" ".join(row["answer"].split())),
         )
     out.print(table)
+    out.print("attended: share of the document that a layer, head and step attends to, on average", highlight=False)
+    for row in result["rows"]:
+        if not row["found"]:
+            out.print(f"[bold]{row['method']}[/bold] {why(row, result)}", highlight=False)
+
+
+def why(row: dict[str, Any], result: dict[str, Any]) -> str:
+    """What a miss means, in one sentence."""
+    if not any(other["found"] for other in result["rows"] if other["exact"]):
+        return "missed it as full attention does: the model is too weak for this question."
+    if row["exact"]:
+        return "is exact but for rounding, and yet missed it: please report this."
+    if not row["fact_kept"]:
+        return "missed it for good: nothing of the fact is left in either tier."
+    return (
+        f"missed it: the fact is in memory, but on average {row['fact_attended']:.0%} of layers and heads attended to "
+        "its tokens, too few or the wrong ones. The next question may find it."
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import json_option, model_options, parse_settings
+from coattn.cli.options import Count, json_option, model_options, parse_settings
 from coattn.cli.output import model_progress, progress
 from coattn.errors import ConfigError
 
@@ -28,16 +28,16 @@ def answer_options(out_help: str) -> Callable[[Any], Any]:
         for option in (
             json_option,
             click.option("--out", "target", metavar="FILE", help=out_help),
-            click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Prompts at a time."),
+            click.option("--batch", default=8, show_default=True, type=Count(1), help="Prompts at a time."),
             click.option(
-                "--chunk", type=click.IntRange(1), help="Prompt tokens per step; default: whole prompts, read exactly."
+                "--chunk", type=Count(1), help="Prompt tokens per step; default: whole prompts, read exactly."
             ),
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method."),
-            click.option("--host-memory", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
+            click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
             click.option(
                 "--gpu-share", metavar="SHARE", help="GPU KV memory as a share of each prompt's, such as 1/8."
             ),
-            click.option("--gpu-memory", metavar="SIZE", help='Most KV memory in the GPU tier, such as "2GiB".'),
+            click.option("--gpu-kv", metavar="SIZE", help='Most KV memory in the GPU tier, such as "2GiB".'),
             click.option(
                 "--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name]."
             ),
@@ -55,8 +55,8 @@ def composed_method(options: dict[str, Any]) -> Composed:
     from coattn.methods import find_method
 
     options["gpu_share"] = share(options["gpu_share"])
-    if options["gpu_share"] is not None and options["gpu_memory"] is not None:
-        raise ConfigError("Both --gpu-memory and --gpu-share are given.", "Leave one out.")
+    if options["gpu_share"] is not None and options["gpu_kv"] is not None:
+        raise ConfigError("Both --gpu-kv and --gpu-share are given.", "Leave one out.")
     return compose(find_method(options["method"]), **parse_settings(options["settings"]))
 
 
@@ -67,7 +67,7 @@ def open_asker(options: dict[str, Any], composed: Composed) -> Asker:
 
     with model_progress() as show:
         loaded = load(options["model"], dtype=options["dtype"], device=options["device"], on_progress=show)
-    memory = {name: options[name] for name in ("gpu_memory", "host_memory", "gpu_share")}
+    memory = {name: options[name] for name in ("gpu_kv", "host_kv", "gpu_share")}
     return Asker(
         loaded,
         composed.method,
@@ -90,7 +90,7 @@ def shared_config(
         "model": asker.loaded.name,
         "dtype": str(asker.loaded.model.dtype).removeprefix("torch."),
         **describe(composed),
-        **{name: options[name] for name in ("gpu_memory", "host_memory", "gpu_share", "chunk")},
+        **{name: options[name] for name in ("gpu_kv", "host_kv", "gpu_share", "chunk")},
         "prompts": digest(asks),
     }
 

@@ -7,19 +7,16 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import evaluate, prepare, text_options
+from coattn.cli.options import Count, Number
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import InputError
 
 
 @evaluate.command()
 @text_options
-@click.option(
-    "--budget", default=1024, show_default=True, type=click.IntRange(1), help="Tokens whose blocks are followed."
-)
-@click.option("--block", default=32, show_default=True, type=click.IntRange(1), help="Tokens per block.")
-@click.option(
-    "--mass", default=0.99, show_default=True, type=click.FloatRange(0, 1, min_open=True), help="Share of the mass."
-)
+@click.option("--budget", default=1024, show_default=True, type=Count(1), help="Tokens whose blocks are followed.")
+@click.option("--block", default=32, show_default=True, type=Count(1), help="Tokens per block.")
+@click.option("--mass", default=0.99, show_default=True, type=Number(0, 1, min_open=True), help="Share of the mass.")
 def attention(**options: Any) -> None:
     """Where a model's attention lies on a text: full attention, looked at step by step.
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from coattn.cli.eval_answers import PLAIN, answer_all, answer_options, composed_method, open_asker, shared_config
 from coattn.cli.evaluate import evaluate
+from coattn.cli.options import Count
 from coattn.cli.output import err, out, print_json, writable
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def bench_options(command: Any) -> Any:
     """--data, --tasks, --limit, and what every evaluation with answers has."""
     for option in (
         answer_options(PLAIN),
-        click.option("--limit", type=click.IntRange(1), help="Only so many items of each dataset, the first ones."),
+        click.option("--limit", type=Count(1), help="Only so many items of each dataset, the first ones."),
         click.option("--tasks", metavar="NAMES", help="Only these datasets, with commas."),
         click.option("--data", required=True, metavar="DIR", help="A folder of JSONL files, or a hub name."),
     ):
@@ -33,7 +34,7 @@ def bench_options(command: Any) -> Any:
 @bench_options
 @click.option(
     "--max-length",
-    type=click.IntRange(2),
+    type=Count(2),
     help="Tokens of a prompt; default: 3,500 of 4,096 positions, 7,500 of 8,192 ...",
 )
 def longbench(**options: Any) -> None:
@@ -45,9 +46,7 @@ def longbench(**options: Any) -> None:
 
 @evaluate.command()
 @bench_options
-@click.option(
-    "--max-length", type=click.IntRange(2), help="Tokens of a prompt; default: what the model has positions for."
-)
+@click.option("--max-length", type=Count(2), help="Tokens of a prompt; default: what the model has positions for.")
 @click.option(
     "--raw", is_flag=True, help="No chat template: the files were made with the model's own, or for a base model."
 )

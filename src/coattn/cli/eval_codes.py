@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import evaluate, prepare
-from coattn.cli.options import json_option, model_options
+from coattn.cli.options import Count, json_option, model_options
 from coattn.cli.output import err, out, print_json, writable
 
 
@@ -16,7 +16,7 @@ from coattn.cli.output import err, out, print_json, writable
 @model_options
 @click.option("--codebook", required=True, metavar="FILE", help="What `coattn calibrate hcattention` wrote.")
 @click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
-@click.option("--length", default=1024, show_default=True, type=click.IntRange(4), help="Tokens of the text.")
+@click.option("--length", default=1024, show_default=True, type=Count(4), help="Tokens of the text.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
 @json_option
 def codes(**options: Any) -> None:

@@ -10,25 +10,25 @@ from rich.table import Table
 from coattn.cli.bench import numbers
 from coattn.cli.eval_answers import FIGURE, answer_all, answer_options, composed_method, open_asker, shared_config
 from coattn.cli.evaluate import evaluate
+from coattn.cli.options import Count
 from coattn.cli.output import err, out, print_json, writable
 from coattn.errors import ConfigError
 from coattn.text import read_text
 
 GRID = {"lengths": [1024, 2048, 4096], "depths": 5}
+MOST_DEPTHS = 1000
 QUICK = {"lengths": [1024, 2048], "depths": 3}
 """A minute or two for the embedded model on two cores."""
 
 
 @evaluate.command()
 @click.option("--lengths", callback=numbers, help="Tokens of the prompts.  [default: 1024,2048,4096]")
-@click.option("--depths", type=click.IntRange(1), help="Places from beginning to end.  [default: 5]")
-@click.option(
-    "--keys", default=1, show_default=True, type=click.IntRange(1), help="Keys hidden; one is asked for, by name."
-)
+@click.option("--depths", type=Count(1, MOST_DEPTHS), help="Places from beginning to end.  [default: 5]")
+@click.option("--keys", default=1, show_default=True, type=Count(1), help="Keys hidden; one is asked for, by name.")
 @click.option("--haystack", metavar="FILE", help="A UTF-8 text to hide in; default: the help topics of Python.")
 @click.option("--text", "text_file", metavar="FILE", help="The same as --haystack.")
 @click.option("--needles", metavar="FILE", help="JSONL with needle, question, answer; default: pass keys.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Decides the keys.")
+@click.option("--seed", default=0, show_default=True, type=Count(0), help="Decides the keys.")
 @click.option("--quick", is_flag=True, help="1,024 and 2,048 tokens, three depths, unless other options say so.")
 @answer_options(FIGURE)
 def needle(**options: Any) -> None:
@@ -52,6 +52,8 @@ def needle(**options: Any) -> None:
         options["lengths"], options["depths"], keys=options["keys"], needles=needles, seed=options["seed"]
     )
     asker = open_asker(options, composed)
+    asker.by_length = True  # a row's budget is a share of each prompt, not of the longest
+    asker.check_length(max(options["lengths"]), grid_of.NEW_TOKENS)  # before a text of that length is made
     haystack = Haystack(text, asker.loaded.tokenizer, max(options["lengths"]))
     params = SamplingParams(max_new_tokens=grid_of.NEW_TOKENS)
     asks = [Ask(cell.name, grid_of.prompt(cell, haystack), params) for cell in cells]
@@ -63,10 +65,18 @@ def needle(**options: Any) -> None:
     }
     results = Results(target, config, grid_of.summarise, items="cells", key="cell")
     by_name = {cell.name: cell for cell in cells}
-    result = answer_all("needle", asker, asks, results, lambda name, answer: grid_of.judge(by_name[name], answer))
+
+    def judge(name: str, answer: str) -> dict[str, Any]:
+        cell = by_name[name]
+        return grid_of.judge(cell, answer) | {"read_share": asker.read_share.get(cell.length)}
+
+    result = answer_all("needle", asker, asks, results, judge)
     if target is not None:
-        heatmap.needle(result, target.with_suffix(".png"))
-        err.print(f"wrote {target} and {target.with_suffix('.png')}")
+        written = str(target)
+        if target.is_file():  # nothing is beside a device
+            heatmap.needle(result, target.with_suffix(".png"))
+            written += f" and {target.with_suffix('.png')}"
+        err.print(f"wrote {written}")
     if options["as_json"]:
         print_json(result)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import json_option, method_options, model_options
+from coattn.cli.options import Count, json_option, method_options, model_options
 from coattn.cli.output import model_progress
 from coattn.errors import InputError
 from coattn.text import Text, read_text
@@ -24,7 +24,11 @@ LENGTH, DECODE = 2048, 128
 
 @click.group("eval")
 def evaluate() -> None:
-    """Measure what a method costs in quality: against full attention in the same run, or by tasks with answers."""
+    """Measure what a method costs in quality: against full attention in the same run, or by tasks with answers.
+
+    Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
+    history.
+    """
 
 
 OUT = "Also write the JSON there, and figures beside it"
@@ -40,16 +44,14 @@ def text_options(command: Any, out: str = f"{OUT}.") -> Any:
             metavar="FILE",
             help=out,
         ),
-        click.option(
-            "--batch", default=4, show_default=True, type=click.IntRange(1), help="Windows at a time, at most."
-        ),
-        click.option("--start", default=0, show_default=True, type=click.IntRange(0), help="Where windows begin."),
-        click.option("--stride", type=click.IntRange(1), help="A window every so many tokens; default: one window."),
-        click.option("--decode", type=click.IntRange(1), help=f"Decode steps of a window.  [default: {DECODE}]"),
-        click.option("--prefill", type=click.IntRange(1), help="Tokens that each window prefills exactly."),
+        click.option("--batch", default=4, show_default=True, type=Count(1), help="Windows at a time, at most."),
+        click.option("--start", default=0, show_default=True, type=Count(0), help="Where windows begin."),
+        click.option("--stride", type=Count(1), help="A window every so many tokens; default: one window."),
+        click.option("--decode", type=Count(1), help=f"Decode steps of a window.  [default: {DECODE}]"),
+        click.option("--prefill", type=Count(1), help="Tokens that each window prefills exactly."),
         click.option(
             "--length",
-            type=click.IntRange(4),
+            type=Count(4),
             help="Tokens of the text; without --stride and --prefill, of the one window.  "
             f"[default: {LENGTH}, or what the other options need]",
         ),

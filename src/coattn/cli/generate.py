@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import json_option, method_options, model_options, parse_settings
+from coattn.cli.options import Count, Number, json_option, method_options, model_options, parse_settings
 from coattn.cli.output import err, is_piped, model_progress, print_json
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
@@ -20,13 +20,11 @@ from coattn.units import format_bytes
 @click.option("--file", "file", metavar="FILE", help="Read the prompt from a file; with PROMPT, the file comes first.")
 @model_options
 @method_options()
-@click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(1), help="Longest answer.")
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0 is greedy.")
-@click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from the likeliest tokens of this mass."
-)
-@click.option("--top-k", type=click.IntRange(1), help="Sample from so many of the likeliest tokens.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--max-new-tokens", default=128, show_default=True, type=Count(1), help="Longest answer.")
+@click.option("--temperature", default=0.0, show_default=True, type=Number(0), help="0 is greedy.")
+@click.option("--top-p", type=Number(0, 1, min_open=True), help="Sample from the likeliest tokens of this mass.")
+@click.option("--top-k", type=Count(1), help="Sample from so many of the likeliest tokens.")
+@click.option("--seed", type=Count(0), help="Makes sampling repeatable.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the model's chat template.")
 @click.option("--fidelity", is_flag=True, help="Also measure how close the answer's predictions are to full attention.")
 @json_option
@@ -122,6 +120,8 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if not parts and is_piped():
         parts.append(decode(sys.stdin.buffer.read(), "standard input"))
     text = "\n\n".join(parts)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InputError("The prompt is not text (UTF-8).", "Write it in UTF-8, or give a file.")
     if not text.strip():
         raise InputError("There is no prompt.", "Give one as an argument, with --file, or on standard input.")
     return text

@@ -37,10 +37,14 @@ from coattn.cli import (
     trace,
 )
 from coattn.cli.output import print_error
-from coattn.errors import CoattnError, ConfigError, InputError
+from coattn.errors import BudgetError, CoattnError, ConfigError, InputError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of a place that takes no more."""
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+"""What PyTorch says on a CPU and on a GPU."""
+PATHS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""Errors of a path that somebody gave."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -104,12 +108,22 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped.", err=True)
         sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+            raise
+        print_error(BudgetError("This needs more memory than there is.", "Lower the length, the batch or the budgets."))
+        sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno in FULL:
+            hint = "Make room, or write somewhere else."
+            print_error(InputError(f"Output cannot be written: {error.strerror}.", hint))
+        elif isinstance(error, PATHS) and isinstance(error.filename, str | bytes):
+            name = os.fsdecode(error.filename)
+            print_error(InputError(f"{name} cannot be used: {error.strerror}.", "Check the path and its permissions."))
+        else:
             raise
-        print_error(InputError(f"Output cannot be written: {error.strerror}.", "Make room, or write somewhere else."))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written would fail again at the end
         sys.exit(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,8 +10,29 @@ from typing import Any, TypeVar
 import click
 
 from coattn.errors import ConfigError
+from coattn.part import MOST
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Count(click.IntRange):
+    """A whole number; one that no count can reach is refused like one that is too small."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if found > MOST:
+            self.fail(f"{found} is larger than {MOST}.", param, ctx)
+        return found
+
+
+class Number(click.FloatRange):
+    """A finite number: click lets nan through every range, and infinity through an open one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{found} is not a finite number.", param, ctx)
+        return found
 
 
 def model_options(command: F) -> F:
@@ -57,7 +79,7 @@ def json_option(command: F) -> F:
 def seconds_option(default: float) -> Callable[[F], F]:
     """--seconds of a benchmark of decode steps."""
     text = "Most time per row, but three steps at least."
-    return click.option("--seconds", default=default, show_default=True, type=click.FloatRange(0), help=text)
+    return click.option("--seconds", default=default, show_default=True, type=Number(0), help=text)
 
 
 def is_given(name: str) -> bool:
@@ -72,8 +94,16 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
         name, equals, value = setting.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"--set {setting!r} is not NAME=VALUE.", "Write it like --set sinks=4.")
-        try:
-            found[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip().replace("-", "_")] = value
+        name = name.strip().replace("-", "_")
+        made = _value(value)
+        if name in found and found[name] != made:
+            raise ConfigError(f"--set gives {name} twice: {found[name]!r} and {made!r}.", "Leave one out.")
+        found[name] = made
     return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from coattn import source
 from coattn.errors import CoattnError, InputError
 from coattn.provenance import command_line
 
@@ -67,6 +68,7 @@ def writable(path: str | None) -> Path | None:
     """
     if path is None:
         return None
+    source.given()  # a commit that is none is said before the work
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | N
         return
     path.write_text(json.dumps(result, indent=2) + "\n")
     written = str(path)
-    if draw is not None:
+    if draw is not None and path.is_file():  # nothing is beside a device
         draw(result, path.with_suffix(".png"))
         written += f" and {path.with_suffix('.png')}"
     err.print(f"wrote {written}", soft_wrap=True)

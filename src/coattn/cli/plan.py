@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import json_option, parse_settings
+from coattn.cli.options import Count, json_option, parse_settings
 from coattn.cli.output import out, print_json
 from coattn.units import format_bytes, parse_bytes
 
@@ -17,8 +17,8 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
 @click.option("--shapes", default="llama-3-8b", show_default=True, help="Model shapes by name.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="auto, float32, bfloat16 or float16.")
-@click.option("--context", default=131072, show_default=True, type=click.IntRange(1), help="Tokens of each sequence.")
-@click.option("--batch", default=1, show_default=True, type=click.IntRange(1), help="Sequences.")
+@click.option("--context", default=131072, show_default=True, type=Count(1), help="Tokens of each sequence.")
+@click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU: do weights and KV fit?")
 @click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
 @json_option

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import prepare, text_options
-from coattn.cli.options import parse_settings
+from coattn.cli.options import Count, Number, parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import ConfigError, InputError
 
@@ -19,13 +19,13 @@ def profile() -> None:
 
 @profile.command()
 @text_options
-@click.option("--budget", default=2048, show_default=True, type=click.IntRange(1), help="Tokens attended per KV head.")
-@click.option("--block", default=32, show_default=True, type=click.IntRange(1), help="Tokens per block.")
+@click.option("--budget", default=2048, show_default=True, type=Count(1), help="Tokens attended per KV head.")
+@click.option("--block", default=32, show_default=True, type=Count(1), help="Tokens per block.")
 @click.option(
     "--beta",
     default=0.12,
     show_default=True,
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     help="The most of the budget that the CPU may attend to, on average.",
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of scout; repeatable.")
@@ -44,6 +44,7 @@ def scout(**options: Any) -> None:
 
     from coattn.evaluate.recalls import profile as measure
     from coattn.evaluate.results import write_json
+    from coattn.hf.architectures import describe_layers
     from coattn.provenance import provenance
 
     with progress("scout", subject.windows.length) as bar:
@@ -56,7 +57,8 @@ def scout(**options: Any) -> None:
             progress=lambda done, _all: bar.update(bar.task_ids[0], completed=done),
             **given,
         )
-    result = {"profile": "scout", **found, "params": given, **subject.config(), **provenance()}
+    marks = [shape.mark for shape in describe_layers(subject.loaded.model)]
+    result = {"profile": "scout", **found, "params": given, "marks": marks, **subject.config(), **provenance()}
     if target is not None:
         write_json(target, result)
         err.print(f"wrote {target}", soft_wrap=True)

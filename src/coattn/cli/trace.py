@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import json_option, parse_settings
+from coattn.cli.options import Count, json_option, parse_settings
 from coattn.cli.output import err, out, print_json, writable
+from coattn.part import MOST_BATCH
 from coattn.units import parse_bytes
 
 
@@ -16,10 +17,10 @@ from coattn.units import parse_bytes
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--method", default="cpu", show_default=True, help="A row of `coattn methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
-@click.option("--batch", default=1, show_default=True, type=click.IntRange(1), help="Sequences.")
-@click.option("--context", default=8192, show_default=True, type=click.IntRange(8), help="Tokens of each.")
-@click.option("--gpu-memory", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
-@click.option("--steps", default=4, show_default=True, type=click.IntRange(1), help="Steps in the Chrome trace.")
+@click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences.")
+@click.option("--context", default=8192, show_default=True, type=Count(8), help="Tokens of each.")
+@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--steps", default=4, show_default=True, type=Count(1, 1000), help="Steps in the Chrome trace.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", default="trace.json", show_default=True, metavar="FILE", help="The Chrome trace.")
 @json_option
@@ -47,7 +48,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
         err.print("On the CPU alone: what would run on a GPU runs there too, layer by layer, and is called GPU.")
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     warm = 3
-    cap = parse_bytes(options["gpu_memory"], "--gpu-memory")
+    cap = parse_bytes(options["gpu_kv"], "--gpu-kv")
     bench = decode.Bench(model, options["shapes"], limits.NONE, cap, options["steps"] + warm)
     case = decode.Case(options["method"], options["batch"], options["context"], params)
     steps = []
@@ -67,7 +68,8 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
         print_json({"method": options["method"], "steps": [step.as_dict() for step in steps], **provenance()})
         return
     out.print(
-        f"{title}: {last['ms']:.2f} ms a step, GPU waiting {last['gpu_idle']:.0%}, CPU busy {last['cpu_busy']:.0%}; "
+        f"{title}: {last['ms']:.2f} ms a step, GPU waiting {last['gpu_idle']:.0%} (for the CPU "
+        f"{last['cpu_wait']:.0%}, for PCIe {last['pcie_wait']:.0%}), CPU busy {last['cpu_busy']:.0%}; "
         f"HBM {last['hbm_gbps']:.0f}, PCIe {last['pcie_gbps']:.2f}, DRAM {last['dram_gbps']:.1f} GB/s",
         highlight=False,
     )

@@ -36,11 +36,9 @@ class Engine:
         chunk: int,
         longest: int,
         ends: frozenset[int],
-        suffix: str = "memory",
     ) -> None:
-        """suffix: of the names of the budgets, as errors say them."""
         self.runner, self.tokenizer = runner, tokenizer
-        self.chunk, self.longest, self.ends, self.suffix = chunk, longest, ends, suffix
+        self.chunk, self.longest, self.ends = chunk, longest, ends
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
@@ -227,7 +225,7 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.chunk, self.longest, self.suffix)
+        return Scheduler(self.runner, self.runner.slots, self.chunk, self.longest)
 
 
 def _explain(error: Exception) -> CoattnError:
@@ -235,7 +233,7 @@ def _explain(error: Exception) -> CoattnError:
     if isinstance(error, CoattnError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
-        return EngineError("The device ran out of memory in a step.", "Lower max_batch, chunk or gpu_memory.")
+        return EngineError("The device ran out of memory in a step.", "Lower max_batch, chunk or gpu_kv.")
     said = " ".join(str(error).split())[:240] or type(error).__name__
     found = EngineError(f"The step failed: {said}.", "If it happens again, please report it with the full traceback.")
     found.__cause__ = error

@@ -22,9 +22,10 @@ from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.hf.prefilled import Prefilled
+from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
-from coattn.part import check_count
+from coattn.part import MOST_BATCH, check_count
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.trace.step import StepTrace
@@ -48,7 +49,7 @@ class LLM:
     model: a name or folder (as `coattn models` and `coattn generate` take it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
     method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
-    gpu_memory, host_memory: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
+    gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
         `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product
         and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
@@ -61,16 +62,13 @@ class LLM:
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
 
-    suffix = "memory"
-    """Ends the names of the budgets' options in errors."""
-
     def __init__(
         self,
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
         method: str | Method = "full",
         *,
-        gpu_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
+        gpu_kv: int | float | str | None = None,
+        host_kv: int | float | str | None = None,
         max_batch: int = 16,
         max_length: int | None = None,
         chunk: int = 2048,
@@ -78,26 +76,25 @@ class LLM:
         device: str | torch.device = "auto",
         **method_params: Any,
     ) -> None:
-        check_count("max_batch", max_batch, 1)
+        check_count("max_batch", max_batch, 1, MOST_BATCH)
         check_count("chunk", chunk, 1)
         self.composed = compose(find_method(method), **method_params)
-        budgets = parse_bytes(gpu_memory, f"gpu_{self.suffix}"), parse_bytes(host_memory, f"host_{self.suffix}")
+        budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
         with ExitStack() as undo:
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
-            self.ledger = Ledger(gpu, budgets[1], self.suffix)
+            self.ledger = Ledger(gpu, budgets[1])
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
+            warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
-            self.engine = Engine(
-                self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends, suffix=self.suffix
-            )
+            self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 
@@ -216,6 +213,11 @@ class LLM:
     def _prepare(self, prompt: Any, params: SamplingParams) -> Any:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
+        if params.logprobs is not None and params.logprobs > self.vocabulary:
+            raise ConfigError(
+                f"logprobs is {params.logprobs:,}, but the model has {self.vocabulary:,} tokens.",
+                f"Set logprobs={self.vocabulary} or less.",
+            )
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers)

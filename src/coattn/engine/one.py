@@ -1,4 +1,4 @@
-"""One prompt, one answer, under a method: what `coattn generate` and `coattn demo` run."""
+"""One prompt, one answer, under a method: what `coattn generate` runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from torch import Tensor
 
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
-from coattn.hf.generate import room
+from coattn.errors import ConfigError
+from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
 from coattn.method import Method
 
 CHUNK = 8192
 """Tokens of a prompt per step on a GPU; elsewhere the prompt is read at once."""
-
-
-class Single(LLM):
-    """An engine for one request, whose budgets are the command line's options."""
-
-    suffix = "kv"
 
 
 @dataclass(frozen=True)
@@ -59,14 +54,19 @@ def generate(
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final."""
-    left = room(loaded, len(ids))
+    left, limit = room(loaded, len(ids)), positions(loaded)
+    if limit is not None and sampling.max_new_tokens > limit:
+        raise ConfigError(
+            f"max_new_tokens is {sampling.max_new_tokens:,}, but {loaded.name} has only {limit:,} positions.",
+            f"Give {left} or less.",
+        )
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
     chunk = CHUNK if loaded.model.device.type == "cuda" else len(ids)
-    with Single(
+    with LLM(
         loaded,
         method,
-        gpu_memory=gpu_kv,
-        host_memory=host_kv,
+        gpu_kv=gpu_kv,
+        host_kv=host_kv,
         max_batch=1,
         max_length=len(ids) + count,
         chunk=chunk,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from coattn.errors import ConfigError
+from coattn.part import check_count, check_number
+
+MOST_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,16 @@ class SamplingParams:
     """Goes on after the model's end tokens."""
 
     def __post_init__(self) -> None:
-        _whole("max_new_tokens", self.max_new_tokens, 1)
-        _number("temperature", self.temperature, 0, math.inf)
-        _number("top_p", self.top_p, 0, 1, above=True)
-        _whole("top_k", self.top_k, 0)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, above=True)
+        check_count("max_new_tokens", self.max_new_tokens, 1)
+        check_number("temperature", self.temperature, 0)
+        check_number("top_p", self.top_p, 0, 1, above=True)
+        check_count("top_k", self.top_k, 0)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0, above=True)
         if self.seed is not None:
-            _whole("seed", self.seed, 0)
+            check_count("seed", self.seed, 0, MOST_SEED)
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0)
+            check_count("logprobs", self.logprobs, 0)
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos is {self.ignore_eos!r}, which is not a yes or no.", "Give True or False.")
         object.__setattr__(self, "stop", _strings(self.stop))
@@ -58,21 +60,6 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"{name} is {value!r}, but must be a whole number of at least {least}.", f"Set {name}={least} or more."
-        )
-
-
-def _number(name: str, value: Any, least: float, most: float, above: bool = False) -> None:
-    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or not least <= value <= most or (above and value == least):
-        start = f"above {least}" if above else f"of at least {least}"
-        end = "" if math.isinf(most) else f" and at most {most}"
-        raise ConfigError(f"{name} is {value!r}, but must be a number {start}{end}.", f"Correct {name}.")
 
 
 def _strings(value: Any) -> tuple[str, ...]:

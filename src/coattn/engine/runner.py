@@ -15,7 +15,7 @@ from coattn.hf.random_model import weight_bytes
 from coattn.runtime import Runtime
 from coattn.store.ledger import Tier
 from coattn.trace.account import step_trace
-from coattn.trace.step import Span, StepTrace
+from coattn.trace.step import Span, StepTrace, Timing
 from coattn.types import Phase, Step
 
 
@@ -58,6 +58,9 @@ class Runner(Protocol):
 
     def trace(self) -> StepTrace | None:
         """Where the time of the last `decode` went; None before the first."""
+
+    def timing(self) -> Timing | None:
+        """When the last `decode` ran, and what a GPU waited for; None where there is no GPU, or nobody measured it."""
 
     def close(self) -> None:
         """Gives every byte back and leaves the model as it was."""
@@ -118,7 +121,10 @@ class EagerRunner:
         if self._last is None:
             return None
         begin, end, step, spans = self._last
-        return step_trace(self.runtime, step, begin, end, spans, self.weights)
+        return step_trace(self.runtime, step, Timing(begin, end, tuple(spans), ()), self.weights)
+
+    def timing(self) -> Timing | None:
+        return None  # the host's clock does not see what a GPU does
 
     def forget(self, slot: int, length: int) -> None:
         self.runtime.truncate(slot, length, 0)

@@ -70,9 +70,8 @@ class Scheduler:
     of `waiting` and reads its tokens again later; so the oldest always gets through.
     """
 
-    def __init__(self, memory: Memory, slots: int, chunk: int, longest: int, suffix: str = "memory") -> None:
-        """suffix: of the names of the budgets, as errors say them."""
-        self.memory, self.chunk, self.longest, self.suffix = memory, chunk, longest, suffix
+    def __init__(self, memory: Memory, slots: int, chunk: int, longest: int) -> None:
+        self.memory, self.chunk, self.longest = memory, chunk, longest
         self.capacity = dict(memory.free())
         self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
         self.waiting: deque[Request] = deque()
@@ -92,7 +91,7 @@ class Scheduler:
             )
         excess = self._excess(self._needs(request.limit - 1), self.capacity)
         if excess is not None:
-            raise _too_small(request, *excess, self.suffix)
+            raise _too_small(request, *excess)
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -107,7 +106,7 @@ class Scheduler:
             if excess is None:
                 return work
             if not self.preempt():
-                return Refuse(self.running[0], _too_small(self.running[0], *excess, self.suffix))
+                return Refuse(self.running[0], _too_small(self.running[0], *excess))
         return None
 
     def done(self, work: Extend | Decode) -> None:
@@ -204,10 +203,9 @@ def _ahead(request: Request) -> int:
     return min(request.total + HEADROOM, request.limit)
 
 
-def _too_small(request: Request, tier: Tier, wanted: int, room: int, suffix: str) -> BudgetError:
-    option = f"{tier}_{suffix}"
+def _too_small(request: Request, tier: Tier, wanted: int, room: int) -> BudgetError:
     return BudgetError(
         f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones needs "
         f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but {format_bytes(room)} are left.",
-        f"Raise {option} by {format_bytes(wanted - room)}, lower max_new_tokens, or shorten the prompt.",
+        f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, or shorten the prompt.",
     )

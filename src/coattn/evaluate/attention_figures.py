@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot
+
+from coattn.evaluate import drawing
+from coattn.evaluate.wording import share
 
 
 def draw(result: dict[str, Any], path: Path) -> list[Path]:
@@ -16,9 +16,7 @@ def draw(result: dict[str, Any], path: Path) -> list[Path]:
     written = []
     for name, plot in (("locality", locality), ("drift", drift), ("query_ahead", query_ahead)):
         target = path.with_suffix(f".{name}.png")
-        figure = plot(result[name])
-        figure.savefig(target, dpi=150)
-        pyplot.close(figure)
+        drawing.save(plot(result[name]), target)
         written.append(target)
     return written
 
@@ -34,7 +32,9 @@ def locality(found: dict[str, Any]) -> pyplot.Figure:
     image = curve.imshow(found["curve"]["mass"], aspect="auto", cmap="magma", vmin=0, vmax=1)
     figure.colorbar(image, ax=curve, label="mass")
     curve.set_title("mass of the largest entries, mean over heads")
-    curve.set_xticks(range(len(found["curve"]["shares"])), [f"{share:.1%}" for share in found["curve"]["shares"]])
+    curve.set_xticks(
+        range(len(found["curve"]["shares"])), [share(each) for each in found["curve"]["shares"]], fontsize=8
+    )
     curve.set_xlabel("share of the entries")
     return figure
 
@@ -48,7 +48,7 @@ def drift(found: dict[str, Any]) -> pyplot.Figure:
     axes.set_xlabel("layer")
     axes.set_ylabel("blocks that change per step, %")
     axes.set_title(f"the best {found['budget']:,} tokens in blocks of {found['block']}")
-    axes.legend(fontsize=8)
+    drawing.legend_below(figure, axes)
     return figure
 
 
@@ -61,5 +61,5 @@ def query_ahead(found: dict[str, Any]) -> pyplot.Figure:
         axes.plot(range(1, len(layers)), layers[1:], marker=".", lw=1, label=label)
     axes.set_xlabel("layer")
     axes.set_ylabel("cosine, predicted and real query")
-    axes.legend(fontsize=8)
+    drawing.legend_below(figure, axes)
     return figure

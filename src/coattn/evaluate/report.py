@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
-from coattn.evaluate.results import read_result
-from coattn.evaluate.tables import KINDS, Kind, kind_of, markdown
+from coattn.evaluate.results import fault, read_result
+from coattn.evaluate.tables import KINDS, Kind, Row, kind_of, markdown
+from coattn.source import is_clean
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -42,31 +43,42 @@ class Folder:
         return [(kind, results) for kind, results in found if results]
 
 
-def read_folder(folder: Path) -> Folder:
-    """Every result below the folder, by name. Raises InputError when there is none."""
+def read_folder(folder: Path, published: bool = False) -> Folder:
+    """Every result below the folder, by name. Raises InputError when there is none.
+
+    published: there may be none, what lies in `local` is left out, and one that may not be published raises InputError.
+    """
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.", "Give the folder with the JSON files of --out.")
     found = Folder()
     for path in sorted(folder.rglob("*.json")):
         name = str(path.relative_to(folder))
+        if published and name.startswith("local"):
+            continue
         try:
             data = read_result(path)
         except InputError:
             found.left_out.append((name, "not a JSON object"))
             continue
+        why = fault(data) if published else None
+        if why:
+            raise InputError(
+                f"{name} may not be published: {why}.",
+                "Make it again from a clean commit, or remove it; COATTN_COMMIT names the commit of a copied source.",
+            )
         kind = kind_of(data)
         if kind is None:
             found.left_out.append((name, "not a result that has a table"))
         else:
             found.results.append(Found(path, kind, data))
-    if not found.results:
+    if not published and not found.results:
         raise InputError(f"{folder} holds no results.", "Write some with --out, as in `coattn eval needle --out FILE`.")
     return found
 
 
 def page(folder: Folder, base: Path) -> str:
     """The whole page; links start from folder `base`."""
-    parts = ["# Results\n", sections(folder, base)]
+    parts = ["# Results\n", sections(folder, base) or "There are none yet.\n"]
     if folder.left_out:
         parts.append("## Left out\n\n" + "".join(f"- {name}: {reason}\n" for name, reason in folder.left_out))
     return "\n".join(parts)
@@ -76,10 +88,7 @@ def sections(folder: Folder, base: Path) -> str:
     """A section for each kind that there is."""
     made = []
     for kind, results in folder.by_kind():
-        lines = [
-            f"## {kind.title}\n",
-            markdown(kind.head, [row for each in results for row in kind.rows(each.data)]),
-        ]
+        lines = [f"## {kind.title}\n", *_tables(kind, results)]
         if kind.note:
             lines.append(f"{kind.note}\n")
         lines.append("".join(source(result, base) for result in results))
@@ -88,17 +97,16 @@ def sections(folder: Folder, base: Path) -> str:
     return "\n".join(made)
 
 
-def brief(folder: Folder, base: Path) -> str:
-    """The tables that fit in a README: one for each kind that has short rows, and links to the files."""
-    made = []
-    for kind, results in folder.by_kind():
-        if kind.short is None:
-            continue
-        rows = [row for each in results for row in kind.short(each.data)]
-        machines = sorted({machine(each.data) for each in results})
-        links = ", ".join(f"[{each.path.name}]({_link(each.path, base)})" for each in results)
-        made.append(f"{kind.title} ({'; '.join(machines)}; {links}):\n\n{markdown(kind.head, rows)}\n")
-    return "".join(made)
+def _tables(kind: Kind, results: list[Found]) -> list[str]:
+    """One table; or one for each set of conditions, so that only what was measured under the same stands together."""
+    if kind.group is None:
+        return [markdown(kind.head, [row for each in results for row in kind.rows(each.data)])]
+    groups: dict[str, list[Row]] = {}
+    for each in results:
+        for name, row in zip(kind.group(each.data), kind.rows(each.data), strict=True):
+            where = machine(each.data)
+            groups.setdefault(f"{name}; {where}" if where else name, []).append(row)
+    return [f"{name}:\n\n{markdown(kind.head, rows)}" for name, rows in groups.items()]
 
 
 def machine(data: dict[str, Any]) -> str:
@@ -115,8 +123,9 @@ def source(result: Found, base: Path) -> str:
     parts = [f"[{result.path.name}]({_link(result.path, base)})", f"`{data.get('command', '')}`"]
     parts.append(machine(data))
     parts.append(f"torch {versions['torch']}" if "torch" in versions else "")
-    parts.append(f"commit {data['commit']}" if data.get("commit") else "")
-    parts.append("" if data.get("complete", True) and not data.get("unfinished") else "**not finished**")
+    parts.append(f"commit {data['commit'][:12]}" if is_clean(data.get("commit")) else "")
+    why = fault(data)
+    parts.append(f"**not to be published: {why}**" if why else "")
     parts.append(f"went on {len(data['resumed'])} time(s)" if data.get("resumed") else "")
     return "- " + ", ".join(part for part in parts if part) + "\n"
 

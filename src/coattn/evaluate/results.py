@@ -11,6 +11,7 @@ from typing import Any
 from coattn.errors import InputError
 from coattn.method import Composed
 from coattn.provenance import provenance
+from coattn.source import is_clean
 
 Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 """Finished parts -> the figures of the whole."""
@@ -89,7 +90,7 @@ class Results:
         """The first new part: from here on the file is this run's, and says what it goes on from."""
         if self.found is None:
             return
-        last = {key: self.found.get(key) for key in ("command", "commit", "versions", "hardware")}
+        last = {key: self.found.get(key) for key in ("command", "commit", "tree", "versions", "hardware")}
         self.earlier, self.found = [*self.found.get("resumed", []), last], None
 
 
@@ -117,10 +118,29 @@ def read_result(path: Path) -> dict[str, Any]:
     return found
 
 
+def fault(result: Mapping[str, Any]) -> str | None:
+    """Why a result may not be published: it does not say what made it, or it is not finished. None: it may."""
+    for part in (result, *result.get("resumed", [])):
+        if not part.get("commit"):
+            return "it names no commit"
+        if not is_clean(part["commit"]):
+            return f"commit {part['commit']} is not a clean one"
+        if not part.get("tree"):
+            return "it has no hash of the source"
+    if result.get("unfinished") or not result.get("complete", True):
+        return "it is not finished"
+    return None
+
+
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replaces the file at once, so that an interrupt leaves the old one or the new one."""
+    """Replaces the file at once, so that an interrupt leaves the old one or the new one; a device is written to."""
+    text = json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n"
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n", encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)
 
 

@@ -5,33 +5,56 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot
+
+from coattn.evaluate import drawing
+from coattn.evaluate.drawing import BLUE, RED, YELLOW
+from coattn.evaluate.tables import windows
+from coattn.evaluate.wording import describe
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """One point per row with its interval: entries attended across, perplexity ratio up."""
-    rows = result["rows"]
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    names = sorted({row["method"] for row in rows})
-    colours = ("#4477aa", "#aa3377", "#228833", "#ccbb44", "#66ccee", "#ee6677", "#777777")
-    for name, colour in zip(names, colours * len(names), strict=False):
-        own = [row for row in rows if row["method"] == name]
-        across = [row["attended_near"] + row["attended_far"] for row in own]
-        above = [row["ratio"] for row in own]
-        spread = [
-            [row["ratio"] - row["ratio_95"][0] for row in own],
-            [row["ratio_95"][1] - row["ratio"] for row in own],
-        ]
-        axes.errorbar(across, above, yerr=spread, fmt="o", color=colour, label=name, capsize=3, markersize=5)
-        for row, x, y in zip(own, across, above, strict=True):
-            axes.annotate(row["row"].partition(",")[2], (x, y), fontsize=6, xytext=(4, 4), textcoords="offset points")
-    axes.axhline(1.0, color="#999999", lw=1)
-    axes.set_xlabel("entries attended per KV head in the last step")
-    axes.set_ylabel("perplexity / full attention's, decode steps")
-    axes.set_title(f"{result['model']}, {result['length']:,} tokens of {result['text']['name']}", fontsize=10)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    """Writes `sweep`."""
+    drawing.save(sweep(result), path)
+
+
+def sweep(result: dict[str, Any]) -> pyplot.Figure:
+    """One line per row: its perplexity ratio with the interval, and beside it the entries that it attends to."""
+    rows, names = result["rows"], row_names(result)
+    lines = max(name.count("\n") + 1 for name in names)
+    wide = max(len(line) for name in names for line in name.split("\n"))
+    across, high = drawing.bars(len(rows), lines, wide)
+    figure, (ratio, entries) = pyplot.subplots(
+        1, 2, figsize=(across + 1, high), layout="constrained", sharey=True, width_ratios=(3, 2)
+    )
+    places = list(range(len(rows)))
+    for place, row in zip(places, rows, strict=True):
+        low, top = row.get("ratio_95") or (row["ratio"], row["ratio"])
+        ratio.plot([low, top], [place, place], color=BLUE, lw=1.5, label="95% interval" if place == 0 else None)
+    ratio.plot([row["ratio"] for row in rows], places, "o", color=BLUE, markersize=5, label="measured")
+    ratio.axvline(1.0, color="#999999", lw=1)
+    ratio.set_yticks(places, names, fontsize=8)
+    ratio.set_ylim(len(rows) - 0.4, -0.6)
+    ratio.set_xlabel("perplexity / full attention's")
+    drawing.plain(ratio.xaxis, 5)
+    near = [row["attended_near"] for row in rows]
+    entries.barh(places, near, 0.6, color=YELLOW, label="attended in GPU memory")
+    entries.barh(places, [row["attended_far"] for row in rows], 0.6, left=near, color=RED, label="attended in DRAM")
+    entries.set_xlabel("entries per KV head, last step")
+    drawing.plain(entries.xaxis, 4)
+    figure.suptitle(drawing.wrap(f"{result['model']} ({result['dtype']}), {windows(result)}", 88), fontsize=10)
+    handles = [axes.get_legend_handles_labels() for axes in (ratio, entries)]
+    figure.legend(
+        [h for found, _ in handles for h in found], [label for _, found in handles for label in found],
+        loc="outside lower center", ncols=4, fontsize=8,
+    )  # fmt: skip
+    return figure
+
+
+def row_names(result: dict[str, Any]) -> list[str]:
+    """The rows' names; by the user's own words where others do not tell them apart."""
+    said = [describe(row) for row in result["rows"]]
+    return [
+        drawing.wrap(words if said.count(words) == 1 else row["row"].replace(",", ", "))
+        for words, row in zip(said, result["rows"], strict=True)
+    ]

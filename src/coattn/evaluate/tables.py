@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coattn.evaluate.wording import deciding, host_dtype, share
 from coattn.units import format_bytes
 
 Result = Mapping[str, Any]
@@ -14,12 +15,13 @@ Row = Sequence[str]
 
 @dataclass(frozen=True)
 class Kind:
-    """title: of the section. head: of the table. rows: one result -> its rows. short: those that fit in a README."""
+    """title: of the section. head: of the table. rows: one result -> its rows. group: what rows must have in common to
+    stand in one table, row by row; without, all rows of a kind stand in one."""
 
     title: str
     head: Sequence[str]
     rows: Callable[[Result], Iterable[Row]]
-    short: Callable[[Result], Iterable[Row]] | None = None
+    group: Callable[[Result], Iterable[str]] | None = None
     note: str = ""
 
 
@@ -28,11 +30,9 @@ def kind_of(result: Result) -> str | None:
     name = result.get("evaluation")
     if name in KINDS:
         return str(name)
-    if result.get("bench"):  # the tables of a paper: its page in docs/methods has them
-        return None
     rows = result.get("rows")
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
-    return next((kind for kind, key in MARKS.items() if key in first), None)
+    return next((kind for kind, keys in MARKS.items() if keys <= set(first)), None)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Row]) -> str:
@@ -42,18 +42,8 @@ def markdown(head: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def method(result: Result) -> str:
-    """The method and what was set: `streaming, GPU 1/8`."""
-    parts = [f"`{result.get('method', '')}`"]
-    share, memory = result.get("gpu_share"), result.get("gpu_memory") or result.get("gpu_kv")
-    if share:
-        parts.append(f"GPU {share:.3g} of KV")
-    if memory:
-        parts.append(f"GPU {memory}")
-    params = result.get("params") or {}
-    parts += [
-        f"{name}={params[name]}" for name in ("budget", "recent", "window_blocks") if params.get(name) is not None
-    ]
-    return ", ".join(parts)
+    """The method and the parameters that decide: `streaming`, GPU 12.5% of the KV."""
+    return ", ".join([f"`{result.get('method', '')}`", *deciding(result)])
 
 
 def number(value: Any, style: str = "") -> str:
@@ -72,10 +62,14 @@ def model(result: Result) -> str:
 
 
 def _needle(result: Result) -> Iterable[Row]:
-    by = ", ".join(f"{each['length']:,}: {each['found']}/{each['total']}" for each in result["by_length"])
+    by = ", ".join(f"{each['length']:,}: {each['found']}/{each['total']}{_read(each)}" for each in result["by_length"])
     what = "pass key" if result.get("keys", 1) == 1 else f"{result['keys']} keys"
     what = "needles of a file" if result.get("needles") else what
     yield model(result), method(result), what, f"{result['found']} of {result['total']}", by
+
+
+def _read(each: Result) -> str:
+    return "" if each.get("read_share") is None else f" ({share(round(each['read_share'], 3))})"
 
 
 def _fidelity(result: Result) -> Iterable[Row]:
@@ -89,26 +83,51 @@ def _fidelity(result: Result) -> Iterable[Row]:
 
 def _perplexity(result: Result) -> Iterable[Row]:
     decode = result.get("decode") or {}
-    interval = decode.get("ratio_95")
-    spread = f" ({interval[0]:.4f} to {interval[1]:.4f})" if interval else ""
     yield (
         model(result), method(result), number(result.get("length"), ","), number(result.get("perplexity"), ".3f"),
         number(result.get("perplexity_full"), ".3f"), number(result.get("ratio"), ".4f"),
-        number(decode.get("ratio"), ".4f") + spread, number(result.get("tokens"), ","),
+        number(decode.get("ratio"), ".4f") + spread(decode.get("ratio_95")), number(result.get("tokens"), ","),
     )  # fmt: skip
 
 
 def _sweep(result: Result) -> Iterable[Row]:
     for row in result["rows"]:
-        interval = row.get("ratio_95")
-        spread = f" ({interval[0]:.4f} to {interval[1]:.4f})" if interval else ""
         kept = [row.get(f"kept_{name}") for name in ("lowest", "median", "highest")]
+        kept = kept if any(kept) else [row.get("kept_mean")]
         yield (
-            model(result), f"`{row['row']}`", str((result.get("text") or {}).get("name", "")),
-            number(result.get("length"), ","), number(row["ratio"], ".4f") + spread, number(row["kl"], ".2g"),
+            method(row), number(row["ratio"], ".4f") + spread(row.get("ratio_95")), number(row["kl"], ".2g"),
             number(row["top1"], ".1%"), number(row["attended_near"] + row["attended_far"], ",.0f"),
             number(row["attended_far"], ",.0f"), " / ".join(number(x, ".1%") for x in kept if x is not None),
         )  # fmt: skip
+
+
+def _subject(result: Result) -> Iterable[str]:
+    for _ in result["rows"]:
+        yield f"{model(result)}, {windows(result)}"
+
+
+def windows(result: Result) -> str:
+    """The text of a result of quality: `4 windows of 8,192 tokens of a.txt, the last 128 decoded`."""
+    name, length = (result.get("text") or {}).get("name", ""), result.get("length")
+    starts, prefill = result.get("starts") or [0], result.get("prefill")
+    count = f"{len(starts)} windows of" if len(starts) > 1 else f"from token {starts[0]:,}:" if starts[0] else ""
+    decoded = f", the last {length - prefill:,} decoded" if length and prefill else ""
+    return f"{count} {number(length, ',')} tokens of {name}{decoded}".strip()
+
+
+def _hcattention(result: Result) -> Iterable[Row]:
+    for row in result["rows"]:
+        against = row["against_full"]
+        yield (
+            row["row"], method(row), number(against["ratio"], ".4f") + spread(against.get("ratio_95")),
+            number(row["kl"], ".2g"), number(row["top1"], ".1%"), number(row["share_attended"], ".1%"),
+            size(row["gpu_kv_bytes"]), size(row["host_kv_bytes"]),
+        )  # fmt: skip
+
+
+def spread(interval: Sequence[float] | None) -> str:
+    """A 95% interval in brackets, where there is one."""
+    return f" ({interval[0]:.4f} to {interval[1]:.4f})" if interval else ""
 
 
 def _scores(result: Result) -> Iterable[Row]:
@@ -125,13 +144,39 @@ def _mean(result: Result) -> Iterable[Row]:
 def _decode(result: Result) -> Iterable[Row]:
     for row in result["rows"]:
         floor, step = row.get("floor_ms"), row["ms_per_step"]
-        params = " ".join(f"{name}={value}" for name, value in row.get("params", {}).items())
         yield (
-            row["shapes"], f"`{row['method']}` {params}".strip(), str(row["batch"]), f"{row['context']:,}",
+            method(row), str(row["batch"]),
             f"{step:.2f}", number(floor, ".2f"), number(step / floor if floor else None, ".2f"),
-            f"{row['tokens_per_s']:.1f}",
-            number(row.get("gpu_idle"), ".0%"), size(row.get("gpu_kv_bytes")), size(row.get("host_kv_bytes")),
+            f"{row['tokens_per_s']:.1f}", waits(row), size(row.get("gpu_kv_bytes")), size(row.get("host_kv_bytes")),
+            "; ".join(word for word in row.get("simulated", ()) if word not in EVERY_ROW),
         )  # fmt: skip
+
+
+def waits(row: Result) -> str:
+    """The share of a step in which the GPU waited, and for whom."""
+    whole = row.get("gpu_idle")
+    if whole is None:
+        return ""
+    parts = [
+        f"{name} {row[key]:.0%}"
+        for key, name in (("idle_cpu", "CPU"), ("idle_pcie", "PCIe"))
+        if (row.get(key) or 0) >= 0.005
+    ]
+    return f"{whole:.0%}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _conditions(result: Result) -> Iterable[str]:
+    """What rows of speed must have in common: shapes, context, batch or GPU budget, and the numbers in DRAM."""
+    memory = (result.get("memory") or {}).get("gpu_memory")
+    for row in result["rows"]:
+        if memory:
+            room = f"{size(memory)} of GPU memory, the largest batch that fits"
+        else:
+            budget = row.get("gpu_budget")
+            room = f"batch {row['batch']}" + (f", at most {size(budget)} of KV in GPU memory" if budget else "")
+        there = host_dtype(row)
+        dram = f"DRAM in {there}" if there and there != row.get("dtype") else "DRAM as the model has it"
+        yield f"{row['shapes']}, {row['context']:,} tokens, {room}, {dram}"
 
 
 def _ops(result: Result) -> Iterable[Row]:
@@ -146,8 +191,9 @@ def _ops(result: Result) -> Iterable[Row]:
 
 def _prefill(result: Result) -> Iterable[Row]:
     for row in result["rows"]:
+        cap = row.get("gpu_kv", row.get("gpu_memory"))  # the name in older results
         yield (
-            str(result.get("shapes", "")), f"`{row['method']}`", size(row["gpu_memory"]) or "none",
+            str(result.get("shapes", "")), f"`{row['method']}`", size(cap) or "none",
             f"{row['tokens']:,}", f"{row['seconds']:.2f}",
             f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
             size(row["gpu_kv_peak"]), size(row["host_kv_peak"]),
@@ -174,36 +220,42 @@ DRIFTS = (("mass", "mass"), ("bound", "bound"))
 SCORES = ("model", "method", "dataset", "items", "score")
 
 KINDS = {
-    "needle": Kind("Needle", ("model", "method", "hidden", "found", "found by length"), _needle, _needle),
+    "needle": Kind(
+        "Needle",
+        ("model", "method", "hidden", "found", "found by length (KV bytes that a step reads, of all)"),
+        _needle,
+        note="Rows differ in what they may attend to: compare rows that read the same share at the same length.",
+    ),
     "fidelity": Kind(
         "Fidelity to full attention",
         ("model", "method", "tokens", "KL", "top-1", "top-5", "cosine", "mass", "attended", "CPU"),
-        _fidelity,
         _fidelity,
     ),
     "perplexity": Kind(
         "Perplexity",
         ("model", "method", "tokens", "perplexity", "full", "ratio", "ratio of decode steps", "scored"),
         _perplexity,
-        _perplexity,
     ),
     "sweep": Kind(
         "Perplexity of decode steps, many rows",
         (
-            "model",
             "row",
-            "text",
-            "tokens",
             "ratio to full",
             "KL",
             "top-1",
             "attended",
             "of it in DRAM",
-            "kept of DRAM: lowest, median, highest head",
+            "kept of DRAM: lowest, median, highest head, or the mean",
         ),
         _sweep,
-        _sweep,
+        group=_subject,
         note="Entries attended are those per KV head in the last step.",
+    ),
+    "hcattention": Kind(
+        "Tables of HCAttention",
+        ("row", "method", "ratio to full", "KL", "top-1", "attended", "GPU KV", "DRAM KV"),
+        _hcattention,
+        group=_subject,
     ),
     "attention": Kind(
         "Attention",
@@ -211,26 +263,27 @@ KINDS = {
         _attention,
         note="The cosines are with norm and RoPE, without RoPE, without norm, without both.",
     ),
-    "longbench": Kind("LongBench", SCORES, _scores, _mean),
-    "ruler": Kind("RULER", SCORES, _scores, _mean),
+    "longbench": Kind("LongBench", SCORES, _scores),
+    "ruler": Kind("RULER", SCORES, _scores),
     "decode": Kind(
         "Decode step",
         (
-            "shapes",
             "method",
             "batch",
-            "context",
             "ms",
             "floor ms",
             "x floor",
             "tokens/s",
-            "GPU idle",
+            "GPU waits",
             "GPU KV",
             "DRAM KV",
+            "also simulated",
         ),
         _decode,
-        _decode,
-        note="The floor is the time the step's bytes need at the rates measured in the same run.",
+        group=_conditions,
+        note="Weights, keys and values are random numbers in every row. The floor is the time the step's bytes need at "
+        "the rates measured in the same run. GPU waits: the share of a step, the mean over the timed steps, in which "
+        "it waited for the CPU's answer or was in a kernel that only fetches KV over PCIe.",
     ),
     "prefill": Kind(
         "Prefill",
@@ -246,5 +299,12 @@ KINDS = {
 }
 """In the order of the page."""
 
-MARKS = {"decode": "ms_per_step", "ops": "kernel", "prefill": "same_top"}
-"""What tells results of `coattn bench` apart: a key of their rows."""
+MARKS = {
+    "decode": {"ms_per_step", "shapes", "batch"},
+    "ops": {"kernel", "isa"},
+    "prefill": {"same_top"},
+    "hcattention": {"against_full"},
+}
+"""What tells results of `coattn bench` apart: keys of their rows."""
+EVERY_ROW = ("random weights", "random keys and values")
+"""What the caption says."""

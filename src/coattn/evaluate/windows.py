@@ -51,9 +51,10 @@ def choose(
             raise InputError("--stride needs --prefill.", "Say how many tokens each window prefills.")
         prefill = length - start - decode
         if prefill < 1:
+            taken = f"--start is {start:,} and --decode is {decode:,}" if start else f"--decode is {decode:,}"
             raise InputError(
-                f"--decode is {decode:,}, but --length leaves only {max(0, length - start):,} tokens.",
-                "Leave some tokens to prefill.",
+                f"{taken}, but --length is {length:,}: nothing is left to prefill.",
+                f"Give --length {start + decode + 1} or more.",
             )
     size = prefill + decode
     if start + size > end:

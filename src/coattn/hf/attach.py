@@ -16,6 +16,7 @@ from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
 from coattn.hf.cache import CoattnCache, refusal
 from coattn.hf.conversation import Conversation
+from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
 from coattn.parts import PARTS
@@ -164,6 +165,7 @@ def attach(
             "This model is in use already, by an attachment or by an engine.",
             "Leave the first `with` block, or close the engine, before attaching again.",
         )
+    warn_if_slow(model, attachment.layers)
     with ExitStack() as undo:
         undo.callback(attachment.close)
         attention.enable(attachment)

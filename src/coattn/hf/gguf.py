@@ -1,9 +1,9 @@
 """Turn the GGUF of a catalog model into a Transformers folder: config, safetensors, tokenizer, chat template.
 
-Weights are stored in float16 with `bfloat16` named in the config. The 4- and 8-bit blocks of the file have
+Weights are stored in float16 with `float32` named in the config. The 4- and 8-bit blocks of the file have
 float16 scales, so float16 keeps them almost exactly (mean KL to the unpacked float32 weights 4e-6, against
-1.5e-4 if stored in bfloat16) at half the size of float32; bfloat16 is what the model was trained in and what
-plain Transformers then loads.
+1.5e-4 if stored in bfloat16) at half the size of float32; float32 is what plain Transformers then loads, because
+every machine multiplies it fast.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from coattn.errors import ModelError
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
 from coattn.models.catalog import Embedded
+from coattn.models.stored_dtype import DTYPE
 
 untyped: Any = transformers  # parts of it carry no annotations
 
@@ -78,7 +79,7 @@ def _write_weights(entry: Embedded, gguf: Path, folder: Path, tokenizer: PreTrai
     model.config.update(ids)
     model.generation_config = untyped.GenerationConfig(**ids)
     model.save_pretrained(folder)
-    model.config.dtype = "bfloat16"
+    model.config.dtype = DTYPE
     model.config.save_pretrained(folder)
 
 

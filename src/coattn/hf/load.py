@@ -98,6 +98,8 @@ def choose_device(device: str | torch.device) -> torch.device:
         place = torch.device(device)
     except RuntimeError:
         raise ConfigError(f"{device!r} is not a device.", "Give auto, cpu, cuda or cuda:N.") from None
+    if place.type not in ("cpu", "cuda") or (place.type == "cpu" and place.index):
+        raise ConfigError(f"coattn does not run on the device {device}.", "Give auto, cpu, cuda or cuda:N.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`.")
     return place

@@ -6,6 +6,7 @@ Prefill-decode disaggregation: one process reads prompts (`prefill`), another an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coattn.errors import InputError
-from coattn.hf.forward import Session
+from coattn.errors import InputError, UnsupportedError
+from coattn.hf.forward import Session, longest
 from coattn.method import compose
 from coattn.methods import METHODS
+from coattn.part import check_count
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
@@ -48,7 +50,10 @@ class Prefilled:
         named["logits"] = self.logits
         for i, ((k, v), q) in enumerate(zip(self.kv, self.queries, strict=True)):
             named |= {f"k.{i}": k, f"v.{i}": v, f"q.{i}": q}
-        save_file({name: x.contiguous().cpu() for name, x in named.items()}, str(path))
+        try:
+            save_file({name: x.contiguous().cpu() for name, x in named.items()}, str(path))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path} cannot be written: {error}.", "Give another path.") from None
 
     @staticmethod
     def load(path: str | Path) -> Prefilled:
@@ -57,18 +62,38 @@ class Prefilled:
             with safe_open(str(path), "pt") as file:
                 named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             layers = range(len(named["scales"]))
-            return Prefilled(
+            made = Prefilled(
                 tuple(named["tokens"].tolist()),
                 tuple((named[f"k.{i}"], named[f"v.{i}"]) for i in layers),
                 tuple(named[f"q.{i}"] for i in layers),
                 tuple(named["scales"].tolist()),
                 named["logits"],
             )
-        except (OSError, SafetensorError, KeyError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError) as error:
             raise InputError(f"{path} is no prefilled prompt: {error}.", "Write one with Prefilled.save.") from None
+        if (fault := made.fault()) is not None:
+            raise InputError(f"{path} is no prefilled prompt: {fault}.", "Write one with Prefilled.save.")
+        return made
+
+    def fault(self) -> str | None:
+        """Where its tensors do not belong together."""
+        if not self.tokens or not all(type(token) is int for token in self.tokens):
+            return "it has no tokens"
+        if not len(self.kv) == len(self.queries) == len(self.scales):
+            return "its layers are not of one number"
+        for i, ((k, v), q) in enumerate(zip(self.kv, self.queries, strict=True)):
+            if k.ndim != 3 or k.shape != v.shape or len(k) != len(self.tokens) or k.dtype != v.dtype:
+                return f"the keys and values of layer {i} are not of its tokens"
+            if q.ndim != 3 or not 1 <= len(q) <= len(k) or q.shape[2] != k.shape[2]:
+                return f"the queries of layer {i} do not belong to its keys"
+        if self.logits.ndim != 2 or len(self.logits) != 1:
+            return "its logits are not of one token"
+        return None
 
     def check(self, layers: list[LayerShape]) -> None:
         """Raises InputError where another model's shapes are meant."""
+        if (fault := self.fault()) is not None:
+            raise InputError(f"The prefilled prompt cannot be used: {fault}.", "Make it with `prefill`.")
         want = [(s.kv_heads, s.head_dim, s.q_heads, s.dtype) for s in layers]
         have = [(k.shape[1], k.shape[2], q.shape[1], k.dtype) for (k, _), q in zip(self.kv, self.queries, strict=True)]
         if want != have:
@@ -79,11 +104,24 @@ class Prefilled:
             )
 
 
+def _ids(ids: Any) -> Tensor:
+    """Token ids `[tokens]`, int64. Raises InputError for what is none."""
+    try:
+        tokens = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"The prompt is a {type(ids).__name__}, not token ids.", "Give token ids [n].") from None
+    if tokens.ndim != 1 or not len(tokens):
+        raise InputError(f"The prompt has the shape {list(tokens.shape)}.", "Give token ids [n].")
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise InputError(f"The prompt is of {str(tokens.dtype).removeprefix('torch.')} numbers.", "Give token ids [n].")
+    return tokens.long()
+
+
 class Keeping:
     """Stands for a runtime, and keeps what goes through it."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime, self.scales = runtime, [1.0] * len(runtime.layers)
+    def __init__(self, runtime: Runtime, on_layer: Callable[[], None] | None = None) -> None:
+        self.runtime, self.scales, self.on_layer = runtime, [1.0] * len(runtime.layers), on_layer
         self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in runtime.layers]
         self.queries: list[Tensor] = [torch.empty(0)] * len(runtime.layers)
 
@@ -93,18 +131,42 @@ class Keeping:
             part.append(x.cpu())
         last = self.queries[layer]
         self.queries[layer] = torch.cat([last, q.cpu()] if len(last) else [q.cpu()])[-QUERIES:].clone()
-        return self.runtime.attend(layer, q, k, v, scale)
+        out = self.runtime.attend(layer, q, k, v, scale)
+        if self.on_layer is not None:
+            self.on_layer()
+        return out
 
 
 @torch.inference_mode()
-def prefill(model: PreTrainedModel, ids: Any, chunk: int = 2048) -> Prefilled:
-    """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model."""
-    tokens = torch.as_tensor(ids)
-    if tokens.ndim != 1 or not len(tokens):
-        raise InputError(f"The prompt has the shape {list(tokens.shape)}.", "Give token ids [n].")
+def prefill(
+    model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] | None = None
+) -> Prefilled:
+    """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model.
+
+    on_layer: called after the attention of every layer of every chunk.
+    """
+    check_count("chunk", chunk, 1)
+    if not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"prefill() takes a model of Transformers, not {model!r}.",
+            "Load it first: AutoModelForCausalLM.from_pretrained(...).",
+        )
+    tokens = _ids(ids)
+    most = longest(model)
+    if most is not None and len(tokens) >= most:
+        raise InputError(
+            f"The prompt has {len(tokens):,} tokens, but the model has only {most:,} positions.",
+            "Shorten it, or use a model with a longer context.",
+        )
     with Session(model) as session:
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < session.vocabulary:
+            raise InputError(
+                f"The prompt has ids from {int(tokens.min()):,} to {int(tokens.max()):,}, but the model has "
+                f"{session.vocabulary:,} tokens.",
+                "Encode it with the model's own tokenizer.",
+            )
         runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens))
-        keeping = Keeping(runtime)
+        keeping = Keeping(runtime, on_layer)
         logits: Tensor | None = None
         try:
             for start in range(0, len(tokens), chunk):

@@ -86,6 +86,10 @@ class Place(Part):
         """What was handed over in the last replay, layer by layer; only places that work beside the GPU."""
         return []
 
+    def fetches(self) -> list[tuple[str, int, int]]:
+        """`(name, start, end)` on the GPU's clock: when the GPU only fetched KV over PCIe in the last replay."""
+        return []
+
     def drop_captures(self) -> None:
         """No step captured so far will be replayed again."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from coattn.errors import ConfigError
 from coattn.ops.attend import attend
@@ -13,6 +14,7 @@ from coattn.place.base import Call, Place, State
 from coattn.place.staging import Filling, Staging
 from coattn.state import AttnState
 from coattn.store.base import Opening, Store
+from coattn.store.step_table import StepTable
 from coattn.types import BlockList, Phase, Selection
 
 
@@ -38,6 +40,9 @@ class Pull(Place):
     covers = "far"
     needs = frozenset({"far", "whole_blocks"})
 
+    _stamps: Tensor | None = field(init=False, repr=False, default=None)
+    """`[layers, 2, 2]` int64. On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe.
+    The second of each pair keeps the stamps on 16 bytes, so that one compiled kernel takes them all."""
     _expected: tuple[int, BlockList] | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
@@ -68,7 +73,8 @@ class Pull(Place):
             return AttnState.empty(call.q)
         if call.step.phase is Phase.DECODE:
             # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
-            return attend(call.q, call.store.far[call.layer], picked.far, call.scale, call.shape.softcap)
+            stamp = None if self._stamps is None else self._stamp(call.layer, 1)
+            return attend(call.q, call.store.far[call.layer], picked.far, call.scale, call.shape.softcap, stamp)
         pieces = self._cut(picked.far)
         following = [(call.layer, piece) for piece in pieces[1:]]
         if self._expected is not None:
@@ -87,9 +93,31 @@ class Pull(Place):
         self._expected = None
         return merge_states(states)
 
+    def prepare(self, table: StepTable) -> None:
+        """The GPU's own part leaves the time of its end, which is when this one's begins."""
+        device = next(iter(self.opening.layers.values())).device
+        if device.type != "cuda":
+            return
+        if self._stamps is None:
+            self._stamps = torch.zeros(len(self.opening.layers), 2, 2, dtype=torch.int64, device=device)
+        for layer in self.opening.layers:
+            table.stamps[layer] = self._stamp(layer, 0)
+
+    def fetches(self) -> list[tuple[str, int, int]]:
+        stamps = [] if self._stamps is None else self._stamps[..., 0].tolist()
+        return [(f"layer {layer}", *pair) for layer, pair in zip(self.opening.layers, stamps, strict=False)]
+
+    def drop_captures(self) -> None:
+        self._stamps = None
+
     def release(self) -> None:
         self.staging.release()
         self._expected = self._arriving = self._pieces = None
+
+    def _stamp(self, layer: int, which: int) -> Tensor:
+        assert self._stamps is not None
+        row = list(self.opening.layers).index(layer)
+        return self._stamps[row, which, :1]
 
     def _fill(self, layer: int, piece: Piece) -> Filling:
         return self.staging.fill(layer, self.store.far, piece.ids)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coattn.errors import ConfigError
 from coattn.method import Composed, compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
@@ -16,6 +17,9 @@ from coattn.types import LayerShape, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+MOST_BLOCKS = 1 << 23
+"""The stores list every block: seconds at this number."""
 
 
 def held(layers: Sequence[LayerShape], composed: Composed, batch: int, context: int) -> dict[Tier, int]:
@@ -43,6 +47,12 @@ def plan(
     """
     from coattn.hf.architectures import describe_layers
 
+    blocks = batch * -(-context // composed.params["block"])
+    if blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"{batch:,} x {context:,} tokens are {blocks:,} blocks, but a plan can be of {MOST_BLOCKS:,} at most.",
+            "Plan fewer sequences or a shorter context: the bytes grow in proportion.",
+        )
     layers = describe_layers(model)
     own = held(layers, composed, batch, context)
     full = held(layers, compose(METHODS["full"]), batch, context)["gpu"]

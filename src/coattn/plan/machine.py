@@ -18,6 +18,8 @@ def examine() -> dict[str, Any]:
     """Facts (`machine`), choices with reasons (`uses`) and `hints`. Starts nothing, allocates nothing."""
     import torch
 
+    from coattn.hf.slow import is_slow
+
     features, native_problem = _features()
     total, available = _memory()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -38,6 +40,8 @@ def examine() -> dict[str, Any]:
         hints.append("No GPU was found: the GPU tier is ordinary memory with the same budget, and every method works.")
     if native_problem:
         hints.append("Build the native extension with `pip install .` and a C++ compiler.")
+    if not gpus and is_slow(torch.bfloat16, torch.device("cpu")):
+        hints.append("This CPU has no instructions for bfloat16: load models of your own in float32.")
     if available < COMFORTABLE:
         hints.append(f"Only {format_bytes(available)} of memory is free: long contexts in DRAM will not fit.")
     return {"machine": machine, "uses": uses, "hints": hints}

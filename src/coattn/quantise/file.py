@@ -59,7 +59,7 @@ def read_origin(path: str) -> Origin:
             found = file.metadata() or {}
     except FileNotFoundError:
         raise ConfigError(f"There is no codebook {path}.", "Make one with `coattn calibrate hcattention`.") from None
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, TypeError):
         raise ConfigError(
             f"{path} cannot be read as a codebook: it is damaged, or another kind of file.",
             "Make one with `coattn calibrate hcattention`.",
@@ -74,7 +74,7 @@ def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Codebook]:
     """The books of these layers, each on its device and in its dtype. Raises ConfigError for another model's."""
     origin = read_origin(path)
     for i, shape in layers.items():
-        if i >= len(origin.marks) or shape.head_dim != origin.head_dim or not _same(shape.mark, origin.marks[i]):
+        if i >= len(origin.marks) or shape.head_dim != origin.head_dim or not same_mark(shape.mark, origin.marks[i]):
             raise ConfigError(
                 f"The codebook {path} was made for {origin.model} ({len(origin.marks)} layers, head size "
                 f"{origin.head_dim}), not for the model in use.",
@@ -91,7 +91,8 @@ def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Codebook]:
         return books
 
 
-def _same(one: float | None, other: float | None) -> bool:
+def same_mark(one: float | None, other: float | None) -> bool:
+    """Whether two marks can be of the same layer; one that is not known can."""
     if one is None or other is None:
         return True
     return abs(one - other) <= TOLERANCE * max(abs(one), abs(other))

@@ -22,7 +22,7 @@ from coattn.runtime import Runtime
 from coattn.store.ledger import Tier
 from coattn.store.step_table import TableMemory
 from coattn.trace.account import step_trace
-from coattn.trace.step import StepTrace
+from coattn.trace.step import StepTrace, Timing, on_host_clock
 from coattn.types import Phase, Step
 
 log = logging.getLogger("coattn")
@@ -63,6 +63,10 @@ class GraphRunner:
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, bool] | None = None
+        self._marks = torch.zeros(2, 2, dtype=torch.int64, device=session.device)
+        """The first of each row, on the GPU's clock: all of a step's own work is done; what ran beside it is, too."""
+        self._beside = False
+        """Whether anything does."""
         self._armed = False
         """Whether a replay with a part for the CPU has begun and not ended well."""
         self._best = torch.zeros(self.rungs[-1], dtype=torch.int64, pin_memory=True)
@@ -88,7 +92,7 @@ class GraphRunner:
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
         if any(parts.store.is_plain(step) for parts in self.runtime.groups):
-            self.best = None
+            self.best = self._last = None
             return self.eager.decode(slots, tokens, history)
         far = self.runtime.reaches_far(step) or self.always_far
         rows = rung(self.rungs, len(slots))
@@ -140,11 +144,23 @@ class GraphRunner:
 
     def trace(self) -> StepTrace | None:
         """Where the time of the last decode step went. Copies a few numbers from the GPU."""
+        timing = self.timing()
+        if self._last is None or timing is None:
+            return self.eager.trace()
+        return step_trace(self.runtime, self._last[2], timing, self.weights)
+
+    def timing(self) -> Timing | None:
+        """When the last decode step ran, and what the GPU waited for. Copies a few numbers from the GPU."""
         if self._last is None:
             return None
-        begin, end, step, far = self._last
-        spans = [span for place in self.runtime.places() for span in place.spans()] if far else []
-        return step_trace(self.runtime, step, begin, end, spans, self.weights)
+        begin, end, _, far = self._last
+        places = self.runtime.places() if far else []
+        done, joined = self._marks[:, 0].tolist()
+        stamps = [stamp for place in places for stamp in place.fetches()]
+        if far and self._beside:
+            stamps.append(("the recall", done, joined))
+        crossings = on_host_clock(stamps, joined, begin, end)
+        return Timing(begin, end, tuple(span for place in places for span in place.spans()), tuple(crossings))
 
     def drop_captures(self) -> None:
         """Drops every graph, and what the places kept for them."""
@@ -161,11 +177,15 @@ class GraphRunner:
         self.eager.close()
 
     def _forward(self, rows: int) -> tuple[Tensor, Tensor]:
+        from coattn.ops.triton.handover import mark
+
         ids, positions = self.inputs.there("tokens", rows), self.inputs.there("positions", rows)
         logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
         largest, best = logits.max(-1)
         self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
-        self.runtime.rejoin()
+        mark(self._marks[0, :1])
+        self._beside = self.runtime.rejoin() or self._beside
+        mark(self._marks[1, :1])
         return logits, self._best[:rows]
 
     def _replay(self, recorded: Recorded, rows: int, far: bool) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from coattn.errors import ConfigError
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.select.by_weight import ByWeight
 
 
@@ -29,11 +28,9 @@ class AverageWeight(ByWeight):
     strong: float = 64.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)) or self.beta < 0:
-            raise ConfigError(f"beta is {self.beta!r}, but must be a number of at least 0.", "Set beta=1.")
+        check_number("beta", self.beta, 0)
         check_count("follow", self.follow, 0)
-        if isinstance(self.strong, bool) or not isinstance(self.strong, (int, float)) or self.strong <= 0:
-            raise ConfigError(f"strong is {self.strong!r}, but must be a number above 0.", "Set strong=64.")
+        check_number("strong", self.strong, 0, above=True)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"beta": 0}

@@ -8,10 +8,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from coattn.errors import ConfigError
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.select.base import Select
 from coattn.store.base import Store
-from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, Digested, check_slack
+from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, Digested
 from coattn.store.digested.residency import read_budgets
 from coattn.types import Phase, Selection, Step
 
@@ -53,7 +53,7 @@ class DigestTop(Select):
         check_count("budget", self.budget, 1)
         check_count("window_blocks", self.window_blocks, 1)
         check_count("sink_blocks", self.sink_blocks, 0)
-        check_slack(self.slack)
+        check_number("slack", self.slack, 0, 1)
         check_count("dense_layers", self.dense_layers, 0)
         check_count("block", self.block, 1)
         self._budgets = None if self.budget_file is None else read_budgets(self.budget_file)

@@ -11,7 +11,7 @@ from torch import Tensor
 from coattn.errors import ConfigError
 from coattn.ops.attend import attend
 from coattn.ops.reference.top_p import TAILS, top_p
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.select.base import Select
 from coattn.store.base import Store
 from coattn.types import BlockList, Selection, Step, Weighted
@@ -50,8 +50,7 @@ class PqTopP(Select):
     _refused: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 < self.tau <= 1:
-            raise ConfigError(f"tau is {self.tau!r}, but must be above 0 and at most 1.", "Set tau=0.9 or another.")
+        check_number("tau", self.tau, 0, 1, above=True)
         if self.cap is not None:
             check_count("cap", self.cap, 1)
         if self.tail not in TAILS:

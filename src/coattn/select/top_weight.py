@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
+from coattn.part import check_number
 from coattn.select.by_weight import ByWeight
 
 
@@ -22,8 +22,7 @@ class TopWeight(ByWeight):
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 <= self.share <= 1:
-            raise ConfigError(f"share is {self.share!r}, but must lie between 0 and 1.", "Set share=0.1.")
+        check_number("share", self.share, 0, 1)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"share": 1.0}

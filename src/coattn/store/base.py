@@ -205,8 +205,9 @@ class Store(Part):
     def after(self, layer: int, step: Step) -> None:
         """A layer's attention in a decode step has been started; what follows may be beside it."""
 
-    def rejoin(self) -> None:
-        """The last of what a decode step does: whatever was started beside it is waited for."""
+    def rejoin(self) -> bool:
+        """The last of what a decode step does: whatever was started beside it is waited for. Whether anything was."""
+        return False
 
     def reaches_far(self, step: Step) -> bool:
         """Whether a decode step may attend to anything far."""

@@ -18,8 +18,6 @@ class Ledger:
 
     gpu: int | None = None
     host: int | None = None
-    suffix: str = "kv"
-    """Ends the names of the options that set the limits: `gpu_kv`, `host_kv`."""
     held: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
     peak: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
 
@@ -44,7 +42,7 @@ class Ledger:
 
     def refuse(self, tier: Tier, count: int, what: str) -> NoReturn:
         """Raises the BudgetError of `count` bytes more than what is held."""
-        need, option, limit = self.held[tier] + count, f"{tier}_{self.suffix}", self.limit(tier)
+        need, option, limit = self.held[tier] + count, f"{tier}_kv", self.limit(tier)
         raise BudgetError(
             f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
             f"but {option} is {format_bytes(self.held[tier] if limit is None else limit)}.",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from coattn.runtime import Runtime
-from coattn.trace.step import Span, StepTrace
+from coattn.trace.step import StepTrace, Timing
 from coattn.types import Step
 
 
-def step_trace(
-    runtime: Runtime, step: Step, begin: int, end: int, spans: Sequence[Span], weight_bytes: int
-) -> StepTrace:
+def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) -> StepTrace:
     """A decode step that has been done, with the bytes that it needed at least."""
     near, far = runtime.attended(step)
     token, far_token = runtime.token_bytes()
@@ -26,10 +22,12 @@ def step_trace(
         # a query there in the model's dtype, an answer and its log-sum-exp back in float32
         crossing = sum(s.q_heads * (s.head_dim * (s.dtype.itemsize + 4) + 4) for s in runtime.layers) * step.seqs
     return StepTrace(
-        begin,
-        end,
+        timing.begin,
+        timing.end,
+        timing.spans,
+        timing.crossings,
         step.seqs,
-        tuple(spans),
+        weight_bytes=weight_bytes,
         hbm_bytes=weight_bytes + near * token,
         pcie_bytes=(crossing if by_cpu else far * far_token) if far else 0,
         dram_bytes=far * far_token,

@@ -31,14 +31,15 @@ def intervals(step: StepTrace) -> list[tuple[str, str, int, int]]:
     """`(track, name, start, end)` of everything that is known of a step."""
     found = []
     free = step.begin
+    for name, stop, go_on in step.waits():
+        found.append(("GPU", name, free, stop))
+        free = max(free, go_on)
+    found.append(("GPU", "rest" if found else "step", free, step.end))
     for span in step.spans:
-        layer = f"layer {span.layer}"
         found += [
-            ("GPU", layer, free, span.ready),
-            ("CPU workers", layer, span.seen, span.done),
+            ("CPU workers", f"layer {span.layer}", span.seen, span.done),
             ("PCIe", f"query {span.layer}", span.posted, span.seen),
             ("PCIe", f"answer {span.layer}", span.done, span.answered),
         ]
-        free = max(span.ready, span.answered)
-    found.append(("GPU", "rest" if step.spans else "step", free, step.end))
+    found += [("PCIe", f"blocks of {each.name}", each.begin, each.end) for each in step.crossings]
     return found

@@ -17,8 +17,15 @@ COLOURS = {"GPU": "#4477aa", "PCIe": "#aa3377", "CPU workers": "#228833"}
 
 
 def timeline(step: StepTrace, title: str, path: Path) -> None:
+    """Writes `timeline_figure`."""
+    figure = timeline_figure(step, title)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def timeline_figure(step: StepTrace, title: str) -> pyplot.Figure:
     """Who worked when: one row each for GPU, PCIe and CPU; gaps are waiting."""
-    figure, axes = pyplot.subplots(figsize=(11, 2.6), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(11, 2.8), layout="constrained")
     for y, track in enumerate(ROWS):
         bars = [
             ((start - step.begin) / 1e6, max(0, end - start) / 1e6)
@@ -30,8 +37,6 @@ def timeline(step: StepTrace, title: str, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, (step.end - step.begin) / 1e6)
     axes.set_xlabel("ms")
-    axes.set_title(
-        f"{title}: {step.seconds * 1e3:.2f} ms, GPU waiting {step.gpu_idle:.0%}, CPU busy {step.cpu_busy:.0%}"
-    )
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    waits = f"GPU waits {step.gpu_idle:.0%} (for the CPU {step.cpu_wait:.0%}, for PCIe {step.pcie_wait:.0%})"
+    axes.set_title(f"{title}\n{step.seconds * 1e3:.2f} ms, {waits}, CPU busy {step.cpu_busy:.0%}", fontsize=10)
+    return figure

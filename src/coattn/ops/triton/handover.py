@@ -51,6 +51,11 @@ def _wait(reply_ptr, step_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
 
 
 @triton.jit
+def _mark(stamp_ptr):
+    tl.store(stamp_ptr, tl_cuda.globaltimer())
+
+
+@triton.jit
 def _receive(out_ptr, lse_ptr, out_here, lse_here, D: tl.constexpr, D_PAD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lse = tl.load(lse_ptr + row)
@@ -78,6 +83,11 @@ def flag(word: Tensor, step: Tensor, stamp: Tensor) -> None:
 def wait(word: Tensor, step: Tensor, failed: Tensor, verdict: Tensor, stamp: Tensor, deadline_s: float) -> None:
     """Until the word is the step's number, or the deadline; then `failed` in GPU memory and mapped `verdict` are 1."""
     _wait[(1,)](word, step, failed, verdict, stamp, int(deadline_s * 1e9), num_warps=1)
+
+
+def mark(stamp: Tensor) -> None:
+    """Leaves the time on the GPU's clock when everything in front of it in the stream is done."""
+    _mark[(1,)](stamp, num_warps=1)
 
 
 def receive(out: Tensor, lse: Tensor, out_here: Tensor, lse_here: Tensor) -> None:

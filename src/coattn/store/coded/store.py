@@ -83,7 +83,7 @@ class Coded(Arena):
         self.sinks = self.sink_blocks
         if self.groups is not None:
             check_count("groups", self.groups, 0)
-        if self.shared not in (None, True, False):
+        if self.shared is not None and not isinstance(self.shared, bool):
             raise ConfigError(f"shared is {self.shared!r}, but must be true or false.", "Leave it out for true.")
         if self.codebook is not None:
             self._agree(read_origin(self.codebook))
@@ -92,7 +92,7 @@ class Coded(Arena):
         if self.values != "model" and self.keep_keys:
             raise ConfigError("keep_keys needs values in the model's dtype.", "Leave out values or keep_keys.")
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
-        if self.code_bits not in BITS:
+        if isinstance(self.code_bits, float) or self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
         if self.centroid_bits not in (8, 16):
             raise ConfigError(f"centroid_bits is {self.centroid_bits!r}, but must be 8 or 16.", "Leave it out for 16.")
@@ -288,6 +288,17 @@ class Coded(Arena):
         whole, layers = self.window.block_bytes, len(self.opening.layers)
         read = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / layers
         return near + far * self.codes.block_bytes / whole, read * self.stored.block_bytes / whole
+
+    def notes(self, step: Step) -> dict[str, Any]:
+        """Which share of the tokens in DRAM a KV head attended to in the last step, the mean over heads and layers; and
+        what a key's code is: channels of a group (0: exact keys), centroids."""
+        self.attended(step)
+        _, far = super().attended(step)
+        taken = sum(self._taken.get(layer, 0.0) for layer in self.opening.layers) / len(self.opening.layers)
+        books, shape = self.books, next(iter(self.opening.layers.values()))
+        width = shape.head_dim // books.groups if books.groups else 0
+        code = {"group_width": width, "code_centroids": books.count if width else 0}
+        return code | ({"kept_mean": taken / far} if far else {})
 
     def lists(self) -> float:
         layers = self.opening.layers.items()

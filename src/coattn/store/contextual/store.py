@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
 from coattn.ops.average import Average
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.store.arena import Arena
 from coattn.store.base import Opening
 from coattn.store.contextual.lists import Context, Keeping, spares
@@ -84,12 +83,9 @@ class Contextual(Arena):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("queries", self.queries, 1)
-        for name, least in (("alpha", 0.0), ("context", 0.0), ("gpu_ratio", 0.0)):
-            value = getattr(self, name)
-            if value is None and name == "gpu_ratio":
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value <= 1:
-                raise ConfigError(f"{name} is {value!r}, but must lie above 0 and at most at 1.", f"Set {name}=0.5.")
+        for name, value in (("alpha", self.alpha), ("context", self.context), ("gpu_ratio", self.gpu_ratio)):
+            if value is not None or name != "gpu_ratio":
+                check_number(name, value, 0, 1, above=True)
 
     def least(self, opening: Opening) -> int:
         blocks = opening.seqs * ((self._wanted(opening) or 1) + 1) + opening.spare

@@ -39,12 +39,6 @@ def check_digest(kind: object) -> None:
         raise ConfigError(f"digest is {kind!r}, which is not known.", f"Set digest to one of: {', '.join(KINDS)}.")
 
 
-def check_slack(slack: object) -> None:
-    """Raises ConfigError unless it is a share."""
-    if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack <= 1:
-        raise ConfigError(f"slack is {slack!r}, but must be a share.", "Set slack to a number from 0 to 1.")
-
-
 class DigestedBlocks(BlockMemory):
     """Block memory of either tier with a digest of each block, always in the GPU tier.
 

@@ -54,11 +54,12 @@ class Picks:
             run()
         self._forked = True
 
-    def rejoin(self) -> None:
-        """The current stream waits for all that runs beside it."""
-        if self._forked:
+    def rejoin(self) -> bool:
+        """The current stream waits for all that runs beside it. Whether anything does."""
+        forked, self._forked = self._forked, False
+        if forked:
             torch.cuda.current_stream(self._side.device).wait_stream(self._side)
-            self._forked = False
+        return forked
 
     def attended(self, seqs: int) -> tuple[float, float] | None:
         """Entries attended near and far by the first rows of the last step, the mean over heads and layers that pick.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
+from coattn.quantise.file import same_mark
 from coattn.store.base import Opening
+from coattn.types import LayerShape
 
 NONE = -1
 """In the table: no block."""
@@ -99,6 +102,20 @@ MOST = 1 << 31
 def read_intervals(path: str) -> list[int]:
     """The recall interval of each layer, from a file that `coattn profile scout` wrote."""
     return _read_layers(path, "recall_file", "recall_intervals", 0, "Write one: coattn profile scout --out FILE.")
+
+
+def check_profile(path: str, count: int, layers: Mapping[int, LayerShape]) -> None:
+    """Raises ConfigError where the file that gave `count` intervals is of another model; one by hand has no marks."""
+    hint = "Profile this model: coattn profile scout."
+    if max(layers) >= count:
+        raise ConfigError(f"{path} has intervals for {count} layers, but the model has more.", hint)
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    marks = found.get("marks")
+    if marks is None:
+        return
+    known = isinstance(marks, list) and all(mark is None or type(mark) is float for mark in marks)
+    if not known or len(marks) != count or not all(same_mark(s.mark, marks[i]) for i, s in layers.items()):
+        raise ConfigError(f"{path} was made for {found.get('model')}, not for the model in use.", hint)
 
 
 def read_budgets(path: str) -> list[int]:

@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
 from coattn.ops.lists import Residents as Pool
 from coattn.ops.lists import Rows
 from coattn.ops.pick_blocks import Scores, pick_blocks, score_parts
 from coattn.ops.recall import recall
 from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
-from coattn.part import check_count
+from coattn.part import check_count, check_number
 from coattn.store.arena import DRAM, Arena
 from coattn.store.base import Opening
 from coattn.store.blocks import layer_bytes
-from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest, check_slack
+from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest
 from coattn.store.digested.picks import Picks, rows_of
-from coattn.store.digested.residency import Residency, read_budgets, read_intervals
+from coattn.store.digested.residency import Residency, check_profile, read_budgets, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
 
 Rescore = Callable[[int, Scores, Rows], Scores]
@@ -70,7 +69,7 @@ class Residents(Arena):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_digest(self.digest)
-        check_slack(self.slack)
+        check_number("slack", self.slack, 0, 1)
         check_count("sink_blocks", self.sink_blocks, 0)
         check_count("budget", self.budget, 1)
         check_count("recall_interval", self.recall_interval, 0)
@@ -89,11 +88,8 @@ class Residents(Arena):
         return super().least(opening) + pools + digests * opening.block_bytes(1)
 
     def open(self, opening: Opening) -> None:
-        if self._intervals is not None and max(opening.layers) >= len(self._intervals):
-            raise ConfigError(
-                f"{self.recall_file} has intervals for {len(self._intervals)} layers, but the model has more.",
-                "Profile this model: coattn profile scout.",
-            )
+        if self._intervals is not None:
+            check_profile(str(self.recall_file), len(self._intervals), opening.layers)
         super().open(opening)
         self.places = self._places(opening)
         self.residency = Residency(opening, self.places, super()._near_blocks(opening))
@@ -134,9 +130,8 @@ class Residents(Arena):
         """What decode steps pick; None before the first."""
         return self._made
 
-    def rejoin(self) -> None:
-        if self._made is not None:
-            self._made.rejoin()
+    def rejoin(self) -> bool:
+        return self._made is not None and self._made.rejoin()
 
     def pick_blocks(self, layer: int, q: Tensor, blocks: int, scale: float, slack: float) -> Selection | None:
         """Of the best blocks in DRAM those that are not resident, for the CPU; and beside the window every resident

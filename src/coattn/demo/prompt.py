@@ -1,0 +1,57 @@
+"""What is read and asked: a real document with a fact in it, and a question about the fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.errors import InputError
+from coattn.evaluate.haystack import Haystack, frame, tokenise
+from coattn.hf.generate import room
+from coattn.hf.load import Loaded
+from coattn.text import default_text
+
+FACT = "Remember this: the access code of the northern lighthouse is 58213."
+QUESTION = "What is the access code of the northern lighthouse? Answer with the number."
+ANSWER = "58213"
+DEPTH = 0.4
+"""How far into the document the fact stands."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """ids `[tokens]`: document, fact and question as the model reads them; the fact is `ids[start:end]`."""
+
+    ids: Tensor
+    start: int
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
+    """A prompt of exactly so many tokens, in the model's chat template. answer: tokens that must fit behind it."""
+    left = room(loaded, tokens)
+    if left is not None and left < answer:
+        raise InputError(
+            f"A document of {tokens:,} tokens leaves {left:,} positions of {loaded.name} for an answer of {answer:,}.",
+            f"Give --tokens {tokens + left - answer} or less.",
+        )
+    tokenizer = loaded.tokenizer
+    first, last = frame(tokenizer, "", f"\n\n{QUESTION}")
+    fact = f"\n\n{FACT}\n\n"
+    straw = Haystack(default_text(), tokenizer, tokens).fill(tokens - len(first) - len(last), [(DEPTH, fact)])
+    ids = first + straw + last
+    start, length = _find(ids, tokenise(tokenizer, [fact])[0])
+    return Planted(torch.tensor(ids), start, start + length)
+
+
+def _find(ids: list[int], part: list[int]) -> tuple[int, int]:
+    for i in range(len(ids) - len(part) + 1):
+        if ids[i : i + len(part)] == part:
+            return i, len(part)
+    raise AssertionError("the fact was planted")

@@ -1,0 +1,63 @@
+"""Whether a CPU multiplies a dtype with instructions of its own, and one line where it does not.
+
+Without them PyTorch converts number by number: a prefill in bfloat16 takes 2 to 600 times as long as in float32,
+and one in float16 longer still.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+
+from coattn.types import LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+INSTRUCTIONS = {
+    torch.bfloat16: {"amx_bf16", "avx512_bf16", "bf16"},
+    torch.float16: {"amx_fp16", "avx512_fp16", "asimdhp"},
+}
+"""What Linux calls them: of x86-64, and last of 64-bit ARM. One of them is enough."""
+
+_told: WeakSet[torch.nn.Module] = WeakSet()
+
+
+@cache
+def cpu_words(path: str = "/proc/cpuinfo") -> frozenset[str]:
+    """The instruction sets of the first core, as Linux names them; empty where it does not say."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def is_slow(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `device` is a CPU known to lack instructions for `dtype`."""
+    needed, there = INSTRUCTIONS.get(dtype), cpu_words()
+    return device.type == "cpu" and needed is not None and bool(there) and not needed & there
+
+
+def warn_if_slow(model: PreTrainedModel, layers: Iterable[LayerShape]) -> None:
+    """Says so in one line, once for each model."""
+    slow = sorted({str(s.dtype).removeprefix("torch.") for s in layers if is_slow(s.dtype, s.device)})
+    if slow and model not in _told:
+        _told.add(model)
+        log.warning(
+            "The model is in %s, for which this CPU has no instructions, so it runs many times slower than in float32: "
+            'load it with dtype="float32", or call model.float() first.',
+            slow[0],
+        )

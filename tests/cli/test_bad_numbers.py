@@ -1,0 +1,227 @@
+"""Numbers that no machine can use, files of another kind and devices: one sentence and a hint, at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run import coattn
+from tests.cli.test_bad_input import assert_refused, folder
+
+from coattn import SamplingParams
+from coattn.errors import ConfigError, InputError
+from coattn.evaluate.results import write_json
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.part import check_number
+from coattn.units import parse_bytes
+
+HUGE = "99999999999999999999"
+
+__all__ = ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--context", HUGE], ["--context", "larger than"]),
+        (["plan", "--shapes", "tiny", "--context", "2147483647"], ["67,108,864 blocks", "in proportion"]),
+        (["plan", "--shapes", "tiny", "--batch", "2147483647"], ["blocks", "at most"]),
+        (["plan", "--shapes", "tiny", "--gpu-memory", f"{HUGE}GiB"], ["--gpu-memory", "no machine"]),
+        (["plan", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
+        (["plan", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
+        (["plan", "--method", "hcattention", "--set", "shared=1"], ["shared is 1"]),
+        (["generate", "w1", "--temperature", "inf"], ["--temperature", "finite"]),
+        (["generate", "w1", "--temperature", "nan"], ["--temperature", "finite"]),
+        (["generate", "w1", "--temperature", "1", "--top-p", "nan"], ["--top-p", "finite"]),
+        (["generate", "w1", "--seed", HUGE], ["--seed"]),
+        (["generate", "w1", "--seed", "-1"], ["--seed"]),
+        (["generate", "w1", "--max-new-tokens", HUGE], ["--max-new-tokens"]),
+        (["generate", "\udcff"], ["not text (UTF-8)"]),
+        (["generate", "w1", "--device", "meta"], ["does not run on the device meta"]),
+        (["generate", "w1", "--device", "cpu:5"], ["does not run on the device cpu:5"]),
+        (["eval", "needle", "--lengths", HUGE], ["--lengths"]),
+        (["eval", "needle", "--depths", "99999999"], ["--depths"]),
+        (["eval", "attention", "--mass", "nan"], ["--mass", "finite"]),
+        (["profile", "scout", "--beta", "nan"], ["--beta", "finite"]),
+        (["bench", "decode", "--shapes", "tiny", "--seconds", "inf"], ["--seconds", "finite"]),
+        (["bench", "decode", "--shapes", "tiny", "--batch", "2147483647"], ["--batch", "65536"]),
+        (["trace", "--shapes", "tiny", "--batch", "2147483647"], ["--batch"]),
+        (["trace", "--shapes", "tiny", "--steps", "2147483647"], ["--steps"]),
+    ],
+)
+def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]) -> None:
+    assert_refused(coattn(*arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "w1", "--max-new-tokens", "100000000"], ["512 positions", "Give 511 or less"]),
+        (["eval", "needle", "--lengths", "99999999"], ["100,000,023 positions", "at most 488"]),
+        (["eval", "perplexity", "--length", "300", "--start", "99999999"], ["--start is 99,999,999", "--length"]),
+    ],
+)
+def test_refused_by_what_the_model_has_positions_for(folder: Path, arguments: list[str], words: list[str]) -> None:
+    assert_refused(coattn(*arguments, "--model", str(folder)), *words)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, True, "x", [1.0]], ids=range(7))
+def test_every_number_of_every_method_is_a_finite_one(method: str, value: Any) -> None:
+    numbers = [name for name, default in compose(METHODS[method]).params.items() if type(default) is float]
+    for name in numbers:
+        with pytest.raises(ConfigError, match=f"{name} is "):
+            compose(METHODS[method], **{name: value})
+
+
+def test_there_are_numbers_to_check() -> None:
+    assert {"beta", "alpha", "context", "strong"} <= set(compose(METHODS["hgca"]).params)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "above", "ok"),
+    [
+        (0, 0, 1, False, True), (0, 0, 1, True, False), (1, 0, 1, True, True), (1.0001, 0, 1, False, False),
+        (-0.1, 0, 1, False, False), (1e308, 0, math.inf, False, True), (math.inf, 0, math.inf, False, False),
+        (-1, -1, 1, False, True), (None, 0, 1, False, False),
+    ],
+)  # fmt: skip
+def test_a_number_lies_in_its_range(value: Any, low: float, high: float, above: bool, ok: bool) -> None:
+    if ok:
+        check_number("x", value, low, high, above=above)
+        return
+    with pytest.raises(ConfigError, match="x is "):
+        check_number("x", value, low, high, above=above)
+
+
+@pytest.mark.parametrize("given", [{"temperature": math.inf}, {"temperature": math.nan}, {"min_p": math.nan},
+                                   {"logprobs": 1 << 40}, {"max_new_tokens": 10**30}])  # fmt: skip
+def test_requests_with_such_numbers(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        SamplingParams(**given)
+
+
+@pytest.mark.parametrize("size", [1e400, 10**400, 1 << 60, "9" * 30, -1, math.nan], ids=range(6))
+def test_sizes_that_no_machine_has(size: Any) -> None:
+    with pytest.raises(ConfigError, match="gpu_kv"):
+        parse_bytes(size, "gpu_kv")
+
+
+def test_more_log_probabilities_than_tokens(folder: Path) -> None:
+    from coattn import LLM
+    from coattn.hf.load import load
+
+    with LLM(load(folder, device="cpu"), max_batch=1, max_length=64) as llm:
+        with pytest.raises(ConfigError, match="logprobs is 161"):
+            llm.generate([1, 2], SamplingParams(logprobs=161))
+        with pytest.raises(ConfigError, match="max_batch"):
+            LLM(load(folder, device="cpu"), max_batch=1 << 31)
+
+
+def test_a_chat_template_that_fails(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    assert_refused(coattn("generate", "w1", "--model", str(tmp_path)), "chat template", "division by zero")
+
+
+def test_a_profile_of_another_model(folder: Path, tmp_path: Path) -> None:
+    from coattn.hf.architectures import describe_layers
+    from coattn.hf.load import load
+
+    marks = [shape.mark for shape in describe_layers(load(folder, device="cpu").model)]
+    run = ["generate", "w1", "--model", str(folder), "--method", "scout", "--max-new-tokens", "1"]
+    run += ["--set", f"recall_file={tmp_path / 'profile.json'}"]
+
+    def write(marks: list[Any]) -> None:
+        found = {"model": "another", "recall_intervals": [1] * 3, "marks": marks}
+        (tmp_path / "profile.json").write_text(json.dumps(found))
+
+    write([2.0 * mark for mark in marks if mark is not None])
+    assert_refused(coattn(*run), "made for another, not for the model in use", "profile scout")
+    write(marks[:2])
+    assert_refused(coattn(*run), "made for another")
+    write(marks)
+    assert coattn(*run).returncode == 0
+
+
+def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_json(tmp_path / "pipe", {"a": 1})
+    assert json.loads(os.read(reading, 100)) == {"a": 1}
+    os.close(reading)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_json(tmp_path / "link", {"a": 2})
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "file").read_text()) == {"a": 2}
+
+
+def test_memory_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr("coattn.plan.kv.plan", fail)
+    assert_refused(coattn("plan", "--shapes", "tiny"), "more memory than there is")
+
+
+def test_a_path_without_permission_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/some/where")
+
+    monkeypatch.setattr("coattn.plan.kv.plan", fail)
+    assert_refused(coattn("plan", "--shapes", "tiny"), "/some/where cannot be used: Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("ids", "chunk", "words"),
+    [
+        ("text", 8, "not token ids"),
+        ([], 8, "shape"),
+        ([[1, 2]], 8, "shape"),
+        ([1.5], 8, "float32"),
+        ([1, 10**6], 8, "to 1,000,000"),
+        ([-1], 8, "from -1"),
+        ([1] * 600, 8, "512 positions"),
+        ([1], 0, "chunk is 0"),
+        ([None], 8, "not token ids"),
+    ],
+)
+def test_prompts_that_cannot_be_prefilled(folder: Path, ids: Any, chunk: int, words: str) -> None:
+    from coattn.hf.load import load
+    from coattn.hf.prefilled import prefill
+
+    with pytest.raises((InputError, ConfigError), match=words):
+        prefill(load(folder, device="cpu").model, ids, chunk)
+
+
+def test_prefilled_files_that_do_not_belong_together(folder: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from coattn.hf.load import load
+    from coattn.hf.prefilled import Prefilled, prefill
+
+    made = prefill(load(folder, device="cpu").model, [3, 4, 5])
+    for broken, words in (
+        (replace(made, tokens=(3, 4)), "layer 0"),
+        (replace(made, tokens=()), "no tokens"),
+        (replace(made, scales=made.scales[:1]), "one number"),
+        (replace(made, logits=made.logits[0]), "logits"),
+        (replace(made, queries=tuple(q[..., :2] for q in made.queries)), "queries of layer 0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            broken.check([])
+    replace(made, tokens=(3, 4)).save(tmp_path / "broken")
+    with pytest.raises(InputError, match="layer 0"):
+        Prefilled.load(tmp_path / "broken")
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(InputError, match="no prefilled prompt"):
+            Prefilled.load(path)
+    with pytest.raises(InputError, match="cannot be written"):
+        made.save(tmp_path / "no" / "folder")

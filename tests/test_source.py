@@ -1,0 +1,94 @@
+"""What a result says of the source that made it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from coattn import source
+from coattn.errors import ConfigError
+from coattn.evaluate.results import fault
+from tests.cli.run import coattn
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+CLEAN = {"commit": SHA, "tree": "aa"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit, from which `source` believes to run."""
+    package = tmp_path / "src" / "coattn"
+    (package / "inner").mkdir(parents=True)
+    (package / "a.py").write_text("a = 1\n")
+    (package / "inner" / "b.h").write_text("// b\n")
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    monkeypatch.setattr(source, "PACKAGE", package)
+    monkeypatch.delenv(source.VARIABLE, raising=False)
+    git = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org")
+    for line in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "one")):
+        subprocess.run([*git, *line], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def head(root: Path) -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_source_of_a_commit_is_known_by_its_hash(repository: Path) -> None:
+    package = source.PACKAGE
+    (package / "x.so").touch()
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "a.pyc").touch()
+    assert source.commit() == head(repository)
+    assert source.tree() == source.tree_of(head(repository))
+    (repository / "README.md").write_text("not source")
+    assert source.commit() == head(repository)
+
+
+@pytest.mark.parametrize("name", ["a.py", "new.py"])
+def test_other_source_is_called_so(repository: Path, name: str) -> None:
+    (source.PACKAGE / name).write_text("a = 2\n")
+    assert source.commit() == head(repository) + "-dirty"
+
+
+def test_a_copy_is_told_its_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, own = head(repository), source.tree()
+    monkeypatch.setenv(source.VARIABLE, SHA)
+    assert source.commit() == SHA  # git does not know it
+    monkeypatch.setenv(source.VARIABLE, first)
+    (source.PACKAGE / "a.py").write_text("a = 2\n")
+    assert source.commit() == f"{first}-dirty"  # git knows it, and it is another source
+    shutil.rmtree(repository / ".git")
+    assert source.commit() == first
+    assert source.tree() != own  # by which the lie is found where the history is
+    monkeypatch.delenv(source.VARIABLE)
+    assert source.commit() is None
+
+
+def test_a_commit_that_is_none_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(source.VARIABLE, "main")
+    with pytest.raises(ConfigError, match="is no commit"):
+        source.commit()
+    done = coattn("bench", "decode", "--shapes", "tiny", "--out", str(tmp_path / "x.json"))
+    assert (done.returncode, "COATTN_COMMIT is 'main'" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (CLEAN, None),
+        ({**CLEAN, "complete": True, "resumed": [CLEAN]}, None),
+        ({"tree": "aa"}, "names no commit"),
+        ({**CLEAN, "commit": f"{SHA}-dirty"}, "not a clean one"),
+        ({"commit": SHA}, "no hash"),
+        ({**CLEAN, "unfinished": True}, "not finished"),
+        ({**CLEAN, "complete": False}, "not finished"),
+        ({**CLEAN, "resumed": [{**CLEAN, "commit": None}]}, "names no commit"),
+    ],
+)
+def test_what_may_be_published(result: dict[str, object], why: str | None) -> None:
+    found = fault(result)
+    assert (found is None) if why is None else (found is not None and why in found)
