@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +13,8 @@ from coattn.ops.reference.pick_blocks import Scores
 from coattn.store.digested.residents import Residents
 
 MASK = 0xFFFFFFFF
+NOTHING = 1e30
+"""The sum of a query head whose shares are nothing beside it."""
 
 
 class Drift(NamedTuple):
@@ -55,16 +56,16 @@ class DrivenScores:
     drift: Drift
 
     def __call__(self, layer: int, scores: Scores, rows: Rows) -> Scores:
-        _, heads, group, _ = scores.blocks.shape
+        heads = scores.blocks.shape[1]
         if scores.blocks.device.type == "cuda":
             from coattn.bench.drive_kernel import drive as kernel
 
             kernel(scores, rows, layer, self.drift)
             return scores
-        # a KV head's score is the log of the sum of its query heads' shares: each gets its part of the sum
-        drawn = drive(rows, heads, layer, self.drift)[:, :, None] - math.log(group)
-        scores.blocks.copy_(drawn.expand_as(scores.blocks))
-        scores.sums.fill_(-torch.inf)[..., 0] = 0.0
+        # a KV head's score is the log of the sum of its query heads' shares: the first has the drawn one, the others none
+        scores.blocks[:, :, 0] = drive(rows, heads, layer, self.drift)
+        scores.sums.fill_(-torch.inf)[..., 0] = NOTHING
+        scores.sums[:, :, 0, 0] = 0.0
         return scores
 
 

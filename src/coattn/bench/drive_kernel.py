@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 
-from coattn.bench.drive import Drift
+from coattn.bench.drive import NOTHING, Drift
 from coattn.ops.lists import Rows
 from coattn.ops.reference.pick_blocks import Scores
 
@@ -30,7 +28,7 @@ def _logit(x):
 @triton.jit
 def _drive(
     scores_ptr, sums_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, heads, blocks, chunks, layer, period, noise,
-    wrong, part, GROUP: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE: tl.constexpr,
+    wrong, nothing, GROUP: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -46,13 +44,13 @@ def _drive(
     now = _hash(number ^ _hash(length * 2 + 1))
     guessed = _hash(now ^ 0x9E3779B9)
     fast = tl.where(guessed.to(tl.float32) * 2.3283064365386963e-10 < wrong, _logit(_hash(guessed)), _logit(now))
-    value = slow + noise * fast - part
-    c = tl.arange(0, CHUNKS_PAD)
-    for g in tl.static_range(GROUP):
-        row = (seq * heads + head) * GROUP + g
-        tl.store(scores_ptr + row * blocks + n, value, mask=n < blocks)
-        if tl.program_id(2) == 0:
-            tl.store(sums_ptr + row * chunks + c, tl.where(c == 0, 0.0, float("-inf")), mask=c < chunks)
+    row = (seq * heads + head) * GROUP
+    tl.store(scores_ptr + row * blocks + n, slow + noise * fast, mask=n < blocks)
+    if tl.program_id(2) == 0:
+        c = tl.arange(0, CHUNKS_PAD)
+        for g in tl.static_range(GROUP):
+            first = 0.0 if g == 0 else nothing
+            tl.store(sums_ptr + (row + g) * chunks + c, tl.where(c == 0, first, float("-inf")), mask=c < chunks)
 
 
 def drive(scores: Scores, rows: Rows, layer: int, drift: Drift) -> None:
@@ -61,6 +59,6 @@ def drive(scores: Scores, rows: Rows, layer: int, drift: Drift) -> None:
     chunks = scores.sums.shape[-1]
     _drive[(seqs, heads, triton.cdiv(blocks, TILE))](
         scores.blocks, scores.sums, rows.far_tokens, rows.window_tokens, rows.slots, heads, blocks, chunks, layer,
-        drift.period, float(drift.noise), float(drift.wrong), math.log(group),
+        drift.period, float(drift.noise), float(drift.wrong), NOTHING,
         GROUP=group, CHUNKS_PAD=triton.next_power_of_2(chunks), TILE=TILE, num_warps=4,
     )  # fmt: skip
