@@ -62,7 +62,7 @@ class DrivenScores:
 
             kernel(scores, rows, layer, self.drift)
             return scores
-        # a KV head's score is the log of the sum of its query heads' shares: the first has the drawn one, the others none
+        # a KV head sums up its query heads' shares: the first has the drawn one, the others none
         scores.blocks[:, :, 0] = drive(rows, heads, layer, self.drift)
         scores.sums.fill_(-torch.inf)[..., 0] = NOTHING
         scores.sums[:, :, 0, 0] = 0.0
