@@ -162,14 +162,15 @@ class Runtime:
     def capturing(self, rows: int, far: bool) -> Iterator[None]:
         """`attend` inside this block is a decode step of `rows` sequences, whatever stands in its tables.
 
-        far: whether anything far is attended, handed over by mailbox.
+        far: whether anything far is attended; on a GPU it is handed over by mailbox.
         """
         before = self.step
         self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
         self._predicted.clear()
         try:
             for number, parts in enumerate(self.groups):
-                table = StepTable(self._table(number), rows, parts.store.block, far, mailbox=True)
+                memory = self._table(number)
+                table = StepTable(memory, rows, parts.store.block, far, mailbox=memory.device.type == "cuda")
                 parts.store.step_table = table
                 for place in parts.places:
                     place.prepare(table)

@@ -30,7 +30,7 @@ log = logging.getLogger("coattn")
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step: replaying it reads the frames and leaves logits here."""
+    """One step: replaying it reads the step tables and leaves logits here."""
 
     graph: torch.cuda.CUDAGraph
     logits: Tensor
@@ -113,7 +113,7 @@ class GraphRunner:
         return recorded.logits[: len(slots)]
 
     def record(self, rows: int, far: bool) -> Recorded:
-        """Records a step. It runs once for real before, over frames in which every row is nobody's: what a step leaves
+        """Records a step. It runs once for real before, over tables in which every row is nobody's: what a step leaves
         behind for the next one must not be left twice."""
         start = time.perf_counter()
         self.runtime.write_tables(Step(Phase.DECODE, (), (), ()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ class TableMemory:
 
     A column of width 0 is a number that changes with every step; another is a list of so many blocks, written only when
     it changes. Owner: the runtime, one for each group of layers. Writer: the store's `write`, before a step runs.
-    Readers: the step's kernels, of the device's copy, and the CPU's workers, of the host's. Both may be overwritten
-    once the step is over; `send` starts the copy on the current stream, which the step follows.
+    Readers: the step's kernels, of the device's copy, and the CPU's workers, of the host's. The host's may be
+    overwritten once the step is over and the copy is done, which writing waits for: nobody else waits for a GPU that is
+    steps behind. `send` starts the copy on the current stream, which the step follows.
     """
 
     def __init__(self, columns: Mapping[str, int], batch: int, device: torch.device) -> None:
@@ -40,6 +42,8 @@ class TableMemory:
         self._there = torch.zeros(size, dtype=torch.int32, device=device) if device.type == "cuda" else self._host
         self._keys: dict[tuple[str, int], object] = {}
         self._changed = True
+        self._sent: Any = None
+        """On a GPU: the event after which the host's memory has been read."""
 
     def has(self, name: str) -> bool:
         return name in self._place
@@ -54,6 +58,7 @@ class TableMemory:
 
     def put(self, numbers: Mapping[str, Sequence[int]], otherwise: Mapping[str, int]) -> None:
         """All numbers of a step, by column; the rows after them get what `otherwise` says, or zero."""
+        self._await()
         flat: list[int] = []
         for name in self._numbers:
             values = numbers[name]
@@ -66,6 +71,7 @@ class TableMemory:
         if self._keys.get((name, row)) == key:
             return
         found = ids()
+        self._await()
         self.host(name)[row, : len(found)] = found
         self._keys[name, row] = key
         self._changed = True
@@ -75,7 +81,14 @@ class TableMemory:
         if self._there is not self._host:
             end = len(self._host) if self._changed else len(self._numbers) * self.batch
             self._there[:end].copy_(self._host[:end], non_blocking=True)
+            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent.record(torch.cuda.current_stream(self.device))
         self._changed = False
+
+    def _await(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()
+            self._sent = None
 
     def _column(self, memory: Tensor, name: str, rows: int) -> Tensor:
         start, width = self._place[name]

@@ -175,7 +175,8 @@ class Residents(Arena):
         self.residency.forget(slot, keep // self.block)
 
     def attended(self, step: Step) -> tuple[float, float]:
-        found = None if self._made is None else self._made.attended(step.seqs)
+        # what was picked is of the last step that had anything to pick
+        found = self._made.attended(step.seqs) if self._made is not None and self.step_table.far else None
         return super().attended(step) if found is None else found
 
     def counted(self) -> dict[str, int]:
