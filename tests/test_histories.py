@@ -26,7 +26,6 @@ def draw_row(r: random.Random) -> tuple[str, dict[str, Any]]:
             "budget": 1024,
             "resident": r.choice([1, 2, 4, 30]),
             "recall_interval": r.choice([0, 1, 2, 3]),
-            "whole_pool": r.choice([True, False]),
             "sink_blocks": r.choice([0, 1]),
             "digest": r.choice(["minmax", "mean"]),
         }

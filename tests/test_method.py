@@ -14,7 +14,7 @@ def test_every_row_of_the_table_fits(name: str) -> None:
 
 
 def test_every_mismatch_is_named_at_once() -> None:
-    row = Method("odd", store="window", select="everything", place=("cpu", "pull"), schedule="next_layer")
+    row = Method("odd", store="window", select="everything", place=("cpu", "pull"), schedule="layer_ahead")
     with pytest.raises(MethodError) as caught:
         compose(row)
     message = str(caught.value)
@@ -29,7 +29,7 @@ def test_every_mismatch_is_named_at_once() -> None:
     ("row", "reason"),
     [
         (Method("a", "arena", "everything", ("gpu",), "inline"), "in its arena, which none of its places"),
-        (Method("b", "arena", "everything", ("gpu", "cpu"), "next_layer"), "needs a place that can be told"),
+        (Method("b", "arena", "digest_top", ("gpu", "cpu"), "same_layer"), "needs a store with a digest"),
         (Method("c", "pool", "everything", ("gpu",), "same_layer"), "needs a place that computes on the host"),
         (Method("d", "pool", "sinks_recent", ("gpu",), "inline"), "needs a store that is a window"),
         (Method("e", "pool", "everything", (), "inline"), "names no place"),

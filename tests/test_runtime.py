@@ -108,7 +108,7 @@ CASES = [
     ("scout", {"block": 8, "budget": 256}, None),
     ("scout", {"block": 8, "budget": 256, "resident": 3, "recall_interval": 2, "window_blocks": 1}, None),
     ("scout", {"block": 4, "budget": 256, "resident": 20, "window_blocks": 3, "digest": "mean"}, 330_000),
-    ("scout", {"block": 8, "budget": 256, "resident": 4, "recall_interval": 2, "whole_pool": True}, None),
+    ("scout", {"block": 8, "budget": 256, "resident": 4, "recall_interval": 2}, None),
     ("hgca", {"beta": 0, "block": 8, "window_blocks": 2}, None),
     ("hgca", {"beta": 0, "block": 1, "window_blocks": 3}, None),
     ("hgca", {"beta": 0, "block": 32, "window_blocks": 1}, None),

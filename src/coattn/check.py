@@ -73,7 +73,8 @@ class Counting(Runtime):
 
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
         super().observe(parts, layer, states, picked)
-        lists = [part.tokens.cpu() for part in (picked.near, picked.far) if part is not None]
+        rows = parts.store.step_table.rows
+        lists = [part.in_reach(rows).tokens.cpu() for part in (picked.near, picked.far) if part is not None]
         if picked.weighted is not None:
             lists.append(picked.weighted.count.cpu())
         if lists:

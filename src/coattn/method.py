@@ -25,12 +25,10 @@ ORIGIN = {
     "values": "a store that keeps values in DRAM and scores them by what it keeps near",
     "all_tokens": "a store that keeps every token",
     "digests": "a store with a digest of every block",
-    "query_free": "a selection rule that can pick before the query is known",
     "whole_blocks": "a selection rule that picks the same whole blocks for every head",
     "all_near": "a store that keeps every token in GPU memory",
     "keeps_entries": "a selection rule that says which entries stay, such as average_weight",
     "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
-    "prefetch": "a place that can be told what comes next",
     "host_place": "a place that computes on the host",
 }
 """What a need means, for people."""
@@ -105,12 +103,8 @@ class Parts:
     schedule: Schedule
 
     def most(self) -> int | None:
-        """Entries that a KV head attends to at most in a decode step, where the rule has such a number.
-
-        Where the CPU works ahead, its part was picked by the predicted query and the GPU's by the real one.
-        """
-        picked = self.select.most()
-        return 2 * picked if picked is not None and self.schedule.ahead else picked
+        """Entries that a KV head attends to at most in a decode step, where the rule has such a number."""
+        return self.select.most()
 
     def all(self) -> tuple[Part, ...]:
         """Store, rule, places, schedule."""

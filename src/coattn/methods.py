@@ -26,8 +26,8 @@ METHODS: dict[str, Method] = {
             store="arena",
             select="everything",
             place=("gpu", "pull"),
-            schedule="next_layer",
-            summary="Exact. KV in DRAM, brought into GPU memory layer by layer, the next layer while one is attended.",
+            schedule="inline",
+            summary="Exact. KV in DRAM, read by the GPU over PCIe, block by block as it attends.",
             paper="Sheng et al., FlexGen, 2023",
         ),
         Method(
@@ -76,7 +76,7 @@ METHODS: dict[str, Method] = {
             summary="Lossy. KV in DRAM; the GPU attends to the blocks it holds, the CPU, one layer ahead, to others "
             "whose digests promise most.",
             paper="ScoutAttention, 2026",
-            params={"slack": 0.5, "sink_blocks": 1, "whole_pool": True, "ahead_from": 3, "bound": -1.0},
+            params={"slack": 0.5, "sink_blocks": 1},
         ),
         Method(
             "hcattention",

@@ -10,7 +10,6 @@ from coattn.place.pull import Pull
 from coattn.place.tail_mean import TailMean
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
-from coattn.schedule.next_layer import NextLayer
 from coattn.schedule.same_layer import SameLayer
 from coattn.select.average_weight import AverageWeight
 from coattn.select.digest_top import DigestTop
@@ -51,7 +50,6 @@ _ALL: tuple[type[Part], ...] = (
     TailMean,
     Inline,
     SameLayer,
-    NextLayer,
     LayerAhead,
 )
 

@@ -19,6 +19,7 @@ from coattn.place.pull import Pull
 from coattn.state import AttnState, merge
 from coattn.store.base import Opening
 from coattn.store.ledger import Ledger, Tier
+from coattn.store.step_table import StepTable, TableMemory
 from coattn.types import LayerShape, Phase, Selection, Step, require_covered
 
 
@@ -41,8 +42,8 @@ class Runtime:
     ) -> None:
         """Serves slots `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
 
-        fixed: takes at once what the budgets allow, and never moves it; needed for `recording`.
-        spare: one block more, so that a recorded step may have rows that are nobody's; by default on a GPU only.
+        fixed: takes at once what the budgets allow, and never moves it; needed for `capturing`.
+        spare: one block more, so that a step may have padding rows; by default on a GPU only.
         """
         self.layers, self.ledger = layers, ledger
         self._pulls: dict[int, Pull] = {}
@@ -55,9 +56,15 @@ class Runtime:
         self.groups: list[Parts] = []
         """The parts of each group of layers: sliding windows first, then the method's."""
         self._closers: list[Callable[[], None]] = []
-        groups: dict[tuple[int | None, int, int, torch.dtype], list[int]] = {}
+        self._seqs = seqs
+        self._tables: dict[int, TableMemory] = {}
+        """By number of a group: the memory of its step tables."""
+        self._predicted: dict[int, Selection] = {}
+        """By layer: what the query that was predicted for it picked, in the running decode step."""
+        groups: dict[tuple[int | None, int, int, torch.dtype, str], list[int]] = {}
         for i, shape in enumerate(layers):
-            groups.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype), []).append(i)
+            key = (shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, str(shape.device))
+            groups.setdefault(key, []).append(i)
         if spare is None:
             spare = fixed and layers[0].device.type == "cuda"
         spares = int(spare)
@@ -117,8 +124,59 @@ class Runtime:
         for parts in self.groups:
             parts.store.plan(step)
         self.step = step
-        if self._prompts and step.phase is Phase.DECODE:
-            self._end_prompts(step.slots)
+        if step.phase is Phase.DECODE:
+            self._predicted.clear()
+            if self._prompts:
+                self._end_prompts(step.slots)
+            self.write_tables(step)
+
+    def reaches_far(self, step: Step) -> bool:
+        """Whether any token of a decode step may be attended far."""
+        return any(parts.store.reaches_far(step) for parts in self.groups)
+
+    def write_tables(self, step: Step) -> None:
+        """Puts a planned decode step into its tables, on the host and, on the current stream, on the device."""
+        for number, parts in enumerate(self.groups):
+            store = parts.store
+            memory = self._table(number)
+            store.write(memory, step)
+            memory.send()
+            longest = {
+                tier: max(memory.host(f"{tier}_tokens")[: step.seqs].tolist(), default=0)
+                for tier in ("near", "far")
+                if memory.has(tier)
+            }
+            far = store.reaches_far(step)
+            store.step_table = StepTable(memory, step.seqs, store.block, far, longest, by_hand=store.is_plain(step))
+
+    def _table(self, number: int) -> TableMemory:
+        """A table for as many sequences as there are slots; made anew where the store has outgrown it."""
+        store = self.groups[number].store
+        columns, made = store.columns(), self._tables.get(number)
+        if made is None or made.columns != columns:
+            device = next(iter(store.opening.layers.values())).device
+            self._tables[number] = made = TableMemory(columns, self._seqs, device)
+        return made
+
+    @contextmanager
+    def capturing(self, rows: int, far: bool) -> Iterator[None]:
+        """`attend` inside this block is a decode step of `rows` sequences, whatever stands in its tables.
+
+        far: whether anything far is attended; on a GPU it is handed over by mailbox.
+        """
+        before = self.step
+        self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
+        self._predicted.clear()
+        try:
+            for number, parts in enumerate(self.groups):
+                memory = self._table(number)
+                table = StepTable(memory, rows, parts.store.block, far, mailbox=memory.device.type == "cuda")
+                parts.store.step_table = table
+                for place in parts.places:
+                    place.prepare(table)
+            yield
+        finally:
+            self.step = before
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
@@ -128,14 +186,14 @@ class Runtime:
         return self.extend(self.step, layer, q, k, v, scale)
 
     def decode(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """One new token per sequence, which sees itself in the store."""
+        """One new token per sequence, which sees itself in the store. Tensors only: no decision hangs on a length."""
         parts = self._parts[layer]
         parts.store.append(layer, k, v, step)
-        queries = q[:, None]
-        parts.select.scale = scale
-        picked = parts.select.pick(layer, queries, parts.store, step)
-        call = Call(layer, self.layers[layer], queries, scale, step, parts.store)
-        picked = parts.schedule.amend(call, picked)
+        call = self._call(layer, q, scale, step, parts)
+        picked = self._predicted.pop(layer, None)
+        if picked is None:
+            parts.select.scale = scale
+            picked = parts.select.pick(layer, call.q, parts.store, step)
         states = parts.schedule.launch(call, picked)
         self.observe(parts, layer, states, picked)
         parts.store.after(layer, step)
@@ -145,14 +203,13 @@ class Runtime:
         """Whether the running step would make use of a layer's query before the layer's turn."""
         decoding = self.step is not None and self.step.phase is Phase.DECODE
         parts = self._parts[layer]
-        recording = parts.store.recording
-        return decoding and parts.schedule.foresees(layer) and (recording is None or recording.far)
+        return decoding and parts.schedule.foresees(layer) and parts.store.step_table.far
 
     @contextmanager
     def aside(self, layer: int, hidden: Tensor) -> Iterator[None]:
         """Inside this block a layer's query is foreseen; `hidden` is what it is made of."""
         parts = self._parts[layer]
-        with parts.schedule.aside(layer, hidden, parts.store.recording):
+        with parts.schedule.aside(layer, hidden, parts.store.step_table.mailbox):
             yield
 
     def foresee(self, layer: int, q: Tensor, scale: float) -> None:
@@ -160,18 +217,22 @@ class Runtime:
         assert self.step is not None, "begin() comes first"
         parts = self._parts[layer]
         parts.select.scale = scale
-        picked = parts.select.foresee(layer, q[:, None], parts.store, self.step)
-        call = Call(layer, self.layers[layer], q[:, None], scale, self.step, parts.store, beside=True)
+        call = self._call(layer, q, scale, self.step, parts, beside=True)
+        picked = parts.select.pick(layer, call.q, parts.store, self.step)
+        self._predicted[layer] = picked
         parts.schedule.foresee(call, picked)
 
+    def _call(self, layer: int, q: Tensor, scale: float, step: Step, parts: Parts, beside: bool = False) -> Call:
+        mailbox = parts.store.step_table.mailbox
+        return Call(layer, self.layers[layer], q[:, None], scale, step, parts.store, beside=beside, mailbox=mailbox)
+
     def rejoin(self) -> bool:
-        """The last of what a recorded step does: whatever was started beside it is waited for. Whether anything was."""
+        """The last of what a decode step does: whatever was started beside it is waited for. Whether anything was."""
         waited = [parts.store.rejoin() for parts in self.groups]
         return any(waited)
 
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        """What a layer attended to in a decode step, before its parts are merged."""
-        parts.select.observe(layer, states, picked)
+        """What a layer attended to in a decode step, before its parts are merged; for who wants to look on."""
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
@@ -248,6 +309,8 @@ class Runtime:
     def commit(self) -> None:
         """The step is over: its tokens are history now."""
         assert self.step is not None, "begin() comes first"
+        if self.step.phase is Phase.DECODE:
+            self.rejoin()
         for parts in self.groups:
             parts.store.commit(self.step)
         self.step = None
@@ -311,6 +374,8 @@ class Runtime:
         self._parts.clear()
         self._pulls.clear()
         self._prompts.clear()
+        self._predicted.clear()
+        self._tables.clear()
 
 
 def _sum(counts: list[dict[Tier, int]]) -> dict[Tier, int]:

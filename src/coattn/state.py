@@ -38,8 +38,6 @@ class Split:
 
     out: Tensor
     lse: Tensor
-    other: Other | None = None
-    """What stands in its place for some KV heads."""
 
     @staticmethod
     def of(state: AttnState) -> Split:
@@ -48,25 +46,7 @@ class Split:
 
     def merged(self) -> AttnState:
         """`[seqs, 1, q_heads, head_dim]`."""
-        if self.other is not None:
-            return self.other.over(Split(self.out, self.lse).merged())
         return merge(*(AttnState(self.out[:, i : i + 1], self.lse[:, i : i + 1]) for i in range(self.out.shape[1])))
-
-
-@dataclass(frozen=True)
-class Other:
-    """One piece that counts instead of another, for KV heads `[seqs, kv_heads]` int32 that are 1; 2: nothing does."""
-
-    out: Tensor
-    lse: Tensor
-    heads: Tensor
-
-    def over(self, state: AttnState) -> AttnState:
-        """The state with those heads replaced."""
-        which = self.heads.repeat_interleave(state.lse.shape[-1] // self.heads.shape[1], 1)[:, None]
-        lse = torch.where(which > 0, self.lse, state.lse).masked_fill(which > 1, -torch.inf)
-        out = torch.where((which > 0)[..., None], self.out, state.out)
-        return AttnState(out.masked_fill((which > 1)[..., None], 0.0), lse)
 
 
 def merge(*states: AttnState) -> AttnState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -119,13 +119,23 @@ class BlockList:
     own; with a stride of zero between KV heads where a block belongs to one head, whichever lists it."""
     owners: Tensor | None = None
     """`[seqs]` int32 on the host: the row of `table` and `tokens` of each sequence, where it is not its own number."""
+    on_host: BlockList | None = None
+    """The same list in host memory, where this one is on a GPU and the CPU may be asked to attend."""
+
+    def in_reach(self, rows: int) -> BlockList:
+        """The list in host memory if it has one there, one row for each of a step's `rows` sequences."""
+        found = self if self.on_host is None else self.on_host
+        if found.owners is not None:
+            own = found.owners[:rows].long()
+            found = replace(found, table=found.table[own], tokens=found.tokens[own], owners=None)
+        return replace(found, table=found.table[:rows], tokens=found.tokens[:rows])
 
 
 @dataclass(frozen=True)
 class Weighted:
     """Single entries in DRAM and what they weigh: which, per sequence and KV head; how much, per query head.
 
-    Tensors on the host; while a step is recorded on a GPU, there.
+    Tensors on the host; where a GPU selected them, there.
 
     table: `[seqs, 1, blocks]` int32 arena block ids of each sequence, on the host.
     index: `[seqs, kv_heads, n]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use.

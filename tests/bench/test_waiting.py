@@ -49,7 +49,7 @@ def test_the_pulling_place_gives_its_stamps_by_layer() -> None:
         pull._stamp(5, which).fill_(time)
     assert pull.fetches() == [("layer 3", 0, 0), ("layer 5", 100, 400)]
     assert on_host_clock(pull.fetches(), last=500, begin=0, end=1500) == [Crossing("layer 5", 1100, 1400)]
-    pull.forget_recordings()
+    pull.drop_captures()
     assert pull.fetches() == []
 
 

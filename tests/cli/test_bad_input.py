@@ -178,10 +178,11 @@ def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
 
 def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
-    rows.write_text('[method.odd]\nstore = "window"\nselect = "everything"\nplace = ["cpu"]\nschedule = "next_layer"\n')
+    parts = {"store": '"window"', "select": '"everything"', "place": '["cpu"]', "schedule": '"layer_ahead"'}
+    rows.write_text("\n".join(["[method.odd]", *(f"{axis} = {name}" for axis, name in parts.items())]))
     done = coattn("generate", "hello", "--method", str(rows))
     assert_refused(
-        done, "select 'everything' needs", "place 'cpu' needs", "schedule 'next_layer' needs", "none of its places"
+        done, "select 'everything' needs", "place 'cpu' needs", "schedule 'layer_ahead' needs", "none of its places"
     )
 
 

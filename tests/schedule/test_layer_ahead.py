@@ -19,15 +19,12 @@ from coattn.hf.ahead import Ahead
 from coattn.method import Method, compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.schedule.layer_ahead import LayerAhead
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
-ROW = replace(METHODS["scout"], params={"slack": 0.5, "sink_blocks": 1})
-"""As the parts are by themselves: each query picks for itself, the second layer is the first one ahead."""
-SCOUT = replace(ROW, params={**ROW.params, "bound": -1.0})
-"""Without a second look: what is predicted is what is used."""
-SAME = ROW.scheduled("same_layer")
+SCOUT = replace(METHODS["scout"], params={**METHODS["scout"].params, "ahead_from": 1})
+"""The second layer is the first one ahead."""
+SAME = METHODS["scout"].scheduled("same_layer")
 PARAMS = {"block": 4, "budget": 24, "recall_interval": 3}
 LAYERS = 3
 
@@ -41,12 +38,6 @@ class World:
         self.runtime = Runtime([shape] * LAYERS, compose(method, **PARAMS, **params), Ledger(), 2, None)
         self.lengths = (0, 0)
         self.step((61, 40), None)
-
-    @property
-    def schedule(self) -> LayerAhead:
-        schedule = self.runtime._parts[0].schedule
-        assert isinstance(schedule, LayerAhead)
-        return schedule
 
     def step(self, new: tuple[int, int], predict: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
         step = Step.of((0, 1), self.lengths, new)
@@ -72,9 +63,9 @@ def other(q: Tensor) -> Tensor:
     return q.roll(1, -1)
 
 
-@pytest.mark.parametrize("whole_pool", [False, True])
-def test_foreseeing_the_real_query_changes_nothing(whole_pool: bool) -> None:
-    plain, ahead = World(SAME, whole_pool=whole_pool), World(SCOUT, whole_pool=whole_pool)
+@pytest.mark.parametrize("dense_layers", [0, 2])
+def test_foreseeing_the_real_query_changes_nothing(dense_layers: int) -> None:
+    plain, ahead = World(SAME, dense_layers=dense_layers), World(SCOUT, dense_layers=dense_layers)
     for new in STEPS:
         for want, got in zip(plain.step(new, None), ahead.step(new, lambda q: q), strict=True):
             assert torch.equal(want, got)
@@ -103,16 +94,15 @@ def test_the_cpu_attends_with_the_predicted_query_to_what_it_picks() -> None:
     for call, picked in attended[1:]:
         ahead_call, ahead_picked = next(pair for pair in started if pair[0].layer == call.layer)
         torch.testing.assert_close(ahead_call.q, other(call.q))
-        assert picked.far is ahead_picked.far
+        assert picked is ahead_picked
 
 
-@pytest.mark.parametrize("bound", [-1.0, 1.0])
-def test_with_the_whole_pool_nothing_is_picked_at_a_layers_own_turn(bound: float) -> None:
-    world = World(SCOUT, whole_pool=True, bound=bound)
+def test_nothing_is_picked_at_a_layers_own_turn() -> None:
+    world = World(SCOUT)
     parts, store = world.runtime._parts[1], world.runtime._parts[1].store
     scored: list[int] = []
-    digests = store.digests  # type: ignore[attr-defined]
-    store.digests = lambda layer: scored.append(layer) or digests(layer)  # type: ignore[attr-defined, func-returns-value]
+    pick = store.pick_blocks  # type: ignore[attr-defined]
+    store.pick_blocks = lambda layer, *rest: scored.append(layer) or pick(layer, *rest)  # type: ignore[attr-defined, func-returns-value]
     attended: list[Any] = []
     run = parts.places[0].run
     parts.places[0].run = lambda call, picked: attended.append((call, picked)) or run(call, picked)  # type: ignore[method-assign, func-returns-value]
@@ -121,7 +111,7 @@ def test_with_the_whole_pool_nothing_is_picked_at_a_layers_own_turn(bound: float
     attended.clear()
     held = {layer: store.residency.held[layer].clone() for layer in range(LAYERS)}  # type: ignore[attr-defined]
     world.step((1, 1), other)
-    assert sorted(scored) == [0, 1, 2], "each layer once"
+    assert scored == [1, 0, 2], "each layer once, and all but the first before its turn"
     for call, picked in attended:
         for seq, length in enumerate(world.lengths):
             far = -(-length // 4) - 2
@@ -152,38 +142,10 @@ def test_what_an_aborted_step_started_is_not_used() -> None:
         assert torch.equal(want, got)
 
 
-def test_a_bound_of_one_computes_everything_again_and_a_low_one_nothing() -> None:
-    plain, strict, loose, free = World(SAME), World(SCOUT, bound=1.0), World(SCOUT, bound=-0.999), World(SCOUT)
-    for new in STEPS:
-        want = plain.step(new, None)
-        for a, b in zip(want, strict.step(new, other), strict=True):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-        for a, b in zip(free.step(new, other), loose.step(new, other), strict=True):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    decode = sum(new == (1, 1) for new in STEPS)
-    assert strict.schedule.checked == strict.schedule.recomputed == decode * 2 * 2 * (LAYERS - 1)
-    assert (loose.schedule.checked, loose.schedule.recomputed) == (strict.schedule.checked, 0)
-
-
-@pytest.mark.parametrize("dense_layers", [0, 2])
-def test_only_what_is_below_the_bound_is_computed_again(dense_layers: int) -> None:
-    plain = World(SAME, dense_layers=dense_layers)
-    world = World(SCOUT, bound=0.9, dense_layers=dense_layers)
-
-    def half(q: Tensor) -> Tensor:
-        """Right in the first KV head's group, wrong in one query head of the second's."""
-        return torch.cat([q[:, :5], other(q[:, 5:])], 1)
-
-    for new in STEPS:
-        for a, b in zip(plain.step(new, None), world.step(new, half), strict=True):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    assert world.schedule.recomputed * 2 == world.schedule.checked > 0
-
-
-@pytest.mark.parametrize("bound", [1.5, "high", True])
-def test_bad_bounds_are_refused(bound: object) -> None:
-    with pytest.raises(ConfigError, match="bound is"):
-        compose(SCOUT, bound=bound)
+@pytest.mark.parametrize("first", [0, 1.5, "high", True])
+def test_a_first_layer_that_cannot_be_is_refused(first: object) -> None:
+    with pytest.raises(ConfigError, match="ahead_from is"):
+        compose(SCOUT, ahead_from=first)
 
 
 def logits(model: PreTrainedModel, method: Method, params: dict[str, Any], ids: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from tests.dense import dense
-from tests.test_recording import World as Framed
+from tests.test_padding import World as Padded
 from torch import Tensor
 
 from coattn.errors import BudgetError, ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.select.digest_top import best_blocks
+from coattn.store.digested.pool import best_blocks
 from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Selection, Step
 
@@ -174,8 +174,8 @@ def test_bad_values_are_refused(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("budget", [24, 64, 400])
-def test_it_can_be_recorded(budget: int) -> None:
-    world = Framed("quest", {"budget": budget, "block": 8, "window_blocks": 1, "dense_layers": 1}, None)
+def test_padding_rows_change_nothing(budget: int) -> None:
+    world = Padded("quest", {"budget": budget, "block": 8, "window_blocks": 1, "dense_layers": 1}, None)
     world.join(0, 50)
     world.join(1, 9)
     world.steps(4, [0, 1])

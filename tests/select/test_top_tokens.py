@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.dense import dense
-from tests.test_recording import World as Framed
+from tests.test_padding import World as Padded
 from torch import Tensor
 
 from coattn.errors import ConfigError
@@ -136,8 +136,8 @@ def test_bad_values_are_refused(name: str, value: object) -> None:
         compose(METHODS["random"], **{name: value})
 
 
-def test_the_oracle_can_be_recorded() -> None:
-    world = Framed("oracle", {"budget": 20}, None)
+def test_padding_rows_change_nothing() -> None:
+    world = Padded("oracle", {"budget": 20}, None)
     world.join(0, 50)
     world.join(1, 9)
     world.steps(4, [0, 1])

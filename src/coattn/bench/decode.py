@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from coattn.bench import kv
+from coattn.bench.drive import Drift, drive_residents
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
 from coattn.method import Composed, compose
 from coattn.methods import find_method
-from coattn.ops.reference.drive import Drift
 from coattn.runtime import Runtime
 from coattn.store.digested.residents import Residents
 from coattn.store.ledger import Ledger
@@ -225,7 +225,7 @@ class Bench:
         runner = GraphRunner(session, runtime, case.batch, (case.batch,))
         runner.always_far = case.handover
         undo.callback(runner.fusion.close)
-        undo.callback(runner.forget_recordings)
+        undo.callback(runner.drop_captures)
         return runner
 
     def _peer(self, case: Case, seconds: float) -> Row:
@@ -297,7 +297,7 @@ def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: 
     """
     for parts in runtime.groups:
         if isinstance(parts.store, Residents):
-            parts.store.drive(drift, slots, length, age)
+            drive_residents(parts.store, drift, slots, length, age)
 
 
 def cap_for(kept: float, context: int, group: int) -> int:
@@ -330,7 +330,7 @@ def chosen(runtime: Runtime, step: Step) -> dict[str, float]:
 def _notes(ready: Ready) -> dict[str, float]:
     found: dict[str, float] = {}
     for parts in ready.runtime.groups:
-        found |= {**parts.store.counted(), **parts.schedule.notes()}
+        found |= parts.store.counted()
     return found
 
 

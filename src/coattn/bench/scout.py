@@ -10,10 +10,10 @@ import torch
 
 from coattn.bench.decode import Bench, Case, Ready, Row
 from coattn.bench.drift import noise_for
+from coattn.bench.drive import Drift
 from coattn.hf.architectures import describe_layers
 from coattn.method import compose
 from coattn.methods import find_method
-from coattn.ops.reference.drive import Drift
 from coattn.store.blocks import layer_bytes
 from coattn.store.digested.residents import Residents
 from coattn.store.host_memory import reusing

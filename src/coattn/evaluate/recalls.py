@@ -82,12 +82,11 @@ class Followed(Runtime):
         self.drifting = drifting
 
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        last = getattr(parts.select, "last", {})
-        if layer in last:
-            _, chosen, counts, _ = last[layer]
-            if bool((counts == chosen.shape[-1]).all()):
-                self.drifting.add(layer, chosen)
-        super().observe(parts, layer, states, picked)
+        picks, table = getattr(parts.store, "picks", None), parts.store.step_table
+        if picks is not None and table.far and layer in picks.made:
+            chosen, far = picks.made[layer].chosen[: table.rows], table.column("far_tokens")
+            if bool((far // table.block >= chosen.shape[-1]).all()):
+                self.drifting.add(layer, chosen.clone())
 
 
 def profile(

@@ -56,7 +56,9 @@ class Counting(Runtime):
     def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
         super().observe(parts, layer, states, picked)
         assert self.step is not None
-        entries = sum(float(part.tokens.double().mean()) for part in (picked.near, picked.far) if part is not None)
+        rows = parts.store.step_table.rows
+        shown = [part.in_reach(rows) for part in (picked.near, picked.far) if part is not None]
+        entries = sum(float(part.tokens.double().mean()) for part in shown)
         if picked.weighted is not None:
             entries += float((picked.weighted.weights > 0).sum(-1).double().mean())
         self.shares[layer].append(entries / self.step.lengths[0])

@@ -131,7 +131,7 @@ def _entries(part: BlockList | None, seqs: int) -> Tensor:
     """Entries listed per sequence, the mean over its KV heads, float64 `[seqs]`."""
     if part is None:
         return torch.zeros(seqs, dtype=torch.float64)
-    return part.tokens.double().mean(1).cpu()
+    return part.in_reach(seqs).tokens.double().mean(1).cpu()
 
 
 def measure(out: Tensor, own: _Note, exact: Tensor, full: _Note) -> Tensor:

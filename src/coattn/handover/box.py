@@ -11,8 +11,8 @@ from torch import Tensor
 from coattn import native
 from coattn.errors import WorkerError
 from coattn.native.core import extension
-from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
+from coattn.store.step_table import StepTable
 from coattn.trace.step import Span
 
 LINE = 64
@@ -22,9 +22,6 @@ PIECE = 4 << 20
 DEADLINE_S = 1.0
 """How long the GPU waits for one layer's answer, and the server for one layer's query."""
 
-Key = tuple[int, int]
-"""A job of a step: its layer, and whether it is the layer's first or second."""
-
 
 class Box:
     """The jobs of one group of layers, for at most `batch` sequences; see `csrc/mailbox.h` for the memory map.
@@ -32,17 +29,16 @@ class Box:
     Life: posting and waiting are recorded into the step; around each replay come `begin` and `finish`.
     """
 
-    def __init__(self, recording: Recording, jobs: int, device: torch.device) -> None:
+    def __init__(self, table: StepTable, jobs: int, device: torch.device) -> None:
         """jobs: the most that a step may have."""
-        self.frame, self.device = recording.frame, device
-        self.batch = recording.frame.batch
+        self.table, self.device = table.memory, device
+        self.batch = table.memory.batch
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
-        self._order: dict[Key, int] = {}
-        """Every job, in the order in which the server knows them."""
+        self._order: dict[int, int] = {}
+        """The job of each layer, in the order in which the server knows them."""
         self._stamps = torch.zeros(jobs, 3, dtype=torch.int64, device=device)
-        """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen. A layer's second
-        job leaves the second column to the first."""
+        """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
         self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
         self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -52,13 +48,13 @@ class Box:
         self._jobs: list[Any] = []
         self._room = torch.empty(0, dtype=torch.uint8)
 
-    def knows(self, key: Key) -> bool:
-        """Whether the job is in the step already."""
-        return key in self._order
+    def knows(self, layer: int) -> bool:
+        """Whether the layer's job is in the step already."""
+        return layer in self._order
 
     def stamp(self, layer: int) -> Tensor:
         """Where the GPU's own part of a layer leaves the time of its end."""
-        return self._stamp((layer, 0), 1)
+        return self._stamp(layer, 1)
 
     def begin(self, rows: int) -> None:
         """Arms the server for the replay that follows on the current stream."""
@@ -87,10 +83,8 @@ class Box:
         pairs = zip(server, stamps.values(), strict=True)
         ahead = min((seen - stamp[0] for (seen, _), stamp in pairs), default=0) - 1000
         spans = []
-        for (layer, turn), (seen, done) in zip(self._order, server, strict=True):
-            posted, ready, answered = stamps[layer, turn]
-            if turn:
-                ready = max(stamps[layer, 0][1:])
+        for layer, (seen, done) in zip(self._order, server, strict=True):
+            posted, ready, answered = stamps[layer]
             spans.append(Span(layer, posted + ahead, ready + ahead, answered + ahead, seen, done))
         return spans
 
@@ -100,11 +94,11 @@ class Box:
             _abandoned.append(self)
             native.abandon_pool()
 
-    def _add(self, key: Key, plan: Any, post: Tensor, reply: Tensor) -> None:
+    def _add(self, layer: int, plan: Any, post: Tensor, reply: Tensor) -> None:
         """One more job, after those before it."""
-        self._server.add(plan.job, post.data_ptr(), reply.data_ptr(), 2 * key[0] + key[1])
+        self._server.add(plan.job, post.data_ptr(), reply.data_ptr(), layer)
         self._jobs.append(plan)
-        self._order[key] = len(self._order)
+        self._order[layer] = len(self._order)
 
     def _cut(self, sizes: Sequence[int]) -> list[Tensor]:
         """Pieces of mapped memory of so many bytes, each on cache lines of its own."""
@@ -115,8 +109,8 @@ class Box:
         self._room = self._room[sum(whole) :]
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def _stamp(self, key: Key, which: int) -> Tensor:
-        return self._stamps[self._order[key], which : which + 1]
+    def _stamp(self, layer: int, which: int) -> Tensor:
+        return self._stamps[self._order[layer], which : which + 1]
 
 
 _abandoned: list[Box] = []

@@ -1,4 +1,4 @@
-"""The mailbox of a recorded step: memory that GPU and CPU share, and the C++ server behind it."""
+"""The mailbox of a captured step: memory that GPU and CPU share, and the C++ server behind it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from coattn import native
 from coattn.errors import UnsupportedError
-from coattn.handover.box import DEADLINE_S, LINE, Box, Key
+from coattn.handover.box import DEADLINE_S, LINE, Box
 from coattn.ops.native.attend import refuses, source
 from coattn.quantise.blocks import PackedBlocks
 from coattn.state import Split
-from coattn.store.frame import Recording
+from coattn.store.step_table import StepTable
 from coattn.types import BlockList, LayerShape
 
 
@@ -33,7 +33,7 @@ class Letter:
 class LayerJob:
     """What the CPU does for one layer: attend over these blocks.
 
-    picked: lists in host memory, read anew at every step; None: those of the frame.
+    picked: lists in host memory, read anew at every step; None: those of the step table.
     """
 
     layer: int
@@ -41,28 +41,22 @@ class LayerJob:
     blocks: Tensor | PackedBlocks
     scale: float
     picked: BlockList | None = None
-    turn: int = 0
-    """0 for a layer's first job of a step, 1 for its second."""
-
-    @property
-    def key(self) -> Key:
-        return self.layer, self.turn
 
 
 class Mailbox(Box):
     """Letters with queries: the CPU attends to blocks."""
 
-    def __init__(self, recording: Recording, shapes: dict[int, LayerShape], device: torch.device) -> None:
-        super().__init__(recording, 2 * len(shapes), device)
-        self.letters: dict[Key, Letter] = {}
-        self._answered: dict[Key, Any] = {}
-        """Events after which a job's answer can be read, of the step that is being recorded."""
-        self._near: dict[Key, tuple[Tensor, Tensor]] = {}
+    def __init__(self, table: StepTable, shapes: dict[int, LayerShape], device: torch.device) -> None:
+        super().__init__(table, len(shapes), device)
+        self.letters: dict[int, Letter] = {}
+        self._answered: dict[int, Any] = {}
+        """Events after which a job's answer can be read, of the step that is being captured."""
+        self._near: dict[int, tuple[Tensor, Tensor]] = {}
         """Copies of answers in GPU memory, of jobs that were posted from beside."""
 
     def add(self, job: LayerJob) -> None:
         """A layer of the step, in order; the second time nothing happens."""
-        if self.knows(job.key):
+        if self.knows(job.layer):
             return
         letter, shape = self._letter(job.shape), job.shape
         reason = refuses(letter.q, job.blocks)
@@ -72,7 +66,7 @@ class Mailbox(Box):
             )
         picked = job.picked
         if picked is None:
-            table, tokens = self.frame.host("far"), self.frame.host("far_tokens")
+            table, tokens = self.table.host("far"), self.table.host("far_tokens")
             picked = BlockList(table.view(self.batch, 1, -1), tokens.view(self.batch, 1), table.shape[-1])
         plan = native.plan_attend(
             letter.q,
@@ -82,50 +76,48 @@ class Mailbox(Box):
             scale=job.scale,
             softcap=shape.softcap or 0.0,
             into=(letter.out, letter.lse),
-            owners=None if picked.owners is None else self.frame.host("slots"),
+            owners=None if picked.owners is None else self.table.host("slots"),
         )
-        self._add(job.key, plan, letter.post, letter.reply)
-        self.letters[job.key] = letter
+        self._add(job.layer, plan, letter.post, letter.reply)
+        self.letters[job.layer] = letter
 
-    def post(self, key: Key, q: Tensor, beside: bool = False, needed: Tensor | None = None) -> None:
+    def post(self, layer: int, q: Tensor, beside: bool = False) -> None:
         """q `[rows, q_heads, d]` on its way to the CPU, and the wait for the answer, beside what the GPU does next.
 
-        beside: the current stream is a side one already. needed: see `handover.wait`.
+        beside: the current stream is a side one already.
         """
         from coattn.ops.triton import handover
 
-        letter = self.letters[key]
+        letter = self.letters[layer]
         q = q.contiguous()
         here = torch.cuda.current_stream(self.device)
         side = here if beside else self._side
         if side is not here:
             side.wait_stream(here)
         with torch.cuda.stream(side):
-            handover.post(q, letter.q, letter.post, self.step, self._stamp(key, 0))
-            needed = self.step if needed is None else needed
-            stamp = self._stamp(key, 2)
-            handover.wait(letter.reply, self.step, needed, self.failed, self.verdict, stamp, DEADLINE_S)
-            if beside and key[1] == 0:
+            handover.post(q, letter.q, letter.post, self.step, self._stamp(layer, 0))
+            handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(layer, 2), DEADLINE_S)
+            if beside:
                 # the answer is there long before it is wanted: then it had better be near
-                here_out, here_lse = self._copies(key)
+                here_out, here_lse = self._copies(layer)
                 handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
-            self._answered[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._answered[key].record(side)
+            self._answered[layer] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._answered[layer].record(side)
         q.record_stream(side)
 
-    def fetch(self, key: Key, rows: int) -> Split:
+    def fetch(self, layer: int, rows: int) -> Split:
         """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
-        torch.cuda.current_stream(self.device).wait_event(self._answered.pop(key))
-        letter = self.letters[key]
-        out, lse = self._near.get(key, (letter.out, letter.lse))
+        torch.cuda.current_stream(self.device).wait_event(self._answered.pop(layer))
+        letter = self.letters[layer]
+        out, lse = self._near.get(layer, (letter.out, letter.lse))
         return Split(out[:rows, None], lse[:rows, None])
 
-    def _copies(self, key: Key) -> tuple[Tensor, Tensor]:
-        if key not in self._near:
-            letter = self.letters[key]
+    def _copies(self, layer: int) -> tuple[Tensor, Tensor]:
+        if layer not in self._near:
+            letter = self.letters[layer]
             out, lse = (torch.zeros_like(part, device=self.device) for part in (letter.out, letter.lse))
-            self._near[key] = out, lse
-        return self._near[key]
+            self._near[layer] = out, lse
+        return self._near[layer]
 
     def _letter(self, shape: LayerShape) -> Letter:
         heads = self.batch * shape.q_heads

@@ -14,8 +14,8 @@ from coattn.native.entries import plan_weighted_sum
 from coattn.ops.native.weighted_sum import entries_of, refuses
 from coattn.quantise.values import ValueBlocks
 from coattn.state import Split
-from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
+from coattn.store.step_table import StepTable
 from coattn.types import LayerShape, Weighted
 
 
@@ -36,8 +36,8 @@ class SumBox(Box):
     layer's are written after it.
     """
 
-    def __init__(self, recording: Recording, shapes: dict[int, LayerShape], most: int, device: torch.device) -> None:
-        super().__init__(recording, len(shapes), device)
+    def __init__(self, table: StepTable, shapes: dict[int, LayerShape], most: int, device: torch.device) -> None:
+        super().__init__(table, len(shapes), device)
         first = next(iter(shapes.values()))
         batch, kv_heads, q_heads = self.batch, first.kv_heads, first.q_heads
         memory = host_memory(batch * (kv_heads + q_heads) * most * 4, device)
@@ -49,17 +49,17 @@ class SumBox(Box):
 
     def add(self, layer: int, values: ValueBlocks) -> None:
         """A layer of the step, in order; the second time nothing happens."""
-        if self.knows((layer, 0)):
+        if self.knows(layer):
             return
         reason = refuses(values)
         if reason is not None:
             raise UnsupportedError(
                 f"The CPU's kernels cannot take these values: {reason}.", "Use another block size, or another method."
             )
-        letter, table = self._letter(self.shapes[layer]), self.frame.host("far")
+        letter, table = self._letter(self.shapes[layer]), self.table.host("far")
         entries = native.Entries(entries_of(values), table.view(self.batch, 1, -1))
         plan = plan_weighted_sum(self.weights, self.index, letter.count, entries, into=letter.out)
-        self._add((layer, 0), plan, letter.post, letter.reply)
+        self._add(layer, plan, letter.post, letter.reply)
         self.letters[layer] = letter
 
     def post(self, layer: int, picked: Weighted) -> None:
@@ -70,13 +70,12 @@ class SumBox(Box):
         from coattn.ops.cuda.top_p import send
         from coattn.ops.triton import handover
 
-        letter, key = self.letters[layer], (layer, 0)
+        letter = self.letters[layer]
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
             send(picked.index, picked.weights, picked.count, self.index, self.weights, letter.count)
-            handover.flag(letter.post, self.step, self._stamp(key, 0))
-            stamp = self._stamp(key, 2)
-            handover.wait(letter.reply, self.step, self.step, self.failed, self.verdict, stamp, DEADLINE_S)
+            handover.flag(letter.post, self.step, self._stamp(layer, 0))
+            handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(layer, 2), DEADLINE_S)
 
     def fetch(self, layer: int, picked: Weighted) -> Split:
         """The CPU's sums, readable by the kernels that follow."""

@@ -1,4 +1,4 @@
-"""What a recorded step with residents reads and leaves behind: tensors at fixed addresses."""
+"""What a decode step with residents reads and leaves behind: tensors at fixed addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """The frame of a decode step, on its device: `[seqs]` int32 each but for the two lists `[seqs, n]`."""
+    """The table of a decode step, on its device: `[seqs]` int32 each but for the two lists `[seqs, n]`."""
 
     far: Tensor
     """Arena blocks that may be picked."""
@@ -36,20 +36,18 @@ class Residents:
     block: int
     sinks: int = 0
     """First blocks of a sequence that are always picked."""
-    whole: bool = False
-    """Whether every resident block is attended, picked or not."""
 
 
 @dataclass(frozen=True)
 class Lists:
     """What one layer picked: `[seqs, kv_heads, ..]` each.
 
-    Owner: the store, one for each layer, and one more for picks that were made ahead. Writer: `pick_blocks`. Readers:
+    Owner: the store, one for each layer. Writer: `pick_blocks`. Readers:
     the attention of the same layer, the CPU's workers, `renew`; all before the next step begins.
     """
 
     near: Tensor
-    """int32 near blocks: picked residents or all of them, then the window."""
+    """int32 near blocks: the residents, picked or not, then the window."""
     near_tokens: Tensor
     far: Tensor
     """int32 arena blocks that were picked and are not resident; in mapped host memory where the CPU reads it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
-from coattn.ops.reference.drive import Driven
 from coattn.ops.reference.pick_blocks import Scores
 from coattn.ops.reference.pick_blocks import pick_blocks as reference
 from coattn.ops.reference.pick_blocks import score_parts as score_reference
@@ -26,13 +25,11 @@ def score_parts(
     return score_reference(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
 
 
-def pick_blocks(
-    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
-) -> None:
+def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
     """Fills `lists` by these scores; see the reference."""
     if scores.blocks.device.type == "cuda":
         from coattn.ops.triton.pick_blocks import pick_blocks as kernel
 
-        kernel(scores, rows, pool, lists, ahead, driven)
+        kernel(scores, rows, pool, lists)
     else:
-        reference(scores, rows, pool, lists, ahead, driven)
+        reference(scores, rows, pool, lists)

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from coattn.part import Part
 from coattn.state import AttnState, Split
 from coattn.store.base import Opening, Store
-from coattn.store.frame import Recording
+from coattn.store.step_table import StepTable
 from coattn.trace.step import Span
 from coattn.types import LayerShape, Selection, Step
 
@@ -33,12 +32,10 @@ class Call:
     scale: float
     step: Step
     store: Store
-    turn: int = 0
-    """1 for a layer that is attended a second time in the same step."""
     beside: bool = False
-    """Whether what calls is itself beside the stream that the layers run on."""
-    needed: Tensor | None = None
-    """int32 `[1]` in a recorded step: the last step that wants the result; None: every step does."""
+    """Whether the caller is already on a side stream."""
+    mailbox: bool = False
+    """Whether host places are asked by mailbox (`StepTable.mailbox`), or by threads."""
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Place(Part):
 
     axis: ClassVar[str] = "place"
     covers: ClassVar[str]
-    """The field of Selection it attends to: `near` or `far`."""
+    """The field of Selection it attends to: `near`, `far`, `weighted` or `tail`."""
     asynchronous: ClassVar[bool] = False
     """Whether it works on the host and may overlap with the GPU."""
 
@@ -65,7 +62,7 @@ class Place(Part):
         self.opening = opening
 
     def expect(self, layer: int, picked: Selection) -> None:
-        """Hears what the next `run` will be asked for; only places that provide `prefetch` do something with it."""
+        """Hears what the next `run` will be asked for; only `pull` does something with it."""
 
     @abstractmethod
     def run(self, call: Call, picked: Selection) -> State:
@@ -76,15 +73,11 @@ class Place(Part):
         state = self.run(call, picked)
         return lambda: state
 
-    def prepare(self, recording: Recording) -> None:
-        """A decode step is about to be recorded."""
+    def prepare(self, table: StepTable) -> None:
+        """Steps with mailboxes are about to be captured; this table has their widths and their addresses."""
 
     def arm(self, rows: int) -> None:
-        """A recorded step of so many sequences is about to be replayed."""
-
-    def number(self, device: torch.device) -> Tensor:
-        """int32 `[1]`: the number of the recorded step that is being replayed; only host places."""
-        raise AttributeError(f"place {self.name!r} does not count steps")
+        """A captured step of so many sequences is about to be replayed."""
 
     def settle(self) -> None:
         """The replay is over. Raises if this place's part of it failed."""
@@ -97,8 +90,8 @@ class Place(Part):
         """`(name, start, end)` on the GPU's clock: when the GPU only fetched KV over PCIe in the last replay."""
         return []
 
-    def forget_recordings(self) -> None:
-        """No step recorded so far will be replayed again."""
+    def drop_captures(self) -> None:
+        """No step captured so far will be replayed again."""
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""

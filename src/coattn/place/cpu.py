@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,10 @@ from coattn.ops import flash
 from coattn.ops.attend import attend
 from coattn.ops.native import attend as native
 from coattn.place.base import Call, Place, Result, State
+from coattn.place.threads import Threads
 from coattn.quantise.blocks import PackedBlocks
 from coattn.state import AttnState
-from coattn.store.frame import Recording
+from coattn.store.step_table import StepTable
 from coattn.trace.step import Span
 from coattn.types import BlockList, Selection
 
@@ -34,12 +34,13 @@ class Cpu(Place):
     asynchronous = True
 
     mailbox: Mailbox | None = field(init=False, repr=False, default=None)
-    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+    threads: Threads = field(init=False, repr=False, default_factory=Threads)
 
     def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
-        q, blocks, far = call.q.cpu(), _blocks(call, picked.far), picked.far
+        q, blocks, far = call.q.cpu(), _blocks(call, picked.far), picked.far.in_reach(len(call.q))
+        far = replace(far, longest=min(far.longest, int(far.tokens.max())))
         if isinstance(blocks, PackedBlocks) and (q.shape[1] >= flash.MANY or native.refuses(q, blocks) is not None):
             blocks, far = unpacked(blocks, far, call.shape.dtype)
         many = isinstance(blocks, Tensor) and flash.refuses(q, blocks, far, call.shape.softcap) is None
@@ -51,14 +52,11 @@ class Cpu(Place):
         return AttnState(state.out.to(call.q.device), state.lse.to(call.q.device))
 
     def start(self, call: Call, picked: Selection) -> Result:
-        recording = call.store.recording
-        if recording is not None and call.q.device.type == "cuda":
-            return self._post(call, picked, recording)
+        if call.mailbox:
+            return self._post(call, picked)
         if call.q.device.type == "cpu" or picked.far is None:
             return super().start(call, picked)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "coattn-host")
-        return self._thread.submit(self.run, call, picked).result
+        return self.threads.start(call, lambda: self.run(call, picked))
 
     def arm(self, rows: int) -> None:
         if self.mailbox is not None:
@@ -71,46 +69,35 @@ class Cpu(Place):
     def spans(self) -> list[Span]:
         return [] if self.mailbox is None else self.mailbox.spans()
 
-    def forget_recordings(self) -> None:
+    def drop_captures(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()
             self.mailbox = None
 
     def release(self) -> None:
-        self.forget_recordings()
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self.drop_captures()
+        self.threads.close()
 
-    def prepare(self, recording: Recording) -> None:
-        """Makes the mailbox, before the first step is recorded."""
+    def prepare(self, table: StepTable) -> None:
         layers = self.opening.layers
         device = next(iter(layers.values())).device
         if self.mailbox is None and device.type == "cuda":
             from coattn.handover.mailbox import Mailbox
 
-            self.mailbox = Mailbox(recording, dict(layers), device)
+            self.mailbox = Mailbox(table, dict(layers), device)
 
-    def number(self, device: torch.device) -> Tensor:
-        if device.type != "cuda":
-            return torch.zeros(1, dtype=torch.int32)
-        assert self.mailbox is not None, "prepare() comes first"
-        return self.mailbox.step
-
-    def _post(self, call: Call, picked: Selection, recording: Recording) -> Result:
+    def _post(self, call: Call, picked: Selection) -> Result:
         if picked.far is None:
             return lambda: AttnState.empty(call.q)
         from coattn.handover.mailbox import LayerJob
 
-        mailbox = self.mailbox
+        mailbox, table = self.mailbox, call.store.step_table
         assert mailbox is not None, "prepare() comes first"
         own = picked.far if picked.far.memory is not None or picked.far.table.device.type == "cpu" else None
-        job = LayerJob(call.layer, call.shape, _blocks(call, picked.far), call.scale, own, call.turn)
-        mailbox.add(job)
-        mailbox.post(job.key, call.q[:, 0], call.beside, call.needed)
-        if not call.turn:
-            recording.stamps[call.layer] = mailbox.stamp(call.layer)
-        return lambda: mailbox.fetch(job.key, recording.rows)
+        mailbox.add(LayerJob(call.layer, call.shape, _blocks(call, picked.far), call.scale, own))
+        mailbox.post(call.layer, call.q[:, 0], call.beside)
+        table.stamps[call.layer] = mailbox.stamp(call.layer)
+        return lambda: mailbox.fetch(call.layer, table.rows)
 
 
 def _blocks(call: Call, far: BlockList) -> Tensor | PackedBlocks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -12,9 +11,10 @@ from torch import Tensor
 from coattn.ops.reference.weighted_sum import gather_rows
 from coattn.ops.weighted_sum import weighted_sum
 from coattn.place.base import Call, Place, Result, State
+from coattn.place.threads import Threads
 from coattn.state import AttnState
 from coattn.store.base import Opening, Store
-from coattn.store.frame import Recording
+from coattn.store.step_table import StepTable
 from coattn.trace.step import Span
 from coattn.types import Selection, Weighted
 
@@ -35,34 +35,32 @@ class CpuValues(Place):
 
     box: SumBox | None = field(init=False, repr=False, default=None)
     _store: Coded = field(init=False, repr=False)
-    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+    threads: Threads = field(init=False, repr=False, default_factory=Threads)
 
     def open(self, opening: Opening, store: Store) -> None:
         super().open(opening, store)
         self._store = cast("Coded", store)
 
-    def prepare(self, recording: Recording) -> None:
-        """Makes the mailbox, before the first step is recorded."""
+    def prepare(self, table: StepTable) -> None:
         device = next(iter(self.opening.layers.values())).device
         if self.box is None and device.type == "cuda":
             from coattn.handover.sums import SumBox
 
-            self.box = SumBox(recording, dict(self.opening.layers), self._store.most_entries(), device)
+            self.box = SumBox(table, dict(self.opening.layers), self._store.most_entries(), device)
 
     def run(self, call: Call, picked: Selection) -> State:
         if picked.weighted is None:
             return AttnState.empty(call.q)
-        return self._sum(call, picked.weighted, call.q.cpu() if picked.weighted.others is not None else None)
+        own = _to_host(picked.weighted)
+        self._store.took(call.layer, float(own.count.sum()) / own.count.shape[1])
+        return self._sum(call, own, call.q.cpu() if own.others is not None else None)
 
     def start(self, call: Call, picked: Selection) -> Result:
-        recording = call.store.recording
-        if recording is not None and call.q.device.type == "cuda" and picked.weighted is not None:
-            return self._post(call, picked.weighted, recording)
+        if call.mailbox and picked.weighted is not None:
+            return self._post(call, picked.weighted)
         if call.q.device.type == "cpu" or picked.weighted is None:
             return super().start(call, picked)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "coattn-values")
-        return self._thread.submit(self.run, call, picked).result
+        return self.threads.start(call, lambda: self.run(call, picked))
 
     def arm(self, rows: int) -> None:
         if self.box is not None:
@@ -76,24 +74,22 @@ class CpuValues(Place):
     def spans(self) -> list[Span]:
         return [] if self.box is None else self.box.spans()
 
-    def forget_recordings(self) -> None:
+    def drop_captures(self) -> None:
         if self.box is not None:
             self._store.counts = None
             self.box.close()
             self.box = None
 
     def release(self) -> None:
-        self.forget_recordings()
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self.drop_captures()
+        self.threads.close()
 
-    def _post(self, call: Call, picked: Weighted, recording: Recording) -> Result:
+    def _post(self, call: Call, picked: Weighted) -> Result:
         box = self.box
         assert box is not None, "prepare() comes first"
         box.add(call.layer, self._store.stored.blocks_of(call.layer))
         box.post(call.layer, picked)
-        recording.stamps[call.layer] = box.stamp(call.layer)
+        call.store.step_table.stamps[call.layer] = box.stamp(call.layer)
         return lambda: box.fetch(call.layer, picked)
 
     def _sum(self, call: Call, picked: Weighted, q: Tensor | None) -> AttnState:
@@ -103,6 +99,21 @@ class CpuValues(Place):
             weights, lse = rescore(q[:, 0], values.keys(call.layer), picked, call.scale, call.shape.softcap)
         out = weighted_sum(weights, picked.index, picked.count, values.blocks_of(call.layer), picked.table)
         return AttnState(out[:, None].to(call.q.device), lse[:, None].to(call.q.device))
+
+
+def _to_host(picked: Weighted) -> Weighted:
+    """The lists in host memory, as wide as the longest. Waits for a GPU that made them."""
+    if picked.index.device.type == "cpu":
+        return picked
+    count = picked.count.cpu()
+    longest = int(count.max())
+    used = torch.arange(longest) < count[..., None]
+    weights = picked.weights.view(*count.shape, -1, picked.weights.shape[-1])[..., :longest].cpu()
+    others = None if picked.others is None else picked.others.cpu()
+    index = picked.index[..., :longest].contiguous().cpu()
+    return Weighted(
+        picked.table, index, count, weights.where(used[:, :, None], 0.0).flatten(1, 2), picked.lse.cpu(), others
+    )
 
 
 def rescore(q: Tensor, keys: Tensor, picked: Weighted, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,7 @@ class Gpu(Place):
     def run(self, call: Call, picked: Selection) -> State:
         if picked.near is None:
             return AttnState.empty(call.q)
-        recording = call.store.recording
-        stamp = None if recording is None else recording.stamps.get(call.layer)
+        stamp = call.store.step_table.stamps.get(call.layer) if call.mailbox else None
         average = call.store.average(call.layer) if call.step.phase is Phase.DECODE else None
         if average is not None:
             memory, cap = call.store.near[call.layer], call.shape.softcap

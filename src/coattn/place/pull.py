@@ -14,8 +14,8 @@ from coattn.place.base import Call, Place, State
 from coattn.place.staging import Filling, Staging
 from coattn.state import AttnState
 from coattn.store.base import Opening, Store
-from coattn.store.frame import Recording
-from coattn.types import BlockList, Selection
+from coattn.store.step_table import StepTable
+from coattn.types import BlockList, Phase, Selection
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Pull(Place):
     name = "pull"
     covers = "far"
     needs = frozenset({"far", "whole_blocks"})
-    provides = frozenset({"prefetch"})
 
     _stamps: Tensor | None = field(init=False, repr=False, default=None)
     """`[layers, 2, 2]` int64. On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe.
@@ -72,7 +71,7 @@ class Pull(Place):
     def run(self, call: Call, picked: Selection) -> State:
         if picked.far is None:
             return AttnState.empty(call.q)
-        if call.store.recording is not None:
+        if call.step.phase is Phase.DECODE:
             # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
             stamp = None if self._stamps is None else self._stamp(call.layer, 1)
             return attend(call.q, call.store.far[call.layer], picked.far, call.scale, call.shape.softcap, stamp)
@@ -94,7 +93,7 @@ class Pull(Place):
         self._expected = None
         return merge_states(states)
 
-    def prepare(self, recording: Recording) -> None:
+    def prepare(self, table: StepTable) -> None:
         """The GPU's own part leaves the time of its end, which is when this one's begins."""
         device = next(iter(self.opening.layers.values())).device
         if device.type != "cuda":
@@ -102,13 +101,13 @@ class Pull(Place):
         if self._stamps is None:
             self._stamps = torch.zeros(len(self.opening.layers), 2, 2, dtype=torch.int64, device=device)
         for layer in self.opening.layers:
-            recording.stamps[layer] = self._stamp(layer, 0)
+            table.stamps[layer] = self._stamp(layer, 0)
 
     def fetches(self) -> list[tuple[str, int, int]]:
         stamps = [] if self._stamps is None else self._stamps[..., 0].tolist()
         return [(f"layer {layer}", *pair) for layer, pair in zip(self.opening.layers, stamps, strict=False)]
 
-    def forget_recordings(self) -> None:
+    def drop_captures(self) -> None:
         self._stamps = None
 
     def release(self) -> None:

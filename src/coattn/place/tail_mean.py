@@ -31,5 +31,5 @@ class TailMean(Place):
     def run(self, call: Call, picked: Selection) -> AttnState:
         if picked.tail is None:
             return AttnState.empty(call.q)
-        mean = self._store.means.of(call.layer, call.step, self._store.recording, call.shape)
+        mean = self._store.means.of(call.layer, self._store.step_table, call.shape)
         return AttnState(mean[:, None], picked.tail[:, None].to(mean.device))

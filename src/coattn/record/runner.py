@@ -17,11 +17,10 @@ from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
-from coattn.record.frames import Frames
 from coattn.record.ladder import ladder, rung
 from coattn.runtime import Runtime
-from coattn.store.frame import Frame
 from coattn.store.ledger import Tier
+from coattn.store.step_table import TableMemory
 from coattn.trace.account import step_trace
 from coattn.trace.step import StepTrace, Timing, on_host_clock
 from coattn.types import Phase, Step
@@ -31,7 +30,7 @@ log = logging.getLogger("coattn")
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step: replaying it reads the frames and leaves logits here."""
+    """One step: replaying it reads the step tables and leaves logits here."""
 
     graph: torch.cuda.CUDAGraph
     logits: Tensor
@@ -59,8 +58,7 @@ class GraphRunner:
         self.always_far = False
         """For benchmarks: hand over to the CPU also when nothing lies far."""
         self.fusion = Fusion(session)
-        self.frames = Frames(runtime, self.rungs[-1])
-        self.inputs = Frame({"tokens": 0, "positions": 0}, self.rungs[-1], session.device)
+        self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.rungs[-1], session.device)
         self.best: list[int] | None = None
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
         self.weights = weight_bytes(session.model)
@@ -96,14 +94,11 @@ class GraphRunner:
         if any(parts.store.is_plain(step) for parts in self.runtime.groups):
             self.best = self._last = None
             return self.eager.decode(slots, tokens, history)
+        far = self.runtime.reaches_far(step) or self.always_far
+        rows = rung(self.rungs, len(slots))
+        recorded = self._recorded.get((rows, far)) or self.record(rows, far)
         self.runtime.begin(step)
         try:
-            far = self.frames.write(step) or self.always_far
-            rows = rung(self.rungs, len(slots))
-            recorded = self._recorded.get((rows, far))
-            if recorded is None:
-                recorded = self.record(rows, far)
-                self.frames.write(step)
             self._write_inputs(tokens, history)
             begin = time.monotonic_ns()
             self._replay(recorded, rows, far)
@@ -112,19 +107,19 @@ class GraphRunner:
         except BaseException:
             self.runtime.abort()
             if self._armed:  # the CPU's side waits for a step that nobody will finish
-                self.forget_recordings()
+                self.drop_captures()
             raise
         self.best = self._best[: len(slots)].tolist()
         return recorded.logits[: len(slots)]
 
     def record(self, rows: int, far: bool) -> Recorded:
-        """Records a step. It runs once for real before, over frames in which every row is nobody's: what a step leaves
+        """Records a step. It runs once for real before, over tables in which every row is nobody's: what a step leaves
         behind for the next one must not be left twice."""
         start = time.perf_counter()
-        self.frames.write(Step(Phase.DECODE, (), (), ()))
+        self.runtime.write_tables(Step(Phase.DECODE, (), (), ()))
         self._write_inputs((), ())
         graph = torch.cuda.CUDAGraph()
-        with self.frames.recording(rows, far), self.fusion.active(), torch.no_grad():
+        with self.runtime.capturing(rows, far), self.fusion.active(), torch.no_grad():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 self._forward(rows)
@@ -167,17 +162,17 @@ class GraphRunner:
         crossings = on_host_clock(stamps, joined, begin, end)
         return Timing(begin, end, tuple(span for place in places for span in place.spans()), tuple(crossings))
 
-    def forget_recordings(self) -> None:
+    def drop_captures(self) -> None:
         """Drops every graph, and what the places kept for them."""
         torch.cuda.synchronize()
         self._armed = False
         self._recorded.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one went with its last graph
         for place in self.runtime.places():
-            place.forget_recordings()
+            place.drop_captures()
 
     def close(self) -> None:
-        self.forget_recordings()
+        self.drop_captures()
         self.fusion.close()
         self.eager.close()
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from coattn.part import Part
 from coattn.place.base import Call, Place, State
 from coattn.select.base import Select
-from coattn.store.frame import Recording
 from coattn.types import Selection, require_covered
 
 
@@ -41,16 +40,12 @@ class Schedule(Part):
         """Whether that is so for this layer."""
         return self.ahead
 
-    def aside(self, layer: int, hidden: Tensor, recording: Recording | None) -> AbstractContextManager[None]:
-        """Inside this block a layer's query is made, of `hidden`, and foreseen."""
+    def aside(self, layer: int, hidden: Tensor, mailbox: bool) -> AbstractContextManager[None]:
+        """Inside this block a layer's query is made, of `hidden`, and foreseen. mailbox: as in `Call`."""
         return nullcontext()
 
     def foresee(self, call: Call, picked: Selection) -> None:
         """Hears a layer's probable query and what it picks, in a decode step, before `launch`; only if `ahead`."""
-
-    def amend(self, call: Call, picked: Selection) -> Selection:
-        """What a decode step really attends to, where that is not quite what the real query picked."""
-        return picked
 
     @abstractmethod
     def launch(self, call: Call, picked: Selection) -> list[State]:
@@ -64,10 +59,6 @@ class Schedule(Part):
         require_covered(picked, [place.covers for place in self.places], self.select.name)
         found = [place for place in self.places if getattr(picked, place.covers) is not None]
         return found or [self.places[0]]
-
-    def notes(self) -> dict[str, int]:
-        """What a report should say of this schedule's work so far."""
-        return {}
 
     def release(self) -> None:
         """Stops what the schedule started."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from coattn.part import Part
-from coattn.state import AttnState, Split
 from coattn.store.base import Store
 from coattn.types import Selection, Step
 
@@ -53,27 +52,13 @@ class Select(Part):
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
         """What q `[seqs, queries, q_heads, head_dim]` attends to of what the store shows in this step."""
 
-    def foresee(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
-        """The same for a query that is only probable; of the result only what lies far is used."""
-        return self.pick(layer, q, store, step)
-
-    def pick_ahead(self, layer: int, store: Store, step: Step) -> Selection:
-        """The same before the layer's query is known; only rules that provide `query_free`."""
-        raise AttributeError(f"select {self.name!r} needs the query")
-
-    def observe(self, layer: int, states: list[AttnState | Split], picked: Selection) -> None:
-        """Learns from what was attended. Nothing to learn by default."""
-
 
 @dataclass
 class Stored(Select):
-    """Base of rules that take whatever the store shows, and so can pick before the query is known."""
+    """Base of rules that take whatever the store shows, the same whole blocks for every head."""
 
-    provides = frozenset({"query_free", "whole_blocks"})
+    provides = frozenset({"whole_blocks"})
     recordable = True
 
     def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
-        return store.view(layer, step)
-
-    def pick_ahead(self, layer: int, store: Store, step: Step) -> Selection:
         return store.view(layer, step)

@@ -20,7 +20,7 @@ class ByWeight(Stored):
     """Base of rules that say which entries stay, whenever the store has weighed some: attended is what has stayed."""
 
     needs = frozenset({"weights"})
-    provides = frozenset({"query_free", "keeps_entries"})
+    provides = frozenset({"keeps_entries"})
     exact = False
 
     def open(self, store: Store) -> None:

@@ -90,7 +90,6 @@ class PqTopP(Select):
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
         found = weigh(scores, kept, view.far, self.tail != "zero", store.keeps_keys())
-        store.took(layer, float(found.count.sum()) / found.count.shape[1])
         tail = scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1) if self._has_tail() else None
         return Selection(view.near, weighted=found, tail=tail)
 
@@ -98,7 +97,7 @@ class PqTopP(Select):
         return self.tail == "mean" and not self.is_exact()
 
     def _pick_there(self, layer: int, q: Tensor, store: Store, step: Step, view: Selection, work: Work) -> Selection:
-        """The same by kernels on the GPU; nothing waits while a step is recorded."""
+        """The same by kernels on the GPU; nothing waits."""
         from coattn.ops.cuda.top_p import top_p as on_gpu
 
         shape, seqs, near = store.opening.layers[layer], len(q), None
@@ -113,19 +112,11 @@ class PqTopP(Select):
         kept = on_gpu(scores, tokens, near, self.tau, self.cap, TAILS.index(kind), most, work, self.union)
         tail = kept.others if self._has_tail() else None
         assert view.far is not None
-        if store.recording is not None:
-            listed = Weighted(view.far.table, kept.index, kept.count, kept.weights, kept.lse)
-            return Selection(view.near, weighted=listed, tail=tail)
-        count = kept.count.cpu()
-        longest = int(count.max())
-        used = torch.arange(longest, device=q.device) < kept.count[..., None]
-        weights = kept.weights.view(*scores.shape[:3], -1)[..., :longest].where(used[:, :, None], 0.0).flatten(1, 2)
         others = None
         if store.keeps_keys():
-            others = kept.others.cpu() if tail is None else torch.full_like(kept.lse, -torch.inf, device="cpu")
-        index = kept.index[..., :longest].contiguous().cpu()
-        store.took(layer, float(count.sum()) / count.shape[1])
-        found = Weighted(view.far.table, index, count, weights.cpu(), kept.lse.cpu(), others)
+            others = kept.others if tail is None else torch.full_like(kept.lse, -torch.inf)
+        table = view.far.table if view.far.on_host is None else view.far.on_host.table
+        found = Weighted(table, kept.index, kept.count, kept.weights, kept.lse, others)
         return Selection(view.near, weighted=found, tail=tail)
 
     def _near(self, layer: int, q: Tensor, store: Store, near: BlockList | None) -> Tensor:

@@ -30,6 +30,4 @@ class Random(TopTokens):
 
     def scores(self, layer: int, q: Tensor, store: Store, near: BlockList) -> Tensor:
         size = (len(q), store.opening.layers[layer].kv_heads, near.table.shape[-1])
-        if store.recording is not None:
-            return torch.rand(size, device=q.device)  # replays advance the device's own generator, and no other
         return torch.rand(size, generator=self._draws).to(q.device)

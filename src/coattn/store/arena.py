@@ -15,8 +15,8 @@ from coattn.part import check_count
 from coattn.quantise.blocks import FORMS, pack_blocks
 from coattn.store.base import Listing, Opening, Store, visible
 from coattn.store.blocks import BlockMemory, BlockTable, runs
-from coattn.store.frame import NOWHERE, Frame
 from coattn.store.ledger import Tier
+from coattn.store.step_table import NOWHERE, TableMemory
 from coattn.types import Phase, Step
 
 DRAM = (
@@ -87,11 +87,10 @@ class Arena(Store):
         self.window = BlockMemory("gpu", opening.layers, self.block, opening.ledger, what)
         self.table = BlockTable(self._far_memory(opening))
         self.ring = self._choose_ring(opening)
+        self.table.tabulate(opening.seqs + 1, max(1, (opening.tokens or 0) // self.block))
         if opening.fixed:
-            far = (opening.tokens or 0) // self.block
             self.window.fix(self._near_blocks(opening))
             self.far.fix(self._far_blocks(opening))
-            self.table.tabulate(opening.seqs + 1, max(1, far))
             return
         self.window.reserve(self._near_blocks(opening))
         if opening.tokens is not None:
@@ -104,10 +103,8 @@ class Arena(Store):
             self.table.ensure(slot, blocks)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if self.recording is not None:
-            append(self.recording, self.window[layer], k, v, self.far[layer])
-        elif step.phase is Phase.DECODE:
-            self._append_one(layer, k, v, step)
+        if step.phase is Phase.DECODE:
+            append(self.step_table, self.window[layer], k, v, self.far[layer])
         else:
             self._append_many(layer, k, v, step)
 
@@ -144,23 +141,21 @@ class Arena(Store):
         return {"host": None if free is None else free * self.far.block_bytes}
 
     def columns(self) -> dict[str, int]:
-        assert self.table.rows is not None, "open() was not fixed"
         numbers = dict.fromkeys(("ids", "places", "spill", "near_tokens", "far_tokens"), 0)
         return {**numbers, "near": self.ring + self.sinks, "far": self.table.rows.shape[1]}
 
-    def fill(self, frame: Frame, step: Step) -> None:
+    def write(self, memory: TableMemory, step: Step) -> None:
         rows = self.table.rows
-        assert rows is not None, "open() was not fixed"
         for row, (slot, length) in enumerate(zip(step.slots, step.lengths, strict=True)):
             start = self._first_near(length)
-            frame.put_list("near", row, (slot, start), lambda slot=slot, start=start: self._near_ids(slot, start))  # type: ignore[misc]
+            memory.put_list("near", row, (slot, start), lambda slot=slot, start=start: self._near_ids(slot, start))  # type: ignore[misc]
             if start > self.sinks:
                 far = rows[slot, self.sinks :]
-                frame.put_list("far", row, (slot, self.table.version[slot]), lambda far=far: far)  # type: ignore[misc]
-        frame.put(*self.numbers_of(step))
+                memory.put_list("far", row, (slot, self.table.version[slot]), lambda far=far: far)  # type: ignore[misc]
+        memory.put(*self.numbers_of(step))
 
     def numbers_of(self, step: Step) -> tuple[dict[str, list[int]], dict[str, int]]:
-        """The numbers of a decode step's frame, and what stands in rows that are nobody's."""
+        """The numbers of a decode step's table, and what stands in padding rows."""
         block, ring = self.block, self.ring
         first = [self._first_near(length) for length in step.lengths]
         spill = [
@@ -179,7 +174,6 @@ class Arena(Store):
         }, {"ids": self.opening.seqs * ring, "spill": NOWHERE}
 
     def far_table(self, slots: int, width: int) -> Tensor:
-        assert self.table.rows is not None, "open() was not fixed"
         return self.table.rows[:slots, :width]
 
     def reaches_far(self, step: Step) -> bool:
@@ -249,24 +243,6 @@ class Arena(Store):
 
     def _near_id(self, slot: int, block: int) -> int:
         return slot * self.ring + block % self.ring
-
-    def _append_one(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        def places() -> tuple[Tensor, Tensor]:
-            ids = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
-            rows = [h % self.block for h in step.history]
-            return torch.tensor(ids).to(k.device), torch.tensor(rows).to(k.device)
-
-        write_rows(self.window[layer], *self._once(("places", k.device), places), k, v)
-        for slot, length in zip(step.slots, step.lengths, strict=True):
-            if length % self.block == 0:
-                self._spill_one(layer, slot, length // self.block - 1)
-
-    def _spill_one(self, layer: int, slot: int, b: int) -> None:
-        """Block b of a sequence, which is near and full now, to DRAM."""
-        # a blocking copy: with a window of one block the CPU reads this block in the very next step
-        full = self.window[layer][self._near_id(slot, b)]
-        self.far.put(layer, torch.tensor(self.table.owned[slot][b : b + 1]), full[None])
-        self._has_filled(layer, self.table.owned[slot][b : b + 1], full[:, 0].transpose(0, 1))
 
     def _spill(self, layer: int, slot: int, first: int, k: Tensor, v: Tensor) -> None:
         """Whole blocks of a sequence from its block `first` on, k, v `[tokens, kv_heads, d]`, to DRAM."""

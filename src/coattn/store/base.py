@@ -13,8 +13,8 @@ from torch import Tensor
 from coattn.ops.average import Average
 from coattn.part import Part
 from coattn.store.blocks import BlockMemory
-from coattn.store.frame import Frame, Recording
 from coattn.store.ledger import Ledger, Tier
+from coattn.store.step_table import StepTable, TableMemory
 from coattn.types import BlockList, LayerShape, Phase, Selection, Step
 
 T = TypeVar("T")
@@ -75,8 +75,8 @@ class Store(Part):
     block: int
     """Tokens per block."""
     opening: Opening = field(init=False, repr=False)
-    recording: Recording | None = field(init=False, repr=False, default=None)
-    """Set while a decode step is recorded: `append` and `view` then use its tensors instead of the step's numbers."""
+    step_table: StepTable = field(init=False, repr=False)
+    """Of the running decode step; the runtime sets it."""
     _cache: dict[object, object] = field(init=False, repr=False, default_factory=dict)
 
     def is_exact(self) -> bool:
@@ -190,13 +190,13 @@ class Store(Part):
         """Whether the keys of what it scores by codes lie in DRAM too, before the values."""
         return False
 
+    @abstractmethod
     def columns(self) -> dict[str, int]:
-        """Name and width of each column of this store's frames, 0 for a number. After a fixed `open`."""
-        raise AttributeError(f"store {self.name!r} cannot be recorded")
+        """Name and width of each column of this store's step tables now, 0 for a number."""
 
-    def fill(self, frame: Frame, step: Step) -> None:
-        """Writes a planned decode step into a frame; the rows after the step's sequences become nobody's."""
-        raise AttributeError(f"store {self.name!r} cannot be recorded")
+    @abstractmethod
+    def write(self, memory: TableMemory, step: Step) -> None:
+        """Writes a planned decode step into its table; the rows after the step's sequences are padding."""
 
     def average(self, layer: int) -> Average | None:
         """The average weights of the near entries that every decode step adds to, where somebody wants them."""
@@ -206,7 +206,7 @@ class Store(Part):
         """A layer's attention in a decode step has been started; what follows may be beside it."""
 
     def rejoin(self) -> bool:
-        """The last of what a recorded step does: whatever was started beside it is waited for. Whether anything was."""
+        """The last of what a decode step does: whatever was started beside it is waited for. Whether anything was."""
         return False
 
     def reaches_far(self, step: Step) -> bool:
@@ -233,8 +233,8 @@ class Store(Part):
 
     def view(self, layer: int, step: Step) -> Selection:
         """`listing` as tensors, near on the layer's device, far on the host. The same for every layer of a device."""
-        if self.recording is not None:
-            return self.recording.view()
+        if step.phase is Phase.DECODE:
+            return self.step_table.view()
         device = self.opening.layers[layer].device
 
         def build() -> Selection:

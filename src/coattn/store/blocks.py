@@ -205,15 +205,15 @@ class BlockTable:
     def __init__(self, memory: BlockMemory) -> None:
         self.memory = memory
         self.owned: dict[int, list[int]] = {}
-        self.rows: Tensor | None = None
-        """`[slots, width]` int32: the same as a table that grows with `owned`, once `tabulate` was called."""
+        self.rows = torch.zeros(0, 0, dtype=torch.int32)
+        """`[slots, width]` int32: the same as a table; both grow with `owned`."""
         self.version: dict[int, int] = {}
-        """Grows whenever the blocks of a sequence change, once `tabulate` was called."""
+        """Grows whenever the blocks of a sequence change."""
         self._free: list[int] = []
         self._next = 0
 
     def tabulate(self, slots: int, width: int) -> None:
-        """Keeps `rows` from now on, for sequences of at most `width` blocks."""
+        """Gives `rows` room for sequences of `width` blocks; longer ones make it anew, at another address."""
         self.rows = torch.zeros(slots, width, dtype=torch.int32)
 
     def used(self) -> int:
@@ -240,14 +240,22 @@ class BlockTable:
                 owned.append(self._next)
                 self._next += 1
         self.memory.reserve(self._next)
-        if self.rows is not None and len(owned) > had:
+        if len(owned) > had:
             self.version[slot] = self.version.get(slot, 0) + 1
+            self._widen(slot + 1, len(owned))
             self.rows[slot, had : len(owned)] = torch.tensor(owned[had:], dtype=torch.int32)
+
+    def _widen(self, slots: int, width: int) -> None:
+        had = self.rows
+        if slots > had.shape[0] or width > had.shape[1]:
+            wider = max(width, 2 * had.shape[1]) if width > had.shape[1] else had.shape[1]
+            self.rows = torch.zeros(max(slots, had.shape[0]), wider, dtype=torch.int32)
+            self.rows[: had.shape[0], : had.shape[1]] = had
 
     def shrink(self, slot: int, blocks: int) -> None:
         """Gives back all but the first `blocks` blocks of `slot`."""
         owned = self.owned.get(slot, [])
-        if self.rows is not None and len(owned) > blocks:
+        if len(owned) > blocks:
             self.version[slot] = self.version.get(slot, 0) + 1
         while len(owned) > blocks:
             heapq.heappush(self._free, owned.pop())

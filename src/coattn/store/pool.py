@@ -12,9 +12,9 @@ from coattn.ops.reference.append import write_rows
 from coattn.part import check_count
 from coattn.store.base import Listing, Opening, Store, visible
 from coattn.store.blocks import BlockMemory, BlockTable
-from coattn.store.frame import Frame
 from coattn.store.ledger import Tier
-from coattn.types import Step
+from coattn.store.step_table import TableMemory
+from coattn.types import Phase, Step
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Pool(Store):
     def open(self, opening: Opening) -> None:
         self.opening = opening
         self.table = BlockTable(self._memory(opening))
+        width = self._blocks(opening.tokens or 1)
+        self.table.tabulate(opening.seqs + 1, width)
         if opening.fixed:
-            width = self._blocks(opening.tokens or 1)
             self.near.fix(opening.seqs * width + opening.spare)
-            self.table.tabulate(opening.seqs + 1, width)
             self.table.ensure(opening.seqs, opening.spare)
         elif opening.tokens is not None:
             self.near.reserve(opening.seqs * self._blocks(opening.tokens))
@@ -54,8 +54,8 @@ class Pool(Store):
             self.table.ensure(slot, blocks)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if self.recording is not None:
-            append(self.recording, self.near[layer], k, v)
+        if step.phase is Phase.DECODE:
+            append(self.step_table, self.near[layer], k, v)
         elif step.tokens:
             ids, rows = self._once(("places", k.device), lambda: self._places(step, k.device))
             write_rows(self.near[layer], ids, rows, k, v)
@@ -74,20 +74,19 @@ class Pool(Store):
         return {"gpu": None if free is None else free * self.near.block_bytes}
 
     def columns(self) -> dict[str, int]:
-        return {"ids": 0, "places": 0, "near_tokens": 0, "near": self._blocks(self.opening.tokens or 1)}
+        return {"ids": 0, "places": 0, "near_tokens": 0, "near": self.table.rows.shape[1]}
 
-    def fill(self, frame: Frame, step: Step) -> None:
+    def write(self, memory: TableMemory, step: Step) -> None:
         owned, rows = self.table.owned, self.table.rows
-        assert rows is not None, "open() was not fixed"
         for row, slot in enumerate(step.slots):
-            frame.put_list("near", row, (slot, self.table.version[slot]), lambda slot=slot: rows[slot])  # type: ignore[misc]
-        frame.put(
+            memory.put_list("near", row, (slot, self.table.version[slot]), lambda slot=slot: rows[slot])  # type: ignore[misc]
+        memory.put(
             {
                 "ids": [owned[s][h // self.block] for s, h in zip(step.slots, step.history, strict=True)],
                 "places": [h % self.block for h in step.history],
                 "near_tokens": step.lengths,
             },
-            {"ids": next(iter(owned[self.opening.seqs]), 0)},
+            {"ids": next(iter(owned.get(self.opening.seqs, ())), 0)},
         )
 
     @property

@@ -12,7 +12,7 @@ from coattn.ops.reference.append import read_rows, write_rows
 from coattn.part import check_count
 from coattn.store.base import Listing, Opening, Run, Store
 from coattn.store.blocks import BlockMemory
-from coattn.store.frame import Frame
+from coattn.store.step_table import TableMemory
 from coattn.types import Phase, Step
 
 DEFAULT_TOKENS = 1024
@@ -67,8 +67,8 @@ class Window(Store):
         pass
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if self.recording is not None:
-            append(self.recording, self.memory[layer], k, v)
+        if step.phase is Phase.DECODE:
+            append(self.step_table, self.memory[layer], k, v)
             return
         source, ids, rows = self._once(("places", k.device), lambda: self._places(step, k.device))
         if len(source):
@@ -102,13 +102,13 @@ class Window(Store):
     def columns(self) -> dict[str, int]:
         return {"ids": 0, "places": 0, "near_tokens": 0, "near": self.blocks}
 
-    def fill(self, frame: Frame, step: Step) -> None:
+    def write(self, memory: TableMemory, step: Step) -> None:
         counts = [self._count.get(slot, 0) for slot in step.slots]
         places = [c if c < self.sinks else self.sinks + (c - self.sinks) % self.ring for c in counts]
         for row, slot in enumerate(step.slots):
             start = slot * self.blocks
-            frame.put_list("near", row, slot, lambda start=start: torch.arange(start, start + self.blocks))  # type: ignore[misc]
-        frame.put(
+            memory.put_list("near", row, slot, lambda start=start: torch.arange(start, start + self.blocks))  # type: ignore[misc]
+        memory.put(
             {
                 "ids": [slot * self.blocks + p // self.block for slot, p in zip(step.slots, places, strict=True)],
                 "places": [p % self.block for p in places],

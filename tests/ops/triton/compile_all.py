@@ -8,6 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from coattn.bench import drive_kernel
 from coattn.ops.triton import (
     append,
     attend,
@@ -15,7 +16,6 @@ from coattn.ops.triton import (
     handover,
     limits,
     linear,
-    look_again,
     mean_values,
     merge,
     model,
@@ -31,12 +31,12 @@ from coattn.ops.triton import (
 
 KINDS = {
     "*i32": "table tokens ids places spill order post step reply failed verdict to source place count far_tokens "
-    "window window_tokens slots held chosen far_table present needed",
-    "*i64": "stamp moved counts",
-    "*fp32": "out lse scores values sums driven wanted worth",
+    "window window_tokens slots held chosen far_table present",
+    "*i64": "stamp moved",
+    "*fp32": "out lse scores values sums wanted worth",
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
-FLOATS = {"scale", "softcap", "eps", "alpha", "slack", "bound", "noise", "wrong"}
+FLOATS = {"scale", "softcap", "eps", "alpha", "slack", "noise", "wrong", "nothing"}
 
 COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
@@ -55,8 +55,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (
         merge._merge,
-        {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "OTHER": True, "TAIL": True}
-        | {"FOLLOW": True},
+        {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"FOLLOW": True},
     ),
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
@@ -83,30 +82,17 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             "CAP": True,
         },
     ),
-    *(
-        (
-            pick_blocks._pick_blocks,
-            {
-                "AHEAD": ahead,
-                "WHOLE": ahead,
-                "DRIVEN": not ahead,
-                "GROUP": 5,
-                "BLOCK": 32,
-                "N_PAD": 2048,
-                "CHUNKS_PAD": 32,
-                "K_PAD": 64,
-            }
-            | {"P_PAD": 64, "R_PAD": 2},
-        )
-        for ahead in (True, False)
+    (
+        pick_blocks._pick_blocks,
+        {"GROUP": 5, "BLOCK": 32, "N_PAD": 2048, "CHUNKS_PAD": 32, "K_PAD": 64, "P_PAD": 64, "R_PAD": 2},
     ),
+    (drive_kernel._drive, {"GROUP": 5, "CHUNKS_PAD": 32, "TILE": 256}),
     (
         renew._renew,
         {"RECALL": True, "MEAN": False, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
     ),
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
-    (look_again._look_again, {"GROUP": 5, "GROUP_PAD": 8, "D": 128, "D_PAD": 128, "K_PAD": 64}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
     (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
@@ -149,10 +135,10 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*fp32"
     if name.endswith("_out") and name not in ("q_out", "k_out"):
         return "*fp32" if name in ("wanted_out", "worth_out", "values_out") else "*i32"
-    others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_c", "lse_c", "out_t", "lse_t")
+    others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
-    if name == "far_ptr" and kernel in (pick_blocks._pick_blocks, look_again._look_again):
+    if name == "far_ptr" and kernel is pick_blocks._pick_blocks:
         return "*i32"
     if kernel is limits._read:
         return "*i32"
@@ -161,7 +147,7 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
         return "*bf16"
     if kernel is merge._merge:
-        return {"result_ptr": "*bf16", "other_ptr": "*i32"}.get(name, "*fp32")
+        return "*bf16" if name == "result_ptr" else "*fp32"
     if kernel is score_pq._score_pq and name == "codes_ptr":
         return "*u8"
     if name == "codes_ptr":

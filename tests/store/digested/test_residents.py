@@ -16,11 +16,10 @@ from tests.select.test_digest_top import wanted as picked_of
 from coattn.errors import BudgetError, ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.store.digested.residency import compact
 from coattn.store.digested.residents import Residents
 from coattn.types import Step
 
-SCOUT = {"block": BLOCK, "window_blocks": 2, "whole_pool": False}
+SCOUT = {"block": BLOCK, "window_blocks": 2}
 
 
 class Scout(World):
@@ -88,45 +87,40 @@ def older(blocks: list[list[int]]) -> list[list[int]]:
     return [head[:-2] for head in blocks]
 
 
+def check_parts(world: Scout, count: int) -> tuple[int, int]:
+    """The last step attended near to every resident block, far to what the rule picks beside. Returns how many blocks
+    of both heads were attended without being picked, and how many far."""
+    near, far = world.split(0)
+    keys = world.seen[0][0]
+    first = -(-len(keys) // BLOCK) - 2
+    beside = 0
+    for head, ruled in enumerate(older(wanted(world.q[0], keys, count))):
+        held = [b for b in world.before[0, head].tolist() if 0 <= b < first]
+        assert near[head] == sorted(held)
+        assert far[head] == sorted(set(ruled) - set(held))
+        beside += len(set(held) - set(ruled))
+    return beside, sum(map(len, far))
+
+
 @pytest.mark.parametrize("recall_interval", [0, 1, 3])
 @pytest.mark.parametrize("resident", [None, 2, 9])
-def test_attends_to_the_blocks_of_the_rule_wherever_they_are(recall_interval: int, resident: int | None) -> None:
+def test_attends_to_every_resident_and_to_what_the_rule_misses(recall_interval: int, resident: int | None) -> None:
     world = Scout(budget=24, recall_interval=recall_interval, resident=resident)
-    seen_near = seen_far = 0
+    more = missed = 0
     for _ in decoded(world):
-        near, far = world.split(0)
-        seen_near, seen_far = seen_near + len(near[0]), seen_far + len(far[0])
-        expected = wanted(world.q[0], world.seen[0][0], 6)
-        assert [sorted(a + b) for a, b in zip(near, far, strict=True)] == older(expected)
-        keys, values = world.seen[0]
-        for head in range(2):
-            some = torch.cat([torch.arange(b * BLOCK, min((b + 1) * BLOCK, len(keys))) for b in expected[head]])
-            q = world.q[0, 3 * head : 3 * head + 3]
-            exact = dense(q[None], keys[some, head : head + 1], values[some, head : head + 1], SCALE)[0]
-            torch.testing.assert_close(world.out[0, 3 * head : 3 * head + 3].double(), exact, atol=1e-5, rtol=1e-5)
-    assert seen_near
-    assert seen_far
-
-
-@pytest.mark.parametrize("resident", [2, 9])
-def test_with_the_whole_pool_every_resident_is_attended_and_what_the_rule_misses(resident: int) -> None:
-    world = Scout(budget=24, recall_interval=3, resident=resident, whole_pool=True)
-    more = 0
-    for _ in decoded(world):
+        beside, there = check_parts(world, 6)
+        more, missed = more + beside, missed + there
         near, far = world.split(0)
         first = -(-world.lengths[0] // BLOCK) - 2
         keys, values = world.seen[0]
-        for head, ruled in enumerate(older(wanted(world.q[0], keys, 6))):
-            held = [b for b in world.before[0, head].tolist() if 0 <= b < first]
-            assert near[head] == sorted(held)
-            assert far[head] == sorted(set(ruled) - set(held))
-            more += len(set(held) - set(ruled))
+        for head in range(2):
             blocks = [*near[head], *far[head], first, first + 1]
             some = torch.cat([torch.arange(b * BLOCK, min((b + 1) * BLOCK, len(keys))) for b in blocks])
             q = world.q[0, 3 * head : 3 * head + 3]
             exact = dense(q[None], keys[some, head : head + 1], values[some, head : head + 1], SCALE)[0]
             torch.testing.assert_close(world.out[0, 3 * head : 3 * head + 3].double(), exact, atol=1e-5, rtol=1e-5)
     assert more
+    assert missed
 
 
 def test_the_first_residents_are_what_the_last_query_of_the_prompt_wants() -> None:
@@ -194,8 +188,7 @@ def test_blocks_that_are_taken_back_are_no_longer_resident() -> None:
     for _ in range(12):
         world.step()
         world.check()
-        near, far = world.split(0)
-        assert [sorted(a + b) for a, b in zip(near, far, strict=True)] == older(wanted(world.q[0], world.seen[0][0], 6))
+        check_parts(world, 6)
 
 
 def test_it_says_how_much_each_side_attended_to() -> None:
@@ -231,21 +224,13 @@ def test_bad_values_are_refused(name: str, value: object) -> None:
         compose(METHODS["scout"], **{name: value})
 
 
-def test_compact_keeps_the_order() -> None:
-    values = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]], dtype=torch.int32)
-    flags = torch.tensor([[False, True, False, True], [True, True, True, True]])
-    found = compact(values, flags)
-    assert (found[0, :2].tolist(), found[1].tolist()) == ([6, 8], [1, 2, 3, 4])
-
-
 def test_budgets_can_differ_from_layer_to_layer(tmp_path: Path) -> None:
     path = tmp_path / "budgets.json"
     path.write_text(json.dumps({"budgets": [40]}))
     world = Scout(budget_file=str(path))
     assert world.store.places == 40 // BLOCK - 2
     world.step()
-    near, far = world.split(0)
-    assert [sorted(a + b) for a, b in zip(near, far, strict=True)] == older(wanted(world.q[0], world.seen[0][0], 10))
+    check_parts(world, 10)
     path.write_text(json.dumps({"budgets": [40, 4]}))
     with pytest.raises(ConfigError, match=r"smallest budget of .* is 4"):
         Scout(budget_file=str(path))

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
 from coattn.ops.reference.digest import score_digest
-from coattn.ops.reference.drive import Driven, drive
 
 CHUNK = 64
 """Blocks whose scores are summed up together."""
@@ -45,22 +44,19 @@ def score_parts(
     return Scores(scores, padded.view(*scores.shape[:-1], -1, CHUNK).logsumexp(-1))
 
 
-def pick_blocks(
-    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
-) -> None:
+def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
     """A KV head's score of a block is the log of the sum, over its query heads, of their softmax over the blocks; it
     picks its first `pool.sinks` blocks and as many of the highest as `lists.chosen` has room for. Of equal ones the
     older.
 
-    ahead: only what is missing is wanted: `far`, `far_tokens` and `chosen`; but all of it where the whole pool is
-    attended, since then no other pick follows. driven: what stands in place of the scores, in benchmarks.
+    Near is every resident block, whether picked or not.
     """
     seqs, heads, _, n = scores.blocks.shape
     count, block = lists.chosen.shape[-1], pool.block
     blocks = (rows.far_tokens // block)[:, None, None]
     there = torch.arange(n, device=rows.far.device) < blocks
     logs = scores.blocks - scores.sums.logsumexp(-1, keepdim=True)
-    values = logs.logsumexp(2) if driven is None else drive(rows, heads, driven, ahead)
+    values = logs.logsumexp(2)
     values[..., : pool.sinks] = torch.finfo(values.dtype).max
     values = values.masked_fill(~there, -torch.inf)
     order = (
@@ -79,18 +75,14 @@ def pick_blocks(
     _write(lists.chosen[:seqs], number.int(), real)
     _write(lists.far[:seqs], ids, missing)
     lists.far_tokens[:seqs] = (missing.sum(-1) * block).int()
-    if ahead and not pool.whole:
-        return
     places = held.shape[-1]
     present = (held >= 0) & (held < blocks)
-    near = match.int().argmax(-1)
-    if pool.whole:
-        near, resident = torch.arange(places, device=held.device).expand_as(held), present
+    near = torch.arange(places, device=held.device).expand_as(held)
     at = pool.first + rows.slots.long()[:, None, None] * places + near
     window = rows.window[:, None].expand(-1, heads, -1)
     some = torch.arange(window.shape[-1], device=at.device) * block < rows.window_tokens[:, None, None]
-    _write(lists.near[:seqs], torch.cat([at, window], -1).int(), torch.cat([resident, some.expand_as(window)], -1))
-    lists.near_tokens[:seqs] = resident.sum(-1) * block + rows.window_tokens[:, None]
+    _write(lists.near[:seqs], torch.cat([at, window], -1).int(), torch.cat([present, some.expand_as(window)], -1))
+    lists.near_tokens[:seqs] = present.sum(-1) * block + rows.window_tokens[:, None]
     lists.wanted[:seqs] = -torch.inf
     lists.wanted[:seqs, :, : number.shape[-1]] = values.gather(-1, number).masked_fill(~missing, -torch.inf)
     worth = values.gather(-1, held.long().clamp(0, n - 1)).masked_fill(~present, -torch.inf)

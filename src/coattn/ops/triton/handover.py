@@ -34,10 +34,10 @@ def _post(q_ptr, there_ptr, post_ptr, step_ptr, stamp_ptr, count, COPY: tl.const
 
 
 @triton.jit
-def _wait(reply_ptr, step_ptr, needed_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
+def _wait(reply_ptr, step_ptr, failed_ptr, verdict_ptr, stamp_ptr, deadline_ns):
     step = tl.load(step_ptr)
-    # once a wait of this step was given up, the later ones do not wait at all; nor where nothing was asked for
-    if (tl.load(failed_ptr, volatile=True) == 0) & (tl.load(needed_ptr) == step):
+    # once a wait of this step was given up, the later ones do not wait at all
+    if tl.load(failed_ptr, volatile=True) == 0:
         begin = tl_cuda.globaltimer()
         seen = tl.load(reply_ptr, volatile=True)
         late = begin < begin
@@ -80,14 +80,9 @@ def flag(word: Tensor, step: Tensor, stamp: Tensor) -> None:
     _post[(1,)](stamp, stamp, word, step, stamp, 0, COPY=False, SIZE=8192, num_warps=1)
 
 
-def wait(
-    word: Tensor, step: Tensor, needed: Tensor, failed: Tensor, verdict: Tensor, stamp: Tensor, deadline_s: float
-) -> None:
-    """Until the word is the step's number, or the deadline; then `failed` in GPU memory and mapped `verdict` are 1.
-
-    needed: does not wait unless it is the step's number too; the step itself: always waits.
-    """
-    _wait[(1,)](word, step, needed, failed, verdict, stamp, int(deadline_s * 1e9), num_warps=1)
+def wait(word: Tensor, step: Tensor, failed: Tensor, verdict: Tensor, stamp: Tensor, deadline_s: float) -> None:
+    """Until the word is the step's number, or the deadline; then `failed` in GPU memory and mapped `verdict` are 1."""
+    _wait[(1,)](word, step, failed, verdict, stamp, int(deadline_s * 1e9), num_warps=1)
 
 
 def mark(stamp: Tensor) -> None:

@@ -26,9 +26,9 @@ def _read(out_ptr, lse_ptr, seq, head, q_heads, P: tl.constexpr, P_PAD: tl.const
 
 @triton.jit
 def _merge(
-    out_a, lse_a, out_b, lse_b, out_c, lse_c, other_ptr, out_t, lse_t, result_ptr, q_heads, group,
+    out_a, lse_a, out_b, lse_b, out_t, lse_t, result_ptr, q_heads,
     A: tl.constexpr, A_PAD: tl.constexpr, B: tl.constexpr, B_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    OTHER: tl.constexpr, TAIL: tl.constexpr, FOLLOW: tl.constexpr,
+    TAIL: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -39,16 +39,7 @@ def _merge(
     lse, out = _read(out_a, lse_a, seq, head, q_heads, A, A_PAD, D, d)
     top = tl.max(lse, 0)
     if B > 0:
-        if OTHER:
-            which = tl.load(other_ptr + seq * (q_heads // group) + head // group)
-            if which > 0:
-                out_b = out_c
-                lse_b = lse_c
         more_lse, more_out = _read(out_b, lse_b, seq, head, q_heads, B, B_PAD, D, d)
-        if OTHER:
-            # nothing was asked for, so what stands there is of another step
-            more_lse = tl.where(which > 1, float("-inf"), more_lse)
-            more_out = tl.where(which > 1, 0.0, more_out)
         top = tl.maximum(top, tl.max(more_lse, 0))
     if TAIL:
         tail_lse, tail_out = _read(out_t, lse_t, seq, head, q_heads, 1, 1, D, d)
@@ -74,20 +65,17 @@ def _merge(
 def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The normalised output `[seqs, q_heads, d]` over up to three sets of pieces.
 
-    Only the last of several may have another in its place, and of three the second is one piece.
+    Of three the second is one piece.
     """
     first, second = pieces[0], pieces[-1]
     tail = pieces[1] if len(pieces) > 2 else first
     seqs, a, q_heads, d = first.out.shape
     b = second.out.shape[1] if len(pieces) > 1 else 0
     result = torch.empty(seqs, q_heads, d, dtype=dtype, device=device)
-    other = second.other
-    third = (second.out, second.lse, second.lse) if other is None else (other.out, other.lse, other.heads)
-    group = 1 if other is None else q_heads // other.heads.shape[1]
     _merge[(seqs, q_heads)](
-        first.out, first.lse, second.out, second.lse, *third, tail.out, tail.lse, result, q_heads, group,
+        first.out, first.lse, second.out, second.lse, tail.out, tail.lse, result, q_heads,
         A=a, A_PAD=triton.next_power_of_2(a), B=b, B_PAD=triton.next_power_of_2(max(1, b)),
-        D=d, D_PAD=triton.next_power_of_2(d), OTHER=other is not None, TAIL=len(pieces) > 2,
+        D=d, D_PAD=triton.next_power_of_2(d), TAIL=len(pieces) > 2,
         num_warps=4,
         # after a join the kernel in front is on another stream too, so nothing may start early
         **(options(seqs) if b == 0 else {"FOLLOW": False}),

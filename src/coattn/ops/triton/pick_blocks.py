@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 
 from coattn.ops.lists import Lists, Residents, Rows
-from coattn.ops.reference.drive import Drift, Driven
 from coattn.ops.reference.pick_blocks import Scores
-from coattn.ops.triton.drive import drive
 
 LEAST = tl.constexpr(-2147483648)
 MOST = tl.constexpr(2147483647)
@@ -43,8 +41,8 @@ def _values(
 def _pick_blocks(
     scores_ptr, sums_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
     near_out, near_tokens_out, far_out, far_tokens_out, chosen_out, wanted_out, worth_out, values_out,
-    heads, blocks, chunks, most, places, ring, width, first, sinks, far_seq, window_seq, layer, period, noise, wrong,
-    AHEAD: tl.constexpr, WHOLE: tl.constexpr, DRIVEN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    heads, blocks, chunks, most, places, ring, width, first, sinks, far_seq, window_seq,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
     N_PAD: tl.constexpr, CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
@@ -56,12 +54,6 @@ def _pick_blocks(
     held = tl.load(held_ptr + (slot * heads + tl.program_id(1)) * places + p, mask=p < places, other=-2)
     there = n < full
     value = _values(scores_ptr, sums_ptr, row, there, n, blocks, chunks, GROUP, CHUNKS_PAD, N_PAD)
-    if DRIVEN:
-        # a log of shares is never that large, but only we know: the real scores cost what they cost
-        length = tl.load(far_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)
-        pool = slot.to(tl.int32) * heads + tl.program_id(1)
-        other = drive(n, pool, blocks, length, layer, period, noise, wrong, AHEAD)
-        value = other + tl.where(value > 1e30, 1.0, 0.0)
     value = tl.where(n < sinks, HIGHEST, value)
     # whole numbers in the order of the scores: the bits of a float, those of negative ones turned round
     bits = value.to(tl.int32, bitcast=True)
@@ -101,8 +93,7 @@ def _pick_blocks(
         taken = taken & ((key > bar) | (tl.cumsum(tie.to(tl.int32), 0) <= kept))
     place = tl.cumsum(taken.to(tl.int32), 0) - 1
     tl.store(chosen_out + row * most + place, n, mask=taken)
-    if WHOLE or not AHEAD:
-        tl.store(values_out + row * blocks + n, value, mask=there)
+    tl.store(values_out + row * blocks + n, value, mask=there)
     tl.debug_barrier()
 
     k = tl.arange(0, K_PAD)
@@ -114,28 +105,21 @@ def _pick_blocks(
     ids = tl.load(far_ptr + seq * far_seq + number, mask=missing, other=0)
     tl.store(far_out + row * most + tl.cumsum(missing.to(tl.int32), 0) - 1, ids, mask=missing)
     tl.store(far_tokens_out + row, tl.sum(missing.to(tl.int32), 0) * BLOCK)
-    if WHOLE or not AHEAD:
-        present = (held >= 0) & (held < full)
-        if WHOLE:
-            near = (first + slot * places + p).to(tl.int32)
-            tl.store(near_out + row * width + tl.cumsum(present.to(tl.int32), 0) - 1, near, mask=present)
-            residents = tl.sum(present.to(tl.int32), 0)
-        else:
-            at = tl.sum(tl.where(match, p[None, :], 0), 1)
-            near = (first + slot * places + at).to(tl.int32)
-            tl.store(near_out + row * width + tl.cumsum(resident, 0) - 1, near, mask=resident > 0)
-            residents = tl.sum(resident, 0)
-        r = tl.arange(0, R_PAD)
-        recent = tl.load(window_tokens_ptr + seq)
-        used = (r < ring) & (r * BLOCK < recent)
-        newest = tl.load(window_ptr + seq * window_seq + r, mask=used, other=0)
-        tl.store(near_out + row * width + residents + r, newest, mask=used)
-        tl.store(near_tokens_out + row, residents * BLOCK + recent)
-        score = tl.load(values_out + row * blocks + number, mask=missing, other=float("-inf"))
-        tl.store(wanted_out + row * most + k, score, mask=k < most)
-        worth = tl.load(values_out + row * blocks + held, mask=present, other=float("-inf"))
-        worth = tl.where(tl.max(match.to(tl.int32), 0) > 0, float("inf"), worth)
-        tl.store(worth_out + row * places + p, worth, mask=p < places)
+    present = (held >= 0) & (held < full)
+    near = (first + slot * places + p).to(tl.int32)
+    tl.store(near_out + row * width + tl.cumsum(present.to(tl.int32), 0) - 1, near, mask=present)
+    residents = tl.sum(present.to(tl.int32), 0)
+    r = tl.arange(0, R_PAD)
+    recent = tl.load(window_tokens_ptr + seq)
+    used = (r < ring) & (r * BLOCK < recent)
+    newest = tl.load(window_ptr + seq * window_seq + r, mask=used, other=0)
+    tl.store(near_out + row * width + residents + r, newest, mask=used)
+    tl.store(near_tokens_out + row, residents * BLOCK + recent)
+    score = tl.load(values_out + row * blocks + number, mask=missing, other=float("-inf"))
+    tl.store(wanted_out + row * most + k, score, mask=k < most)
+    worth = tl.load(values_out + row * blocks + held, mask=present, other=float("-inf"))
+    worth = tl.where(tl.max(match.to(tl.int32), 0) > 0, float("inf"), worth)
+    tl.store(worth_out + row * places + p, worth, mask=p < places)
 
 
 def warps_of(blocks: int) -> int:
@@ -143,9 +127,7 @@ def warps_of(blocks: int) -> int:
     return int(max(4, min(32, triton.next_power_of_2(blocks) // 256)))
 
 
-def pick_blocks(
-    scores: Scores, rows: Rows, pool: Residents, lists: Lists, ahead: bool, driven: Driven | None = None
-) -> None:
+def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
     """See the reference. `lists.far` may lie in mapped host memory; only what is missing is written there."""
     seqs, heads, group, blocks = scores.blocks.shape
     chunks, most, places, ring = (
@@ -154,15 +136,13 @@ def pick_blocks(
         pool.held.shape[-1],
         rows.window.shape[1],
     )
-    size = 1 if ahead and not pool.whole else seqs * heads * blocks
-    values = torch.empty(size, dtype=torch.float32, device=scores.blocks.device)
+    values = torch.empty(seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
     pad = triton.next_power_of_2
-    drift, layer = driven or Driven(Drift(0.0, 1, 0.0), 0)
     _pick_blocks[(seqs, heads)](
         scores.blocks, scores.sums, rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
         lists.near, lists.near_tokens, lists.far, lists.far_tokens, lists.chosen, lists.wanted, lists.worth, values,
         heads, blocks, chunks, most, places, ring, lists.near.shape[-1], pool.first, pool.sinks, rows.far.stride(0),
-        rows.window.stride(0), layer, drift.period, float(drift.noise), float(drift.wrong),
-        AHEAD=ahead, WHOLE=pool.whole, DRIVEN=driven is not None, GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
+        rows.window.stride(0),
+        GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
         CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),
     )  # fmt: skip

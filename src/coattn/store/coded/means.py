@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from coattn.store.frame import Recording
-from coattn.types import LayerShape, Step
+from coattn.store.step_table import StepTable
+from coattn.types import LayerShape
 
 
 class Means:
@@ -38,13 +38,12 @@ class Means:
         self.sums[layer][slot] = 0
         self.add(layer, slot, values)
 
-    def of(self, layer: int, step: Step, recording: Recording | None, shape: LayerShape) -> Tensor:
+    def of(self, layer: int, table: StepTable, shape: LayerShape) -> Tensor:
         """`[seqs, q_heads, d]` float32: for each query head the mean value of its KV head."""
         sums, group = self.sums[layer], shape.q_heads // shape.kv_heads
-        if recording is not None and sums.device.type == "cuda":
+        if sums.device.type == "cuda":
             from coattn.ops.triton.mean_values import mean_values
 
-            return mean_values(sums, recording.ids, self.ring, group)
-        slots = torch.tensor(step.slots) if recording is None else recording.ids.long() // self.ring
-        found = sums[slots.to(sums.device)]
+            return mean_values(sums, table.ids, self.ring, group)
+        found = sums[table.ids.long() // self.ring]
         return (found[..., :-1] / found[..., -1:].clamp_min(1)).repeat_interleave(group, 1)

@@ -23,9 +23,9 @@ from coattn.store.blocks import BlockMemory, BlockTable, runs
 from coattn.store.coded.books import Books
 from coattn.store.coded.means import Means
 from coattn.store.coded.planes import CodeMemory, ValueMemory
-from coattn.store.frame import NOWHERE
 from coattn.store.ledger import Tier
-from coattn.types import Step
+from coattn.store.step_table import NOWHERE
+from coattn.types import Phase, Step
 
 CENTROIDS = 8192
 
@@ -160,35 +160,36 @@ class Coded(Arena):
         ledger.take("gpu", self.books.bytes, "A codebook for each layer")
         ledger.take("gpu", Means.bytes(layers, opening.seqs), "The mean value of each sequence")
         self.means = Means(layers, opening.seqs, self.ring)
+        width = max(1, (opening.tokens or 0) // self.block)
+        self.table.tabulate(opening.seqs + 1, width)
         far = opening.seqs * ((opening.tokens or 0) // self.block)
         for memory, blocks in ((self.window, self._near_blocks(opening)), (values, far), (codes, far)):
             if opening.fixed:
                 memory.fix(blocks)
             else:
                 memory.reserve(blocks)
-        if opening.fixed:
-            self.table.tabulate(opening.seqs + 1, max(1, (opening.tokens or 0) // self.block))
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if self.recording is None:
+        if step.phase is not Phase.DECODE:
             super().append(layer, k, v, step)
             return
-        recording, near = self.recording, self.window[layer]
-        append(recording, near, k, v)
-        spill = recording.spill
-        assert spill is not None, "an arena's frame has that column"
-        if near.device.type == "cuda":
-            self._spill_recorded(layer, near, recording.ids, spill)
+        table, near = self.step_table, self.window[layer]
+        append(table, near, k, v)
+        spill = table.spill
+        assert spill is not None, "an arena's table has that column"
+        if near.device.type == "cuda" and not table.by_hand:
+            self._spill_by_kernels(layer, near, table.ids, spill)
             return
-        for block, to in zip(recording.ids.tolist(), spill.tolist(), strict=True):
+        for block, to in zip(table.ids.tolist(), spill.tolist(), strict=True):
             if to != NOWHERE:
-                self.means.add(layer, block // self.ring, near[block, :, 1].transpose(0, 1))
-                self._store(layer, [to], near[block, :, 0].transpose(0, 1), near[block, :, 1].transpose(0, 1))
+                slot = block // self.ring
+                self._spill(layer, slot, self.table.owned[slot].index(to), *near[block].transpose(0, 1).transpose(1, 2))
 
     def is_plain(self, step: Step) -> bool:
         """A block that becomes full before there is a codebook makes one; a first block is copied."""
         full = [n // self.block for n in step.lengths if n % self.block == 0]
-        return any(n <= self.sinks for n in full) or (bool(full) and len(self.books.ready) < len(self.books.made))
+        first = bool(full) and bool(self.split) and len(self.books.ready) < len(self.books.made)
+        return self.uncaptured() is not None or first or any(n <= self.sinks for n in full)
 
     def most_entries(self) -> int:
         """The longest list of entries that a KV head can be given."""
@@ -245,13 +246,9 @@ class Coded(Arena):
         """Far blocks and entries of each sequence, on the layer's device."""
         device = self.opening.layers[layer].device
 
-        def build() -> tuple[Tensor, Tensor]:
-            far = self.view(layer, step).far
-            assert far is not None
-            return far.table[:, 0].contiguous().to(device), far.tokens[:, 0].contiguous().to(device)
-
-        # the frame's tensors are there already, and differ from recording to recording
-        return build() if self.recording is not None else self._once(("far", device), build)
+        far = self.view(layer, step).far
+        assert far is not None
+        return far.table[:, 0].contiguous().to(device), far.tokens[:, 0].contiguous().to(device)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Blocks that are among the newest again come back; of keys that are not kept, what their codes say."""
@@ -334,10 +331,6 @@ class Coded(Arena):
         rounded, turned = self.centroid_bits == 8, self._turned
         return Books(opening.layers, self._groups(opening), count, shared, self.code_bits, path, rounded, turned, fixed)
 
-    def _spill_one(self, layer: int, slot: int, b: int) -> None:
-        block = self.window[layer][self._near_id(slot, b)]
-        self._spill(layer, slot, b, block[:, 0].transpose(0, 1), block[:, 1].transpose(0, 1))
-
     def _spill(self, layer: int, slot: int, first: int, k: Tensor, v: Tensor) -> None:
         for b in range(first, min(self.sinks, first + len(k) // self.block)):
             own = slice((b - first) * self.block, (b - first + 1) * self.block)
@@ -375,7 +368,7 @@ class Coded(Arena):
         made.record_stream(self._stream)
         self.far.arriving[layer] = event
 
-    def _spill_recorded(self, layer: int, near: Tensor, ids: Tensor, spill: Tensor) -> None:
+    def _spill_by_kernels(self, layer: int, near: Tensor, ids: Tensor, spill: Tensor) -> None:
         """Blocks that the step has filled, by kernels that do nothing for those that are not full."""
         from coattn.ops.triton.nearest import code_spilled
         from coattn.ops.triton.spill import spill_keys, spill_values

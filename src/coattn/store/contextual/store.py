@@ -151,15 +151,15 @@ class Contextual(Arena):
             self.chosen.top_up()
 
     def view(self, layer: int, step: Step) -> Selection:
-        if self.recording is not None:
-            return self._recorded_view(layer)
         whole = super().view(layer, step)
         if step.phase is not Phase.DECODE or whole.far is None:
             return whole
-        number, slots = self.numbers[layer], list(step.slots)
-        tokens = self.chosen.shown[number, slots]
-        far = BlockList(self.chosen.table[number, slots], tokens, int(tokens.max()), self.chosen.blocks)
-        return Selection(whole.near, far if far.longest else None)
+        number, table = self.numbers[layer], self.chosen.table[self.numbers[layer]]
+        owners = self.step_table.memory.host("slots")[: self.step_table.rows]
+        far = BlockList(
+            table, self.chosen.shown[number], table.shape[-1] * self.block, self.chosen.blocks, owners=owners
+        )
+        return Selection(whole.near, far)
 
     def average(self, layer: int) -> Average:
         return Average(self.averages[layer], self.alpha, self.group_mean)
@@ -356,16 +356,3 @@ class Contextual(Arena):
     def _keep(self, weights: Tensor, entries: int) -> Tensor:
         assert self.keep is not None, "a selection rule comes first"
         return self.keep(weights, entries)
-
-    def _recorded_view(self, layer: int) -> Selection:
-        assert self.recording is not None
-        view = self.recording.view()
-        if view.far is None:
-            return view
-        number = self.numbers[layer]
-        owners = self.recording.frame.host("slots")[: self.recording.rows]
-        table = self.chosen.table[number]
-        far = BlockList(
-            table, self.chosen.shown[number], table.shape[-1] * self.block, self.chosen.blocks, owners=owners
-        )
-        return Selection(view.near, far)

@@ -11,7 +11,7 @@ from coattn.errors import ConfigError
 from coattn.ops.reference.digest import KINDS, digest
 from coattn.store.blocks import BlockMemory
 from coattn.store.ledger import Ledger, Tier
-from coattn.types import BlockList, LayerShape, Selection, Step
+from coattn.types import LayerShape, Selection
 
 HELP = {
     "window_blocks": "newest blocks of a sequence that are always attended, the one being filled included",
@@ -26,37 +26,10 @@ SLACK = "how far from the middle of a digest's range to its best end a score goe
 class Digested(Protocol):
     """A store with digests, as a rule that picks whole blocks by them sees it."""
 
-    block: int
-    pick_once: bool
-    """Whether what a foreseen query picked stands, and the layer's own query picks nothing."""
+    def pick_blocks(self, layer: int, q: Tensor, blocks: int, scale: float, slack: float) -> Selection | None:
+        """The best `blocks` of each KV head for q `[seqs, q_heads, d]`, in the running decode step, by where they lie.
 
-    def digests(self, layer: int) -> Tensor:
-        """`[n, kv_heads, 2, head_dim]`: a lower and an upper bound of every channel of the keys of block n."""
-
-    def candidates(self, layer: int, step: Step, count: int) -> BlockList | None:
-        """The blocks from which a decode step picks `count`, `[seqs, 1, n]` on the layer's device, all but the last
-        full; None: nothing has to be picked, everything is attended."""
-
-    def always(self) -> tuple[int, int]:
-        """Blocks of a sequence that are attended whatever the query: newest candidates, and blocks beside them."""
-
-    def divide(self, layer: int, chosen: Tensor, counts: Tensor, step: Step) -> Selection:
-        """Picked candidates by where they lie, with what is attended always.
-
-        chosen: `[seqs, kv_heads, k]`, places in the list of candidates, rising; counts: `[seqs, kv_heads]`, how many
-        of them count.
-        """
-
-    def split(self, layer: int, q: Tensor, count: int, scale: float, slack: float, ahead: bool) -> Selection | None:
-        """While a step is recorded: candidates, scores, `count` picks and `divide` in one, where the store has it.
-
-        q: `[seqs, q_heads, d]`. ahead: the query is a foreseen one. None: the store has no such way.
-        """
-
-    def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
-        """The layer's attention has been started: scores `[seqs, kv_heads, n]` of the candidates, and what was picked.
-
-        -inf is the score of what is no candidate.
+        The newest blocks are always among them. None: nothing has to be picked, everything is attended.
         """
 
 

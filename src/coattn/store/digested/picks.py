@@ -1,4 +1,4 @@
-"""The picks of a recorded step: lists at fixed addresses, filled and renewed by kernels alone."""
+"""The picks of a decode step: lists at fixed addresses, filled and renewed by kernels alone."""
 
 from __future__ import annotations
 
@@ -9,53 +9,36 @@ import torch
 from torch import Tensor
 
 from coattn.ops.lists import Lists, Rows
-from coattn.store.frame import Recording
 from coattn.store.host_memory import host_memory
+from coattn.store.step_table import StepTable
 from coattn.types import LayerShape
 
 
 class Picks:
-    """One store's lists, for at most `batch` sequences.
+    """One store's lists, for at most `batch` sequences: one of each layer.
 
-    A layer has two: of its own query, and of the one that was foreseen. What the CPU reads of them lies in mapped host
-    memory, and is not written again before the step is over.
+    What the CPU reads of them lies in mapped host memory, and is not written again before the step is over.
     """
 
-    def __init__(
-        self, layers: dict[int, LayerShape], batch: int, ring: int, places: Callable[[int], int], once: bool
-    ) -> None:
-        """once: what a foreseen query picked stands, and the layer's own picks nothing."""
-        self.layers, self.batch, self.ring, self.places, self.once = layers, batch, ring, places, once
+    def __init__(self, layers: dict[int, LayerShape], batch: int, ring: int, places: int) -> None:
+        self.layers, self.batch, self.ring, self.places = layers, batch, ring, places
         device = next(iter(layers.values())).device
         self.moved = torch.zeros(1, dtype=torch.int64, device=device)
         """Blocks that were brought from the arena, since the beginning."""
-        self.mapped: dict[tuple[int, bool], Lists] = {}
-        """By layer, and whether it was foreseen: lists whose far part the CPU reads."""
-        self.foreseen: set[int] = set()
-        self._own: dict[int, Lists] = {}
-        """By layer: lists whose far part stays on the GPU, since the CPU was asked before."""
+        self.made: dict[int, Lists] = {}
+        """By layer that picks."""
         self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._forked = False
 
-    def lists(self, layer: int, ahead: bool, foreseen: bool, count: int) -> Lists:
-        """Where a pick of `count` blocks goes. foreseen: the CPU has been started on the layer already."""
-        if foreseen and not ahead:
-            self.foreseen.add(layer)
-            if self.once:
-                return self.mapped[layer, True]
-            if layer not in self._own:
-                self._own[layer] = self._make(layer, count, False)
-            return self._own[layer]
-        key = (layer, ahead)
-        if key not in self.mapped:
-            self.mapped[key] = self._make(layer, count, True)
-        return self.mapped[key]
+    def lists(self, layer: int, count: int) -> Lists:
+        """Where a layer's pick of `count` blocks goes."""
+        if layer not in self.made or self.made[layer].chosen.shape[-1] < count:
+            self.made[layer] = self._make(layer, count, True)
+        return self.made[layer]
 
-    def of(self, layer: int, foreseen: bool) -> Lists | None:
-        """What a layer picked for itself; None: nothing was picked."""
-        if self.once:
-            return self.mapped.get((layer, foreseen))
-        return self._own.get(layer) if foreseen else self.mapped.get((layer, False))
+    def of(self, layer: int) -> Lists | None:
+        """What a layer picked; None: nothing was picked."""
+        return self.made.get(layer)
 
     def nothing(self, layer: int) -> Lists:
         """Lists for a layer that picks nothing."""
@@ -83,38 +66,27 @@ class Picks:
 
         Waits for the GPU.
         """
-        own = self._by_layer()
-        if not own:
+        if not self.made:
             return None
-        near = far = 0.0
-        for layer, lists in own.items():
-            asked = self.mapped[layer, True] if layer in self.foreseen else lists
-            near += lists.near_tokens[:seqs].float().mean(1).sum().item()
-            far += asked.far_tokens[:seqs].float().mean(1).sum().item()
-        return near / len(own), far / len(own)
+        near = sum(lists.near_tokens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
+        far = sum(lists.far_tokens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
+        return near / len(self.made), far / len(self.made)
 
     def chosen(self, seqs: int) -> Tensor:
-        """`[layers, seqs, kv_heads, k]`: what the last step's own queries picked, where all layers pick as many."""
-        return torch.stack([lists.chosen[:seqs] for lists in self._by_layer().values()])
-
-    def _by_layer(self) -> dict[int, Lists]:
-        own = {layer: lists for (layer, ahead), lists in self.mapped.items() if not ahead} | self._own
-        if self.once:
-            own |= {layer: self.mapped[layer, True] for layer in self.foreseen}
-        return dict(sorted(own.items()))
+        """`[layers, seqs, kv_heads, k]`: what the last step's queries picked, where all layers pick as many."""
+        return torch.stack([lists.chosen[:seqs] for _, lists in sorted(self.made.items())])
 
     def _make(self, layer: int, count: int, mapped: bool) -> Lists:
         shape = self.layers[layer]
-        heads, places = shape.kv_heads, self.places(layer)
+        heads, places = shape.kv_heads, self.places
         size = self.batch * heads * (count + 1)
         if mapped and shape.device.type == "cuda":
             memory = host_memory(4 * size, shape.device).view(torch.int32)
         else:
             memory = torch.zeros(size, dtype=torch.int32, device=shape.device)
         far, far_tokens = torch.split(memory, [self.batch * heads * count, self.batch * heads])
-        near_most = max(count, places) if self.once else count
-        kinds = ((near_most + self.ring, torch.int32), (0, torch.int32), (count, torch.int32), (count, torch.float32),
-                 (places, torch.float32))  # fmt: skip
+        whole, real = torch.int32, torch.float32
+        kinds = ((max(count, places) + self.ring, whole), (0, whole), (count, whole), (count, real), (places, real))
         near, near_tokens, chosen, wanted, worth = (
             torch.zeros((self.batch, heads, width) if width else (self.batch, heads), dtype=dtype, device=shape.device)
             for width, dtype in kinds
@@ -123,8 +95,7 @@ class Picks:
         return Lists(near, near_tokens, far, far_tokens.view(self.batch, heads), chosen, wanted, worth)
 
 
-def rows_of(recording: Recording) -> Rows:
-    """A frame's columns as kernels take them."""
-    there, n = recording.frame.there, recording.rows
+def rows_of(table: StepTable) -> Rows:
+    """A step table's columns as kernels take them."""
     names = ("far", "far_tokens", "near", "near_tokens", "slots", "ids", "spill")
-    return Rows(*(there(name, n) for name in names))
+    return Rows(*(table.column(name) for name in names))

@@ -13,7 +13,7 @@ from torch import Tensor
 from coattn.errors import ConfigError
 from coattn.quantise.file import same_mark
 from coattn.store.base import Opening
-from coattn.types import BlockList, LayerShape
+from coattn.types import LayerShape
 
 NONE = -1
 """In the table: no block."""
@@ -42,7 +42,6 @@ class Residency:
             i: torch.full((opening.seqs + 1, s.kv_heads, places), NONE, dtype=torch.int32, device=s.device)
             for i, s in opening.layers.items()
         }
-        self._counts: dict[int, Tensor] = {}
 
     def find(self, layer: int, chosen: Tensor, counts: Tensor, slots: Tensor) -> Found:
         """chosen `[seqs, kv_heads, k]` block numbers, of which `counts` `[seqs, kv_heads]` count; slots `[seqs]`."""
@@ -51,13 +50,6 @@ class Residency:
         real = torch.arange(chosen.shape[-1], device=chosen.device) < counts[..., None]
         resident = match.any(-1) & real
         return Found(resident, real & ~resident, self._ids(slots, match.int().argmax(-1)))
-
-    def all(self, layer: int, blocks: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Where in near memory each place of the pools is, `[seqs, kv_heads, places]`, and whether it holds one of the
-        first `blocks` of its sequence, `[seqs, 1, 1]`: a later one is in the window still."""
-        held = self.held[layer][slots]
-        places = torch.arange(self.places, device=held.device).expand_as(held)
-        return self._ids(slots, places), (held >= 0) & (held < blocks)
 
     def replace(
         self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, slots: Tensor, due: Tensor
@@ -83,19 +75,9 @@ class Residency:
         self.held[layer][slots] = now
         return self._ids(slots, order).where(take, NONE), numbers
 
-    def admit(self, layer: int, numbers: Tensor, slots: Tensor, full: Tensor) -> Tensor:
-        """Gives block `numbers[i]` of each sequence that is `full` an empty place, where there is one.
-
-        numbers, slots, full: `[seqs]`. Returns where in near memory it has to go, `[seqs, kv_heads, 1]`; negative:
-        nowhere.
-        """
-        held = self.held[layer][slots]
-        empty = held == NONE
-        place = empty.int().argmax(-1, keepdim=True)
-        take = empty.any(-1, keepdim=True) & full[:, None, None]
-        now = numbers[:, None, None].int().where(take, held.gather(-1, place))
-        self.held[layer][slots] = held.scatter(-1, place, now)
-        return self._ids(slots, place).where(take & (slots != self.nobody)[:, None, None], NONE)
+    def hold(self, layer: int, numbers: Tensor) -> None:
+        """The first slots hold blocks `[slots, kv_heads, at most places]` from now on; nothing is copied."""
+        self.held[layer][: len(numbers), :, : numbers.shape[-1]] = numbers.int()
 
     def forget(self, slot: int, keep: int) -> None:
         """Drops what a sequence has resident of its blocks from number `keep` on."""
@@ -106,21 +88,6 @@ class Residency:
         """The same in one layer."""
         held = self.held[layer][slot]
         held.masked_fill_(held >= keep, NONE)
-
-    def count(self, layer: int, near: BlockList, far: BlockList) -> None:
-        """Remembers how many entries a layer attends to, for `counts`."""
-        found = torch.stack([part.tokens.float().mean(1).sum() for part in (near, far)])
-        if layer in self._counts:
-            self._counts[layer].copy_(found)  # a recorded step writes to where it wrote when it was recorded
-        else:
-            self._counts[layer] = found
-
-    def counts(self) -> tuple[float, float] | None:
-        """Entries attended near and far in the last step, mean over heads and layers; None: nothing was picked."""
-        if not self._counts:
-            return None
-        near, far = torch.stack([found.cpu() for found in self._counts.values()]).mean(0).tolist()
-        return near, far
 
     def _ids(self, slots: Tensor, places: Tensor) -> Tensor:
         """Blocks of near memory of places `[seqs, kv_heads, n]` of pools."""
@@ -168,11 +135,3 @@ def _read_layers(path: str, name: str, key: str, least: int, hint: str) -> list[
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{name} {path!r} is not a JSON file with a list {key!r} of whole numbers.", hint) from None
     return found
-
-
-def compact(values: Tensor, wanted: Tensor) -> Tensor:
-    """The wanted ones of values `[..., n]` int32, in order, at the front; anything after them."""
-    width = values.shape[-1]
-    place = (wanted.cumsum(-1) - 1).where(wanted, width)
-    out = values.new_zeros(*values.shape[:-1], width + 1)
-    return out.scatter(-1, place, values)[..., :width].contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,9 +10,8 @@ from torch import Tensor
 
 from coattn.ops.lists import Residents as Pool
 from coattn.ops.lists import Rows
-from coattn.ops.pick_blocks import pick_blocks, score_parts
+from coattn.ops.pick_blocks import Scores, pick_blocks, score_parts
 from coattn.ops.recall import recall
-from coattn.ops.reference.drive import Drift, Driven, drive
 from coattn.ops.renew import Digests, Due, renew
 from coattn.ops.score_digest import score_blocks
 from coattn.part import check_count, check_number
@@ -20,8 +20,11 @@ from coattn.store.base import Opening
 from coattn.store.blocks import layer_bytes
 from coattn.store.digested.digest import BUDGET_FILE, HELP, SINKS, SLACK, DigestedBlocks, check_digest
 from coattn.store.digested.picks import Picks, rows_of
-from coattn.store.digested.residency import Residency, check_profile, compact, read_budgets, read_intervals
+from coattn.store.digested.residency import Residency, check_profile, read_budgets, read_intervals
 from coattn.types import BlockList, Phase, Selection, Step
+
+Rescore = Callable[[int, Scores, Rows], Scores]
+"""`(layer, scores, table) -> scores`"""
 
 
 @dataclass
@@ -43,8 +46,6 @@ class Residents(Arena):
         "resident": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves to the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
         "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
-        "whole_pool": "attend to every resident block, and pick only once, by the query that was foreseen "
-        "(ScoutAttention, Algorithm 1); else to what the real query picks",
         "slack": SLACK,
         "sink_blocks": SINKS,
         "dram": DRAM,
@@ -58,13 +59,12 @@ class Residents(Arena):
     resident: int | None = None
     recall_interval: int = 8
     recall_file: str | None = None
-    whole_pool: bool = False
     slack: float = 1.0
-    pick_once: bool = field(init=False, repr=False, default=False)
     _new: set[int] = field(init=False, repr=False, default_factory=set)
     """Slots whose residents are to be chosen before their next decode step."""
-    _drift: Drift | None = field(init=False, repr=False, default=None)
-    _recorded: Picks | None = field(init=False, repr=False, default=None)
+    rescore: Rescore | None = field(init=False, repr=False, default=None)
+    """What stands in for the scores of a layer's digests, where a benchmark wants picks to change at a stated rate."""
+    _made: Picks | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,6 @@ class Residents(Arena):
         check_count("sink_blocks", self.sink_blocks, 0)
         check_count("budget", self.budget, 1)
         check_count("recall_interval", self.recall_interval, 0)
-        self.pick_once = self.whole_pool
         if self.resident is not None:
             check_count("resident", self.resident, 1)
         self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
@@ -101,7 +100,7 @@ class Residents(Arena):
         self._scales = dict.fromkeys(opening.layers, 1.0)
 
     def release(self) -> None:
-        self._recorded = None
+        self._made = None
         super().release()
 
     def plan(self, step: Step) -> None:
@@ -121,98 +120,74 @@ class Residents(Arena):
                 self._new.add(slot)
 
     def after(self, layer: int, step: Step) -> None:
-        """Blocks of the window that are full now become residents while there are empty places."""
-        if self.recording is not None:
-            self._picks().beside(lambda: self._renew(layer))
-        elif any(length % self.block == 0 for length in step.lengths):
-            near = [self._near_id(s, h // self.block) for s, h in zip(step.slots, step.history, strict=True)]
-            lengths = self._lengths(layer, step)
-            ids = torch.tensor(near, dtype=torch.int32, device=lengths.device)
-            full, slots = lengths % self.block == 0, self._slots(layer, step)
-            to = self.residency.admit(layer, lengths // self.block - 1, slots, full)
-            recall(self.near[layer], self.near[layer], to, ids[:, None, None].expand_as(to))
+        """Recall: every few steps of a sequence, and at another one in every layer, its misses take the places of the
+        residents with the lowest scores; blocks of the window that are full now get empty places. Used from the next
+        step on, and done beside what follows."""
+        self._picks().beside(lambda: self._renew(layer))
 
     @property
     def picks(self) -> Picks | None:
-        """What recorded steps pick; None before one was recorded."""
-        return self._recorded
+        """What decode steps pick; None before the first."""
+        return self._made
 
     def rejoin(self) -> bool:
-        return self._recorded is not None and self._recorded.rejoin()
+        return self._made is not None and self._made.rejoin()
 
-    def split(self, layer: int, q: Tensor, count: int, scale: float, slack: float, ahead: bool) -> Selection | None:
-        recording = self.recording
-        assert recording is not None, "only while a step is recorded"
-        rows, picks = rows_of(recording), self._picks()
-        foreseen = layer in recording.foreseen
-        lists = picks.lists(layer, ahead, foreseen, min(count, rows.far.shape[1]))
-        if ahead or not (foreseen and self.pick_once):
-            softcap = self.opening.layers[layer].softcap
-            scores = score_parts(q, self.digests(layer), rows, self.block, scale, softcap, slack)
-            driven = None if self._drift is None else Driven(self._drift, layer)
-            pick_blocks(scores, rows, self._pool(layer), lists, ahead, driven)
-        # the CPU's side of a recorded step knows its number of sequences by itself
-        some = slice(None) if lists.far.device != q.device else slice(recording.rows)
-        far = BlockList(lists.far[some], lists.far_tokens[some], self.block * lists.far.shape[-1])
-        if ahead:
-            return Selection(None, far)
-        table = lists.near[: recording.rows]
-        return Selection(BlockList(table, lists.near_tokens[: recording.rows], self.block * table.shape[-1]), far)
+    def pick_blocks(self, layer: int, q: Tensor, blocks: int, scale: float, slack: float) -> Selection | None:
+        """Of the best blocks in DRAM those that are not resident, for the CPU; and beside the window every resident
+        block, whether picked or not (ScoutAttention, Algorithm 1, line 10)."""
+        table = self.step_table
+        if not table.far:
+            return None
+        rows = rows_of(table)
+        lists = self._picks().lists(layer, min(blocks - self.window_blocks, rows.far.shape[1]))
+        scores = score_parts(q, self.digests(layer), rows, self.block, scale, self.opening.layers[layer].softcap, slack)
+        if self.rescore is not None:
+            scores = self.rescore(layer, scores, rows)
+        pick_blocks(scores, rows, self._pool(layer), lists)
+        far = BlockList(lists.far, lists.far_tokens, self.block * lists.far.shape[-1])
+        near = lists.near[: table.rows]
+        return Selection(BlockList(near, lists.near_tokens[: table.rows], self.block * near.shape[-1]), far)
 
     def _renew(self, layer: int) -> None:
-        recording = self.recording
-        assert recording is not None
-        picks = self._picks()
-        lists = picks.of(layer, layer in recording.foreseen) if recording.far else None
+        table, picks = self.step_table, self._picks()
+        lists = picks.of(layer) if table.far else None
         interval = 0 if lists is None else self._interval(layer)
         lists = lists or picks.nothing(layer)
         far, digests = self.far[layer], Digests(self.digests(layer), self.digest)
         pool, due = self._pool(layer), Due(interval, layer)
-        renew(self.near[layer], far, digests, rows_of(recording), pool, lists, due, picks.moved)
+        renew(self.near[layer], far, digests, rows_of(table), pool, lists, due, picks.moved)
 
     def _interval(self, layer: int) -> int:
         return self.recall_interval if self._intervals is None else self._intervals[layer]
 
     def _pool(self, layer: int) -> Pool:
-        return Pool(self.residency.held[layer], self.residency.first, self.block, self.sink_blocks, self.whole_pool)
+        return Pool(self.residency.held[layer], self.residency.first, self.block, self.sink_blocks)
 
     def _picks(self) -> Picks:
-        assert self.recording is not None
-        if self._recorded is None:
-            layers = dict(self.opening.layers)
-            self._recorded = Picks(layers, self.recording.frame.batch, self.ring, lambda _: self.places, self.pick_once)
-        return self._recorded
+        if self._made is None:
+            batch = self.step_table.memory.batch
+            self._made = Picks(dict(self.opening.layers), batch, self.ring, self.places)
+        return self._made
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         super().truncate(slot, length, keep)
         self.residency.forget(slot, keep // self.block)
 
     def attended(self, step: Step) -> tuple[float, float]:
-        found = self.residency.counts() if self._recorded is None else self._recorded.attended(step.seqs)
+        # what was picked is of the last step that had anything to pick
+        found = self._made.attended(step.seqs) if self._made is not None and self.step_table.far else None
         return super().attended(step) if found is None else found
 
     def counted(self) -> dict[str, int]:
-        if self._recorded is None:
+        if self._made is None:
             return {}
         shape = next(iter(self.opening.layers.values()))
-        return {"recalled_bytes": int(self._recorded.moved) * self.far.layer_bytes(shape) // shape.kv_heads}
+        return {"recalled_bytes": int(self._made.moved) * self.far.layer_bytes(shape) // shape.kv_heads}
 
-    def drive(self, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
-        """For benchmarks: recorded steps pick by scores that change so, whatever the queries are.
-
-        Residents are what would have been picked `age` steps before these sequences had this length.
-        """
-        self._drift = drift
-        assert self.table.rows is not None, "open() was not fixed"
-        width, blocks = self.table.rows.shape[1], self._first_near(length + 1)
-        for layer, shape in self.opening.layers.items():
-            whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
-            table = torch.zeros(len(slots), width, dtype=torch.int32, device=shape.device)
-            zero = torch.zeros_like(whole)
-            rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
-            scores = drive(rows, shape.kv_heads, Driven(drift, layer), False)[..., :blocks]
-            best = scores.topk(min(self.places, blocks), -1).indices
-            self.residency.held[layer][: len(slots), :, : best.shape[-1]] = best.int()
+    def far_blocks(self, length: int) -> int:
+        """Blocks of a sequence of so many tokens that are attended in DRAM or in the pool."""
+        return self._first_near(length)
 
     def fill_randomly(self) -> None:
         super().fill_randomly()
@@ -228,45 +203,6 @@ class Residents(Arena):
 
     def digests(self, layer: int) -> Tensor:
         return self._digested.digests(layer)
-
-    def candidates(self, layer: int, step: Step, count: int) -> BlockList | None:
-        far = self.view(layer, step).far
-        return None if far is None else self._there(layer, step, far)
-
-    def always(self) -> tuple[int, int]:
-        return 0, self.window_blocks
-
-    def divide(self, layer: int, chosen: Tensor, counts: Tensor, step: Step) -> Selection:
-        view = self.view(layer, step)
-        assert view.near is not None
-        assert view.far is not None
-        block, heads = self.block, chosen.shape[1]
-        slots = self._slots(layer, step)
-        found = self.residency.find(layer, chosen, counts, slots)
-        places, resident = found.ids, found.resident
-        if self.whole_pool:
-            places, resident = self.residency.all(layer, view.far.tokens[:, :, None].to(chosen.device) // block, slots)
-        window = view.near.table.expand(-1, heads, -1)
-        some = torch.arange(window.shape[-1], device=chosen.device) * block < view.near.tokens[:, :, None]
-        table = compact(torch.cat([places, window], -1), torch.cat([resident, some.expand_as(window)], -1))
-        tokens = resident.sum(-1) * block + view.near.tokens
-        near = BlockList(table, tokens.to(torch.int32), table.shape[-1] * block)
-        ids = self._there(layer, step, view.far).table.expand(-1, heads, -1).gather(2, chosen)
-        missed = (found.missing.sum(-1) * block).to(torch.int32)
-        far = BlockList(compact(ids, found.missing), missed, block * ids.shape[-1])
-        self.residency.count(layer, near, far)
-        return Selection(near, self._to_host(layer, far))
-
-    def learn(self, layer: int, scores: Tensor, chosen: Tensor, counts: Tensor, step: Step) -> None:
-        """Recall: every few steps of a sequence, and at another one in every layer, its misses take the places of the
-        residents with the lowest scores. They are used from the next step on."""
-        interval = self._interval(layer)
-        if not interval:
-            return
-        slots = self._slots(layer, step)
-        due = (self._lengths(layer, step) + layer) % interval == 0
-        moved = self.residency.replace(layer, scores, chosen, counts, slots, due)
-        self._bring(layer, moved, self.candidates(layer, step, 0))
 
     def _choose(self, slot: int, first: int, full: int) -> None:
         """The first residents: of the blocks before `first`, those that the last query of the prompt wants most.
@@ -316,26 +252,3 @@ class Residents(Arena):
     def _has_filled(self, layer: int, ids: list[int], k: Tensor) -> None:
         blocks = k.view(len(ids), self.block, *k.shape[1:]).transpose(1, 2)[:, :, None]
         self._digested.write_digests(layer, torch.tensor(ids, device=k.device), blocks)
-
-    def _slots(self, layer: int, step: Step) -> Tensor:
-        device = self.opening.layers[layer].device
-        return self._once(("slots", device), lambda: torch.tensor(step.slots, device=device))
-
-    def _lengths(self, layer: int, step: Step) -> Tensor:
-        device = self.opening.layers[layer].device
-        return self._once(("lengths", device), lambda: torch.tensor(step.lengths, device=device))
-
-    def _there(self, layer: int, step: Step, far: BlockList) -> BlockList:
-        """The far list on the layer's device."""
-        device = self.opening.layers[layer].device
-        if far.table.device == device:
-            return far
-        return self._once(
-            ("there", device), lambda: BlockList(far.table.to(device), far.tokens.to(device), far.longest)
-        )
-
-    def _to_host(self, layer: int, far: BlockList) -> BlockList | None:
-        """What the CPU is asked for. Waits for the GPU."""
-        table, tokens = far.table.cpu(), far.tokens.cpu()
-        longest = int(tokens.max())
-        return BlockList(table, tokens, longest) if longest else None

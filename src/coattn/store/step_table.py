@@ -1,9 +1,14 @@
-"""The numbers of a decode step at fixed addresses: what a recorded step reads anew at every replay."""
+"""The step table: all that a decode step has to know of its sequences, as numbers at fixed addresses.
+
+`plan` on the host writes it; what runs per layer reads tensors of it and decides nothing by a length. So the same code
+runs layer by layer or as a CUDA graph, which reads the table anew at every replay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +19,18 @@ NOWHERE = -1
 """In a column of block ids: no block."""
 
 
-class Frame:
+class TableMemory:
     """Columns of int32 numbers, one row per sequence of a step, on the host and as a copy on the device.
 
     A column of width 0 is a number that changes with every step; another is a list of so many blocks, written only when
-    it changes. Owner: the recorder of a group of layers. Writer: the store's `fill`, before a replay. Readers: the
-    recorded kernels, of the device's copy, and the CPU's workers, of the host's. Both may be overwritten once the
-    replay is over; `send` starts the copy on the current stream, which the replay follows.
+    it changes. Owner: the runtime, one for each group of layers. Writer: the store's `write`, before a step runs.
+    Readers: the step's kernels, of the device's copy, and the CPU's workers, of the host's. The host's may be
+    overwritten once the step is over and the copy is done, which writing waits for: nobody else waits for a GPU that is
+    steps behind. `send` starts the copy on the current stream, which the step follows.
     """
 
     def __init__(self, columns: Mapping[str, int], batch: int, device: torch.device) -> None:
-        self.batch, self.device = batch, device
+        self.batch, self.device, self.columns = batch, device, dict(columns)
         ordered = sorted(columns.items(), key=lambda item: item[1] > 0)
         self._numbers = [name for name, width in ordered if width == 0]
         self._place: dict[str, tuple[int, int]] = {}
@@ -36,6 +42,8 @@ class Frame:
         self._there = torch.zeros(size, dtype=torch.int32, device=device) if device.type == "cuda" else self._host
         self._keys: dict[tuple[str, int], object] = {}
         self._changed = True
+        self._sent: Any = None
+        """On a GPU: the event after which the host's memory has been read."""
 
     def has(self, name: str) -> bool:
         return name in self._place
@@ -50,6 +58,7 @@ class Frame:
 
     def put(self, numbers: Mapping[str, Sequence[int]], otherwise: Mapping[str, int]) -> None:
         """All numbers of a step, by column; the rows after them get what `otherwise` says, or zero."""
+        self._await()
         flat: list[int] = []
         for name in self._numbers:
             values = numbers[name]
@@ -62,6 +71,7 @@ class Frame:
         if self._keys.get((name, row)) == key:
             return
         found = ids()
+        self._await()
         self.host(name)[row, : len(found)] = found
         self._keys[name, row] = key
         self._changed = True
@@ -71,7 +81,14 @@ class Frame:
         if self._there is not self._host:
             end = len(self._host) if self._changed else len(self._numbers) * self.batch
             self._there[:end].copy_(self._host[:end], non_blocking=True)
+            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent.record(torch.cuda.current_stream(self.device))
         self._changed = False
+
+    def _await(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()
+            self._sent = None
 
     def _column(self, memory: Tensor, name: str, rows: int) -> Tensor:
         start, width = self._place[name]
@@ -80,41 +97,54 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A decode step while it is recorded: `rows` sequences whose numbers stand in a frame."""
+class StepTable:
+    """One decode step: `rows` sequences whose numbers stand in a table memory; rows past the step's are padding."""
 
-    frame: Frame
+    memory: TableMemory
     rows: int
     block: int
     far: bool
-    """Whether anything far is attended; a step without it is recorded for sequences that lie near altogether."""
+    """Whether anything far is attended; steps of sequences that lie near altogether have no such part."""
+    longest: Mapping[str, int] = field(default_factory=dict)
+    """By tier: entries of the longest list, where the host may know; else as many as the list has room for."""
+    mailbox: bool = False
+    """Whether the step hands over to the CPU by mailboxes, which the kernels of a CUDA graph can; else by threads."""
+    by_hand: bool = False
+    """Whether the step fills a block that the kernels cannot file away (`Store.is_plain`): PyTorch does."""
     stamps: dict[int, Tensor] = field(default_factory=dict)
     """By layer: where the GPU's part leaves the time of its end, if somebody beside it wants to know."""
-    foreseen: set[int] = field(default_factory=set)
-    """Layers for which the CPU has been started before their turn."""
+
+    def column(self, name: str) -> Tensor:
+        """`[rows]` of a number or `[rows, width]` of a list, on the layers' device."""
+        return self.memory.there(name, self.rows)
 
     @property
     def ids(self) -> Tensor:
         """`[rows]`: the near block of each new token."""
-        return self.frame.there("ids", self.rows)
+        return self.column("ids")
 
     @property
     def places(self) -> Tensor:
         """`[rows]`: the row of that block."""
-        return self.frame.there("places", self.rows)
+        return self.column("places")
 
     @property
     def spill(self) -> Tensor | None:
         """`[rows]`: the far block that the near one, now full, is written through to; NOWHERE: it is not full."""
-        return self.frame.there("spill", self.rows) if self.frame.has("spill") else None
+        return self.column("spill") if self.memory.has("spill") else None
 
     def view(self) -> Selection:
         """Everything the step's queries may see."""
         return Selection(self._list("near"), self._list("far") if self.far else None)
 
     def _list(self, tier: str) -> BlockList | None:
-        if not self.frame.has(tier):
+        if not self.memory.has(tier):
             return None
-        table, tokens = self.frame.there(tier, self.rows), self.frame.there(f"{tier}_tokens", self.rows)
-        table = table.view(self.rows, 1, -1)
-        return BlockList(table, tokens.view(self.rows, 1), table.shape[-1] * self.block)
+        table = self.column(tier).view(self.rows, 1, -1)
+        tokens = self.column(f"{tier}_tokens").view(self.rows, 1)
+        longest = min(self.longest.get(tier, 1 << 31), table.shape[-1] * self.block)
+        if tier == "near" or table.device.type == "cpu":
+            return BlockList(table, tokens, longest)
+        ids, counts = (self.memory.host(name)[: self.rows] for name in (tier, f"{tier}_tokens"))
+        on_host = BlockList(ids.view(self.rows, 1, -1), counts.view(self.rows, 1), longest)
+        return BlockList(table, tokens, longest, on_host=on_host)

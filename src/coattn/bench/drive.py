@@ -1,0 +1,98 @@
+"""Scores that change from step to step at a stated rate: for benchmarks on random weights, which have no locality."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coattn.ops.lists import Rows
+from coattn.ops.reference.pick_blocks import Scores
+from coattn.store.digested.residents import Residents
+
+MASK = 0xFFFFFFFF
+NOTHING = 1e30
+"""The sum of a query head whose shares are nothing beside it."""
+
+
+class Drift(NamedTuple):
+    """How scores change. A score is a slow part, drawn anew every `period` steps, and `noise` times a new draw."""
+
+    noise: float
+    period: int
+    """In steps."""
+    wrong: float
+    """Share of the scores that a prediction gets wrong."""
+
+
+def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:
+    """float32 `[seqs, kv_heads, n]`, by slot, layer and length alone: nothing is kept from step to step.
+
+    A share `drift.wrong` of the draws is not what the step's own query would have seen, as with a predicted one.
+    """
+    n = rows.far.shape[1]
+    device = rows.far.device
+    length = (rows.far_tokens + rows.window_tokens).long()[:, None, None]
+    heads = rows.slots.long()[:, None, None] * kv_heads + torch.arange(kv_heads, device=device)[:, None]
+    number = _hash((heads * n + torch.arange(n, device=device)) & MASK)
+    number = _hash(number ^ _hash(torch.tensor(layer + 1, device=device)))
+    epoch = (length + number % drift.period) // drift.period
+    slow = _logit(_hash(number ^ _hash((2 * epoch) & MASK)))
+    now = _hash(number ^ _hash((2 * length + 1) & MASK))
+    guessed = _hash(now ^ 0x9E3779B9)
+    fast = torch.where(guessed.float() * 2.0**-32 < drift.wrong, _logit(_hash(guessed)), _logit(now))
+    return slow + drift.noise * fast
+
+
+@dataclass(frozen=True)
+class DrivenScores:
+    """Stands in for what a layer's digests promise: scores that drift, whatever the query. For `Residents.rescore`.
+
+    The real scores are made all the same, and cost what they cost; these are written over them by one more kernel.
+    """
+
+    drift: Drift
+
+    def __call__(self, layer: int, scores: Scores, rows: Rows) -> Scores:
+        heads = scores.blocks.shape[1]
+        if scores.blocks.device.type == "cuda":
+            from coattn.bench.drive_kernel import drive as kernel
+
+            kernel(scores, rows, layer, self.drift)
+            return scores
+        # a KV head sums up its query heads' shares: the first has the drawn one, the others none
+        scores.blocks[:, :, 0] = drive(rows, heads, layer, self.drift)
+        scores.sums.fill_(-torch.inf)[..., 0] = NOTHING
+        scores.sums[:, :, 0, 0] = 0.0
+        return scores
+
+
+def drive_residents(store: Residents, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+    """Decode steps over this store pick by scores that change as `drift` says.
+
+    Residents are what would have been picked `age` steps before these sequences had this length.
+    """
+    store.rescore = DrivenScores(drift)
+    blocks = store.far_blocks(length + 1)
+    for layer, shape in store.opening.layers.items():
+        whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
+        table = torch.zeros(len(slots), store.table.rows.shape[1], dtype=torch.int32, device=shape.device)
+        zero = torch.zeros_like(whole)
+        rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
+        scores = drive(rows, shape.kv_heads, layer, drift._replace(wrong=0.0))[..., :blocks]
+        store.residency.hold(layer, scores.topk(min(store.places, blocks), -1).indices)
+
+
+def _hash(x: Tensor) -> Tensor:
+    """A permutation of 32-bit numbers that looks random."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
+    return x ^ (x >> 16)
+
+
+def _logit(x: Tensor) -> Tensor:
+    """32-bit numbers to numbers around zero, in the shape of a bell."""
+    u = ((x >> 8).float() + 0.5) * 2.0**-24
+    return torch.log(u) - torch.log(1 - u)

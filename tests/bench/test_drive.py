@@ -1,0 +1,107 @@
+"""Drawn scores: they change at the stated rate, the kernel draws what the reference draws, a store picks by them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.bench.drive import Drift, DrivenScores, drive, drive_residents
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.ops.lists import Rows
+from coattn.ops.reference.pick_blocks import CHUNK, Scores
+from coattn.runtime import Runtime
+from coattn.store.digested.residents import Residents
+from coattn.store.ledger import Ledger
+from coattn.types import LayerShape, Step
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HEADS = 2
+DRIFT = Drift(0.3, 40, 0.2)
+
+
+def rows(n: int) -> Rows:
+    """A long sequence, a short one, and nobody's."""
+    numbers = [[n * 8, 24, 0], [9, 16, 0], [2, 0, 3], [0, 0, 0]]
+    far, window, slots, zero = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in numbers)
+    table = torch.zeros(3, n, dtype=torch.int32, device=DEVICE)
+    return Rows(table, far, table, window, slots, zero, zero)
+
+
+def test_scores_change_with_every_step_layer_and_prediction() -> None:
+    some = rows(150)
+    now, again = drive(some, HEADS, 7, DRIFT), drive(some, HEADS, 7, DRIFT)
+    assert torch.equal(now, again)
+    later = drive(replace(some, window_tokens=some.window_tokens + 1), HEADS, 7, DRIFT)
+    assert not torch.isclose(now, later).any()
+    assert not torch.isclose(now, drive(some, HEADS, 8, DRIFT)).any()
+    right = drive(some, HEADS, 7, DRIFT._replace(wrong=0.0))
+    assert 0.1 < 1 - torch.isclose(now, right).float().mean() < 0.3
+    assert not torch.isclose(right, drive(some, HEADS, 7, DRIFT._replace(wrong=1.0))).any()
+    # without noise a score stays for `period` steps: each of them changes 1 in 40
+    slow = DRIFT._replace(noise=0.0)
+    before, after = (drive(r, HEADS, 7, slow) for r in (some, replace(some, window_tokens=some.window_tokens + 1)))
+    assert 0 < 1 - torch.isclose(before, after).float().mean() < 0.06
+
+
+@pytest.mark.parametrize(("group", "n"), [(1, 9), (3, 64), (5, 300)])
+@pytest.mark.parametrize("drift", [DRIFT, Drift(0.0, 1, 0.0), Drift(2.0, 500, 1.0)])
+def test_the_kernel_draws_what_the_reference_draws(group: int, n: int, drift: Drift) -> None:
+    pytest.importorskip("triton")
+    from coattn.bench.drive_kernel import drive as kernel
+
+    some, chunks = rows(n), -(-n // CHUNK)
+    made = Scores(torch.full((3, HEADS, group, n), 9.0), torch.full((3, HEADS, group, chunks), 9.0))
+    made = Scores(*(part.to(DEVICE) for part in made))
+    kernel(made, some, 5, drift)
+    torch.testing.assert_close(values(made), drive(some, HEADS, 5, drift), atol=1e-4, rtol=1e-4)
+    on_host = Rows(*(getattr(some, field.name).cpu() for field in fields(some)))
+    plain = Scores(torch.full((3, HEADS, group, n), 9.0), torch.full((3, HEADS, group, chunks), 9.0))
+    plain = DrivenScores(drift)(5, plain, on_host)
+    torch.testing.assert_close(plain.blocks, made.blocks.cpu(), atol=1e-4, rtol=1e-4)
+    assert torch.equal(plain.sums, made.sums.cpu())
+
+
+def values(scores: Scores) -> Tensor:
+    """A KV head's score of a block: the log of the sum of its query heads' shares."""
+    return (scores.blocks - scores.sums.logsumexp(-1, keepdim=True)).logsumexp(2)
+
+
+def test_a_store_picks_by_drawn_scores_and_misses_what_has_changed_since() -> None:
+    shape = LayerShape(6, 2, 16, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["scout"], block=4, budget=48, recall_interval=0, sink_blocks=0)
+    runtime = Runtime([shape], row, Ledger(), 2, 400)
+    q, k, v = (torch.randn(600, heads, 16) for heads in (6, 2, 2))
+    runtime.begin(Step.of((0, 1), (0, 0), (300, 300)))
+    runtime.attend(0, q, k, v, 0.25)
+    runtime.commit()
+    store = runtime.groups[0].store
+    assert isinstance(store, Residents)
+    store._new.clear()
+    drift = Drift(0.0, 100, 0.0)
+    missed = []
+    for age in (0, 10, 1000):
+        drive_residents(store, drift, (0, 1), 301, age)
+        runtime.begin(Step.of((0, 1), (300, 300), (1, 1)))
+        runtime.attend(0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)), 0.25)
+        picks, table = store.picks, store.step_table
+        assert picks is not None
+        lists = picks.made[0]
+        far = table.column("far_tokens")[0] // 4
+        scores = drive(
+            Rows(*(table.column(c) for c in ("far", "far_tokens", "near", "near_tokens", "slots", "ids", "spill"))),
+            2, 0, drift,
+        )[..., :far]  # fmt: skip
+        assert torch.equal(lists.chosen[:2].long(), scores.topk(10, -1).indices.sort(-1).values)
+        missed.append(int(lists.far_tokens[:2].sum()) // 4)
+        runtime.commit()
+        runtime.truncate(0, 301, 300)
+        runtime.truncate(1, 301, 300)
+        store._new.clear()
+    assert missed[0] == 0
+    assert 0 < missed[1] < missed[2]
+    assert math.isclose(missed[2], 40, rel_tol=0.3), "of ten blocks of four heads nearly all"
