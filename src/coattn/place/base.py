@@ -62,7 +62,7 @@ class Place(Part):
         self.opening = opening
 
     def expect(self, layer: int, picked: Selection) -> None:
-        """Hears what the next `run` will be asked for; only places that provide `prefetch` do something with it."""
+        """Hears what the next `run` will be asked for; only `pull` does something with it."""
 
     @abstractmethod
     def run(self, call: Call, picked: Selection) -> State:
