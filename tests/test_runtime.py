@@ -203,7 +203,7 @@ def test_a_single_token_beside_a_longer_turn_attends_to_everything(method: str, 
     params = {"hgca": {"beta": 1.0, "block": 8, "window_blocks": 1}, "oracle": {"budget": 32}}
     world = World(method, device, params.get(method, {"block": 8, "budget": 40, "window_blocks": 1}))
     world.run([(150, 90, 120)])
-    world.run([(1, 7, 1)])
+    world.run([(1, 7, 1), (5, 1, 1), (1, 1, 12), (1, 30, 1)])
 
 
 @pytest.mark.parametrize(("method", "params", "gpu"), CASES)

@@ -266,7 +266,7 @@ class Bench:
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "gpu_budget": self.gpu_kv,
             "host_budget": self.host_kv,
-            "simulated": simulated(case, own is None or own.exact, self.device.type == "cuda"),
+            "simulated": simulated(case, own is None or own.exact),
             "kept_share": statistics.fmean(case.kept) if case.kept else None,
             "ms_per_step": median * 1e3,
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
@@ -307,12 +307,12 @@ def cap_for(kept: float, context: int, group: int) -> int:
     return max(1, round((1 - math.pow(1 - kept, 1 / group)) * context))
 
 
-def simulated(case: Case, exact: bool, on_gpu: bool) -> list[str]:
+def simulated(case: Case, exact: bool) -> list[str]:
     """What a row of speed has in place of a trained model on a text."""
     found = ["random weights", "random keys and values"]
     if case.kept:
         found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
-    elif case.drift is not None and on_gpu:  # layer by layer nothing is driven
+    elif case.drift is not None:
         wrong = f"{case.drift.wrong:.0%} of the scores predicted wrongly"
         found.append(f"driven picks: {case.change:.1%} of the blocks change in a step, {wrong}")
     elif not exact:

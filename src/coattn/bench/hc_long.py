@@ -61,7 +61,7 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
             "dtype": str(bench.model.dtype).removeprefix("torch."),
             "gpu_budget": bench.gpu_kv,
             "host_budget": bench.host_kv,
-            "simulated": simulated(replace(case, kept=(kept,)), exact=False, on_gpu=True),
+            "simulated": simulated(replace(case, kept=(kept,)), exact=False),
             "ms_per_step": statistics.median(taken) * 1e3,
             "tokens_per_s": case.batch / statistics.median(taken),
             "steps": len(taken),

@@ -44,7 +44,7 @@ ON_A_MODEL = ("6", "table1")
 def scout(target: str | None, as_json: bool, **options: Any) -> None:
     """The figures of the ScoutAttention paper, with this machine's shapes and links in place of the paper's.
 
-    Random weights pick blocks at random, so on a GPU the picks are driven to --change: every row says what change rate,
+    Random weights pick blocks at random, so the picks are driven to --change: every row says what change rate,
     CPU ratio and recall traffic were measured.
 
     \b
