@@ -207,7 +207,7 @@ class Runtime:
 
     @contextmanager
     def aside(self, layer: int, hidden: Tensor) -> Iterator[None]:
-        """Inside this block a layer's query is foreseen; `hidden` is what it is made of."""
+        """Inside this block a layer's query is predicted; `hidden` is what it is made of."""
         parts = self._parts[layer]
         with parts.schedule.aside(layer, hidden, parts.store.step_table.mailbox):
             yield

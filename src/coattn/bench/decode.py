@@ -45,8 +45,7 @@ class Case:
     handover: bool = False
     """Hand over to the CPU although nothing lies far: what the hand-over itself costs."""
     drift: Drift | None = None
-    """Methods that pick blocks by their digests: how what they pick changes, in recorded steps; else as random weights
-    have it."""
+    """Methods that pick blocks by their digests: how what they pick changes; None: as random weights have it."""
     change: float = 0.0
     """Share of the picked blocks that changes in a step, under `drift`."""
     schedule: str | None = None

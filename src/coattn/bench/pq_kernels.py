@@ -36,7 +36,7 @@ FORMS = (Form(64, 16), Form(64, 13), Form(32, 16), Form(32, 13), Form(32, 16, Tr
 
 
 def seconds(run: Callable[[int], object], copies: int, least: float = 0.02) -> float:
-    """Time of one `run(i)`, recorded over all copies and replayed."""
+    """Time of one `run(i)`, captured over all copies and replayed."""
     for i in range(min(2, copies)):
         run(i)
     torch.cuda.synchronize()

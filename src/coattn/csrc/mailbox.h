@@ -1,4 +1,4 @@
-// The hand-over between a recorded GPU step and the worker pool, through flags in memory both can see.
+// The hand-over between a captured GPU step and the worker pool, through flags in memory both can see.
 //
 // A step posts the same jobs every time, about in the order in which they were added: one for each layer that
 // attends on the CPU, perhaps a second one. Of a few that are posted the one of the lowest rank is done

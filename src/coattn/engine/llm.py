@@ -164,7 +164,7 @@ class LLM:
     def warm_up(self, sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Records the decode step for batches of these sizes now rather than when one first runs; all sizes if None.
 
-        -> one entry for each recorded graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
+        -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
         return self.runner.warm_up(sizes)
 

@@ -54,7 +54,7 @@ class Runner(Protocol):
         """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Prepares decode steps of these batch sizes, all it knows if None -> what was recorded, in how long."""
+        """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
 
     def trace(self) -> StepTrace | None:
         """Where the time of the last `decode` went; None before the first."""

@@ -99,7 +99,7 @@ def force(
 
     Windows run as one batch, each a sequence of its own. Cost: holds the logits of the decode steps; those of the
     prefill are scored a chunk at a time. by_steps: through the engine's steps; by default on a GPU, where they are
-    recorded, unless somebody looks on.
+    captured, unless somebody looks on.
     """
     windows = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
     if by_steps is None:

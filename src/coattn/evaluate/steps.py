@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Windows `[windows, tokens]` under a method: recorded steps where there is a GPU."""
+    """Windows `[windows, tokens]` under a method: captured steps where there is a GPU."""
 
     def __init__(
         self,

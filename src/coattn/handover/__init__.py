@@ -1,1 +1,1 @@
-"""How a recorded GPU step and the CPU's workers hand work to each other."""
+"""How a captured GPU step and the CPU's workers hand work to each other."""

@@ -26,7 +26,7 @@ DEADLINE_S = 1.0
 class Box:
     """The jobs of one group of layers, for at most `batch` sequences; see `csrc/mailbox.h` for the memory map.
 
-    Life: posting and waiting are recorded into the step; around each replay come `begin` and `finish`.
+    Life: posting and waiting are captured with the step; around each replay come `begin` and `finish`.
     """
 
     def __init__(self, table: StepTable, jobs: int, device: torch.device) -> None:

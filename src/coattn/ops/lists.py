@@ -28,7 +28,7 @@ class Rows:
 class Residents:
     """One layer's pool: place p of slot s is block `first + s * places + p` of near memory.
 
-    held: `[slots + 1, kv_heads, places]` int32 block numbers, -1 for none; the last row is nobody's.
+    held: `[slots + 1, kv_heads, places]` int32 block numbers, -1 for none; the last row is for padding rows.
     """
 
     held: Tensor

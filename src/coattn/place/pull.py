@@ -1,4 +1,4 @@
-"""The GPU, over arena blocks that it brings in through a small staging memory."""
+"""The GPU, over arena blocks: read where they lie, or brought in through a small staging memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass
 class Pull(Place):
-    """Brings far blocks over PCIe into a staging memory in the GPU tier and attends to them there.
+    """The GPU attends to far blocks over PCIe: in decode where they lie, else through a staging memory in its tier.
 
     The staging memory takes what the budget leaves, at most two layers' worth; a layer that does not fit goes through
     in pieces, the next piece on its way while one is attended, and the partial results are merged.

@@ -1,4 +1,4 @@
-"""Which batch sizes are recorded; a step runs in the next larger one, its other rows nobody's."""
+"""Which batch sizes are captured; a step runs in the next larger one, its other rows are padding."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def ladder(most: int) -> tuple[int, ...]:
 
 
 def rung(rungs: tuple[int, ...], count: int) -> int:
-    """The smallest recorded size that holds `count` sequences."""
+    """The smallest captured size that holds `count` sequences."""
     return next(r for r in rungs if r >= count)

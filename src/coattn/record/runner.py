@@ -1,4 +1,4 @@
-"""Runs decode steps as recorded CUDA graphs; everything else layer by layer."""
+"""Runs decode steps as captured CUDA graphs; everything else layer by layer."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Recorded:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     seconds: float
-    """What recording it took."""
+    """What capturing it took."""
 
 
 class GraphRunner:
     """A Runner whose decode step is one CUDA graph for each batch size and for each of near only, near and far.
 
-    A graph is recorded when a step first needs it. A step whose CPU part failed takes the recordings with it: the
-    next one records anew over a new mailbox.
+    A step is captured when it is first needed. One whose CPU part failed takes the captures with it: the next one is
+    captured anew over a new mailbox.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class GraphRunner:
             self.runtime.commit()
         except BaseException:
             self.runtime.abort()
-            if self._armed:  # the CPU's side waits for a step that nobody will finish
+            if self._armed:  # the CPU's side waits for a step that will not be finished
                 self.drop_captures()
             raise
         self.best = self._best[: len(slots)].tolist()
         return recorded.logits[: len(slots)]
 
     def record(self, rows: int, far: bool) -> Recorded:
-        """Records a step. It runs once for real before, over tables in which every row is nobody's: what a step leaves
+        """Captures a step. It runs once for real before, over tables that hold padding rows alone: what a step leaves
         behind for the next one must not be left twice."""
         start = time.perf_counter()
         self.runtime.write_tables(Step(Phase.DECODE, (), (), ()))
@@ -129,7 +129,7 @@ class GraphRunner:
                 logits, _ = self._forward(rows)
         made = Recorded(graph, logits, time.perf_counter() - start)
         self._recorded[rows, far] = made
-        log.info("recorded a step of %d sequences%s in %.2f s", rows, " with the CPU" * far, made.seconds)
+        log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * far, made.seconds)
         return made
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:

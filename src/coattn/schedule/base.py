@@ -41,7 +41,7 @@ class Schedule(Part):
         return self.ahead
 
     def aside(self, layer: int, hidden: Tensor, mailbox: bool) -> AbstractContextManager[None]:
-        """Inside this block a layer's query is made, of `hidden`, and foreseen. mailbox: as in `Call`."""
+        """Inside this block a layer's query is predicted, from `hidden`. mailbox: as in `Call`."""
         return nullcontext()
 
     def foresee(self, call: Call, picked: Selection) -> None:
@@ -54,7 +54,7 @@ class Schedule(Part):
     def needed(self, picked: Selection) -> list[Place]:
         """The places whose part of the selection is there: an empty part costs kernels, and changes nothing.
 
-        Raises MethodError where a part of the selection is nobody's: it would be left out without a word.
+        Raises MethodError where no place has a part of the selection: it would be left out without a word.
         """
         require_covered(picked, [place.covers for place in self.places], self.select.name)
         found = [place for place in self.places if getattr(picked, place.covers) is not None]

@@ -30,7 +30,7 @@ class Started:
 class LayerAhead(SameLayer):
     """Host places start on a layer while the GPU is at the layer before, with the query predicted there.
 
-    A layer then merges what was started for it with what its real query finds near. Layers whose query nobody has
+    A layer then merges what was started for it with what its real query finds near. Layers whose query was not
     predicted, the first above all, run like `same_layer`.
     """
 

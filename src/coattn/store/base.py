@@ -33,7 +33,7 @@ class Opening:
     fixed: bool = False
     """Take what the budgets allow now, at most `seqs` sequences of `tokens`, and never move it; `tokens` is known."""
     spare: int = 0
-    """Near blocks beside those of the sequences, for the rows of a recorded step that are nobody's: 1 or none."""
+    """Near blocks beside those of the sequences, for the padding rows of a captured step: 1 or none."""
 
     def block_bytes(self, block: int) -> int:
         """Bytes of one block of every layer."""
@@ -174,7 +174,7 @@ class Store(Part):
         return self.opening.block_bytes(1)
 
     def is_plain(self, step: Step) -> bool:
-        """Whether a decode step does something that cannot be recorded, and so runs layer by layer."""
+        """Whether a decode step does something that cannot be captured, and so runs layer by layer."""
         return False
 
     def took(self, layer: int, entries: float) -> None:

@@ -1,4 +1,4 @@
-"""The fused forms of one model: found and checked once, active while a step is recorded."""
+"""The fused forms of one model: found and checked once, active while a step is captured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROTARY = "apply_rotary_pos_emb"
 
 
 class Fusion:
-    """`active` while a step is recorded; `close` gives the projections their own weights back."""
+    """`active` while a step is captured; `close` gives the projections their own weights back."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.model = session, session.model

@@ -41,7 +41,7 @@ class Work:
     _by_rows: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def of(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts, lacks and maxima for so many query heads. Made outside of a recording, before it."""
+        """Counts, lacks and maxima for so many query heads. Made before a step is captured, not in it."""
         if rows not in self._by_rows:
             counts = torch.zeros(rows, BINS, dtype=torch.int32, device=self.device)
             self._by_rows[rows] = (counts, torch.zeros_like(counts, dtype=torch.int64), counts.new_zeros(rows))

@@ -1,4 +1,4 @@
-"""How kernels of a recorded step follow each other.
+"""How kernels of a captured step follow each other.
 
 A kernel launched with `FOLLOW` may start before the one in front of it has ended: it says at once that the next may
 come (`gdc_launch_dependents`), does what depends on nobody, and then waits (`gdc_wait`) until everything in front is
@@ -36,7 +36,7 @@ def own_products() -> bool:
 
 
 def options(tokens: int) -> dict[str, Any]:
-    """Launch options of every kernel of a recorded step of so many tokens.
+    """Launch options of every kernel of a captured step of so many tokens.
 
     With more than one, only where the products are ours: the shared memory of others keeps the next kernel out, and a
     step of four tokens took a fifth longer.

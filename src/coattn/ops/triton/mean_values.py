@@ -1,4 +1,4 @@
-"""`mean_values`: running sums of values as means, for every query head of a recorded step."""
+"""`mean_values`: running sums of values as means, for every query head of a decode step."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from coattn.types import LayerShape
 
 
 class Means:
-    """By layer `[slots + 1, kv_heads, d + 1]` float32: the sum of values, and of how many; the last row is nobody's.
+    """By layer `[slots + 1, kv_heads, d + 1]` float32: the sum of values, and of how many; the last row is for padding.
 
-    Owner and writer: the store, when a block has become full; in recorded steps on a GPU its kernel. Reader: the place
+    Owner and writer: the store, when a block has become full; in decode steps on a GPU its kernel. Reader: the place
     that stands in for what is left out, in the same step or later.
     """
 

@@ -75,7 +75,7 @@ class Coded(Arena):
     _taken: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     """By layer: entries that the last selection took, over its sequences; the mean over KV heads."""
     counts: Callable[[], dict[int, float]] | None = field(init=False, repr=False, default=None)
-    """The same of the last recorded step, asked for when somebody wants to know."""
+    """The same of the last captured step, asked for when somebody wants to know."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,7 +57,7 @@ class DigestedBlocks(BlockMemory):
         spare: int = 0,
         form: str = "model",
     ) -> None:
-        """spare: digests after the last block's that are nobody's, for the rows of a recorded step without a block."""
+        """spare: digests after the last block's, for the padding rows of a captured step."""
         self.kind, self.spare = kind, spare
         self.side = BlockMemory("gpu", layers, 1, ledger, f"{what}, with digests,")
         super().__init__(tier, layers, block, ledger, what, form)
