@@ -32,7 +32,8 @@ class Residency:
     """By layer `[slots + 1, kv_heads, places]` int32: the number of the block at each place of each pool.
 
     The last row is for padding rows and stays empty. Owner: the store. Writers: `replace`, `forget`; `renew` in
-    decode steps. Reader: `pick_blocks`, in the steps that follow. A layer's row is read before it is written within a step, so a change is seen one step later.
+    decode steps. Reader: `pick_blocks`, in the steps that follow. A layer's row is read before it is written within a
+    step, so a change is seen one step later.
     """
 
     def __init__(self, opening: Opening, places: int, first: int) -> None:
