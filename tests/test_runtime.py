@@ -322,7 +322,8 @@ def test_layers_on_two_devices_keep_their_stores_with_them(
     method: str, params: dict[str, Any], gpu: int | None
 ) -> None:
     devices = [torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:0")]
-    world = World(method, devices[1], params, None if gpu is None else 2 * gpu, devices=devices)
+    # each device has a window and a staging memory of its own
+    world = World(method, devices[1], params, None if gpu is None else 4 * gpu, devices=devices)
     assert [world.runtime._parts[i].store.near[i].device for i in range(3)] == devices
     world.run(TURNS)
 

@@ -55,15 +55,29 @@ def test_the_kernel_draws_what_the_reference_draws(group: int, n: int, drift: Dr
     from coattn.bench.drive_kernel import drive as kernel
 
     some, chunks = rows(n), -(-n // CHUNK)
-    made = Scores(torch.full((3, HEADS, group, n), 9.0), torch.full((3, HEADS, group, chunks), 9.0))
-    made = Scores(*(part.to(DEVICE) for part in made))
-    kernel(made, some, 5, drift)
-    torch.testing.assert_close(values(made), drive(some, HEADS, 5, drift), atol=1e-4, rtol=1e-4)
+    layers = torch.tensor([2, 5], dtype=torch.int32, device=DEVICE)
+    blocks, sums = (torch.zeros(2, 3, HEADS, group, width, device=DEVICE) for width in (n, chunks))
+    kernel(blocks, sums, some, layers, drift)
+    for i, layer in enumerate((2, 5)):
+        want = drive(some, HEADS, layer, drift)
+        torch.testing.assert_close(values(Scores(blocks[i], sums[i])), want, atol=1e-4, rtol=1e-4)
     on_host = Rows(*(getattr(some, field.name).cpu() for field in fields(some)))
-    plain = Scores(torch.full((3, HEADS, group, n), 9.0), torch.full((3, HEADS, group, chunks), 9.0))
-    plain = DrivenScores(drift)(5, plain, on_host)
-    torch.testing.assert_close(plain.blocks, made.blocks.cpu(), atol=1e-4, rtol=1e-4)
-    assert torch.equal(plain.sums, made.sums.cpu())
+    real = Scores(torch.full((3, HEADS, group, n), 9.0), torch.full((3, HEADS, group, chunks), 9.0))
+    plain = DrivenScores(drift, [2, 5], torch.device("cpu"))
+    for i, layer in enumerate((2, 5)):
+        drawn = plain(layer, real, on_host)
+        torch.testing.assert_close(drawn.blocks, blocks[i].cpu(), atol=1e-4, rtol=1e-4)
+        assert torch.equal(drawn.sums, sums[i].cpu())
+
+
+def test_scores_are_drawn_anew_when_the_first_layer_asks() -> None:
+    plain = DrivenScores(DRIFT, [1, 4], torch.device("cpu"))
+    some = Rows(*(getattr(rows(20), field.name).cpu() for field in fields(Rows)))
+    real = Scores(torch.zeros(3, HEADS, 2, 20), torch.zeros(3, HEADS, 2, 1))
+    before = [values(plain(layer, real, some)) for layer in (1, 4)]
+    later = replace(some, window_tokens=some.window_tokens + 1)
+    after = [values(plain(layer, real, later)) for layer in (1, 4)]
+    assert not any(torch.isclose(a, b).any() for a, b in zip(before, after, strict=True))
 
 
 def values(scores: Scores) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,27 +46,42 @@ def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:
     return slow + drift.noise * fast
 
 
-@dataclass(frozen=True)
 class DrivenScores:
-    """Stands in for what a layer's digests promise: scores that drift, whatever the query. For `Residents.rescore`.
+    """Stands in for what the digests promise: scores that drift, whatever the query. For `Residents.rescore`.
 
-    The real scores are made all the same, and cost what they cost; these are written over them by one more kernel.
+    The real scores are made all the same, and cost what they cost. Those of all layers are drawn at once, when the first
+    layer asks: the draw is not in the way of what is measured.
     """
 
-    drift: Drift
+    def __init__(self, drift: Drift, layers: Sequence[int], device: torch.device) -> None:
+        self.drift, self.first = drift, min(layers)
+        self.numbers = torch.tensor(list(layers), dtype=torch.int32, device=device)
+        self._place = {layer: i for i, layer in enumerate(layers)}
+        self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        """By shape of a layer's scores: `[layers, *shape]` and the sums; only the first query heads' are ever written."""
 
     def __call__(self, layer: int, scores: Scores, rows: Rows) -> Scores:
-        heads = scores.blocks.shape[1]
-        if scores.blocks.device.type == "cuda":
+        key = tuple(scores.blocks.shape)
+        if layer == self.first or key not in self._made:
+            self._made[key] = self._draw(scores, rows)
+        blocks, sums = self._made[key]
+        return Scores(blocks[self._place[layer]], sums[self._place[layer]])
+
+    def _draw(self, like: Scores, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Scores of every layer: `[layers, *like]` each."""
+        made = self._made.get(tuple(like.blocks.shape))
+        blocks, sums = made or (part.new_zeros(len(self.numbers), *part.shape) for part in like)
+        if blocks.device.type == "cuda":
             from coattn.bench.drive_kernel import drive as kernel
 
-            kernel(scores, rows, layer, self.drift)
-            return scores
+            kernel(blocks, sums, rows, self.numbers, self.drift)
+            return blocks, sums
         # a KV head sums up its query heads' shares: the first has the drawn one, the others none
-        scores.blocks[:, :, 0] = drive(rows, heads, layer, self.drift)
-        scores.sums.fill_(-torch.inf)[..., 0] = NOTHING
-        scores.sums[:, :, 0, 0] = 0.0
-        return scores
+        for layer, place in self._place.items():
+            blocks[place, :, :, 0] = drive(rows, like.blocks.shape[1], layer, self.drift)
+        sums.fill_(-torch.inf)[..., 0] = NOTHING
+        sums[..., 0, 0] = 0.0
+        return blocks, sums
 
 
 def drive_residents(store: Residents, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
@@ -74,9 +89,10 @@ def drive_residents(store: Residents, drift: Drift, slots: tuple[int, ...], leng
 
     Residents are what would have been picked `age` steps before these sequences had this length.
     """
-    store.rescore = DrivenScores(drift)
+    layers = store.opening.layers
+    store.rescore = DrivenScores(drift, list(layers), next(iter(layers.values())).device)
     blocks = store.far_blocks(length + 1)
-    for layer, shape in store.opening.layers.items():
+    for layer, shape in layers.items():
         whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
         table = torch.zeros(len(slots), store.table.rows.shape[1], dtype=torch.int32, device=shape.device)
         zero = torch.zeros_like(whole)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from coattn.bench.drive import NOTHING, Drift
 from coattn.ops.lists import Rows
-from coattn.ops.reference.pick_blocks import Scores
 
 TILE = 256
 
@@ -27,10 +27,12 @@ def _logit(x):
 
 @triton.jit
 def _drive(
-    scores_ptr, sums_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, heads, blocks, chunks, layer, period, noise,
-    wrong, nothing, GROUP: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE: tl.constexpr,
+    scores_ptr, sums_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, layers_ptr, seqs, heads, blocks, chunks,
+    period, noise, wrong, nothing, GROUP: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    seq = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64)
+    seq = at % seqs
+    layer = tl.load(layers_ptr + at // seqs)
     head = tl.program_id(1)
     n = tl.program_id(2) * TILE + tl.arange(0, TILE)
     same = n * 0
@@ -44,7 +46,7 @@ def _drive(
     now = _hash(number ^ _hash(length * 2 + 1))
     guessed = _hash(now ^ 0x9E3779B9)
     fast = tl.where(guessed.to(tl.float32) * 2.3283064365386963e-10 < wrong, _logit(_hash(guessed)), _logit(now))
-    row = (seq * heads + head) * GROUP
+    row = (at * heads + head) * GROUP
     tl.store(scores_ptr + row * blocks + n, slow + noise * fast, mask=n < blocks)
     if tl.program_id(2) == 0:
         c = tl.arange(0, CHUNKS_PAD)
@@ -53,12 +55,12 @@ def _drive(
             tl.store(sums_ptr + (row + g) * chunks + c, tl.where(c == 0, first, float("-inf")), mask=c < chunks)
 
 
-def drive(scores: Scores, rows: Rows, layer: int, drift: Drift) -> None:
-    """Writes over `scores` what the reference draws."""
-    seqs, heads, group, blocks = scores.blocks.shape
-    chunks = scores.sums.shape[-1]
-    _drive[(seqs, heads, triton.cdiv(blocks, TILE))](
-        scores.blocks, scores.sums, rows.far_tokens, rows.window_tokens, rows.slots, heads, blocks, chunks, layer,
+def drive(scores: Tensor, sums: Tensor, rows: Rows, layers: Tensor, drift: Drift) -> None:
+    """Fills scores `[layers, seqs, kv_heads, group, n]` and sums `[.., chunks]` with what the reference draws."""
+    count, seqs, heads, group, blocks = scores.shape
+    chunks = sums.shape[-1]
+    _drive[(count * seqs, heads, triton.cdiv(blocks, TILE))](
+        scores, sums, rows.far_tokens, rows.window_tokens, rows.slots, layers, seqs, heads, blocks, chunks,
         drift.period, float(drift.noise), float(drift.wrong), NOTHING,
         GROUP=group, CHUNKS_PAD=triton.next_power_of_2(chunks), TILE=TILE, num_warps=4,
     )  # fmt: skip

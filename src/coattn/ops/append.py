@@ -11,7 +11,8 @@ from coattn.store.step_table import StepTable
 def append(table: StepTable, near: Tensor, k: Tensor, v: Tensor, far: Tensor | None = None) -> None:
     """k, v `[rows, kv_heads, d]` into near `[n, kv_heads, 2, block, d]`; full blocks on to far."""
     spill = table.spill if far is not None else None
-    if near.device.type == "cuda":
+    block = near.shape[3]
+    if near.device.type == "cuda" and (spill is None or block & (block - 1) == 0):
         from coattn.ops.triton.append import append as kernel
 
         kernel(near, table.ids, table.places, k, v, far, spill)

@@ -64,6 +64,9 @@ class Arena(Store):
     def is_exact(self) -> bool:
         return super().is_exact() and self.dram == "model"
 
+    def uncaptured(self) -> str | None:
+        return None if self.block & (self.block - 1) == 0 else f"block is {self.block}, which is no power of two"
+
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"dram": "model"}
 

@@ -38,7 +38,7 @@ def require(nbytes: int, what: str, place: str) -> None:
         raise BudgetError(
             f"{what} needs {format_bytes(nbytes)} of KV memory {place}, which this machine does not have: "
             f"{format_bytes(available)} is free.",
-            "Shorten the context, lower the batch or the window, set a budget, or free memory.",
+            "Shorten the context, lower the batch or the window, or free memory; a budget that is given is believed.",
         )
 
 

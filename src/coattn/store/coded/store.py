@@ -120,9 +120,7 @@ class Coded(Arena):
         return {"groups": 0, "codebook": None, "values": "model"}
 
     def uncaptured(self) -> str | None:
-        if self.keep_keys:
-            return "keep_keys scores what is selected on the host"
-        return None if self.block & (self.block - 1) == 0 else f"block is {self.block}, which is no power of two"
+        return "keep_keys scores what is selected on the host" if self.keep_keys else super().uncaptured()
 
     def keeps_keys(self) -> bool:
         return self.keep_keys

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.errors import ConfigError
 from coattn.ops.lists import Residents as Pool
 from coattn.ops.lists import Rows
 from coattn.ops.pick_blocks import Scores, pick_blocks, score_parts
@@ -90,6 +91,10 @@ class Residents(Arena):
     def open(self, opening: Opening) -> None:
         if self._intervals is not None:
             check_profile(str(self.recall_file), len(self._intervals), opening.layers)
+        if self.uncaptured() is not None and next(iter(opening.layers.values())).device.type == "cuda":
+            raise ConfigError(
+                f"block is {self.block}, but on a GPU it must be a power of two.", "Set block=16, 32 or 64."
+            )
         super().open(opening)
         self.places = self._places(opening)
         self.residency = Residency(opening, self.places, super()._near_blocks(opening))
