@@ -49,8 +49,8 @@ def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:
 class DrivenScores:
     """Stands in for what the digests promise: scores that drift, whatever the query. For `Residents.rescore`.
 
-    The real scores are made all the same, and cost what they cost. Those of all layers are drawn at once, when the first
-    layer asks: the draw is not in the way of what is measured.
+    The real scores are made all the same, and cost what they cost. Those of all layers are drawn at once, when the
+    first layer asks: the draw is not in the way of what is measured.
     """
 
     def __init__(self, drift: Drift, layers: Sequence[int], device: torch.device) -> None:
@@ -58,7 +58,7 @@ class DrivenScores:
         self.numbers = torch.tensor(list(layers), dtype=torch.int32, device=device)
         self._place = {layer: i for i, layer in enumerate(layers)}
         self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        """By shape of a layer's scores: `[layers, *shape]` and the sums; only the first query heads' are ever written."""
+        """By shape of a layer's scores: `[layers, *shape]`, and the sums; of a group only the first head's are written."""
 
     def __call__(self, layer: int, scores: Scores, rows: Rows) -> Scores:
         key = tuple(scores.blocks.shape)
