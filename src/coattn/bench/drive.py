@@ -58,7 +58,7 @@ class DrivenScores:
         self.numbers = torch.tensor(list(layers), dtype=torch.int32, device=device)
         self._place = {layer: i for i, layer in enumerate(layers)}
         self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        """By shape of a layer's scores: `[layers, *shape]`, and the sums; of a group only the first head's are written."""
+        """By shape of a layer's scores: `[layers, *shape]`, and the sums; of a group the first head's are written."""
 
     def __call__(self, layer: int, scores: Scores, rows: Rows) -> Scores:
         key = tuple(scores.blocks.shape)
