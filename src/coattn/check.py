@@ -27,7 +27,7 @@ LONGEST = 6144
 """Of the longest sequence in which a budget is tried; a larger budget is not."""
 BOUND = 2e-5
 """Largest difference of an exact row from the textbook, in float32 over values of about 1."""
-HEADS, KV_HEADS, DIM, LAYERS, SCALE = 6, 2, 16, 3, 0.4
+HEADS, KV_HEADS, DIM, LAYERS, SCALE = 6, 2, 16, 5, 0.4
 
 
 @dataclass(frozen=True)
