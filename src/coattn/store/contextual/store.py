@@ -8,6 +8,7 @@ cache: every entry is attended in every step either near or far, never in both a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -241,6 +242,12 @@ class Contextual(Arena):
             self.opening.ledger.give("gpu", self.averages.blocks * self._weight_bytes(self.opening))
             del self.chosen, self.averages
         super().release()
+
+    def __del__(self) -> None:
+        """A store that nobody released: the pool may still be copying from memory that goes with it."""
+        for keeping in getattr(self, "_leaving", {}).values():
+            with suppress(Exception):  # at the interpreter's end the pool may be gone
+                keeping.finish()
 
     def _weight_bytes(self, opening: Opening) -> int:
         """Bytes of the averages of one near block of every layer."""
