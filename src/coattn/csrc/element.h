@@ -9,7 +9,6 @@ namespace coattn {
 // The values are part of the Python interface (coattn.native reads them from the extension).
 enum class Elem : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4 };
 inline constexpr int kElems = 5;
-inline constexpr int kFloatElems = 3;
 
 constexpr bool is_quantised(Elem e) {
   return e == Elem::int8 || e == Elem::int4;
