@@ -25,17 +25,6 @@ constexpr int64_t elem_bytes(Elem e, int64_t n) {
   return n * halves[static_cast<int>(e)] / 2;
 }
 
-static inline float bf16_to_f32(uint16_t x) {
-  return std::bit_cast<float>(uint32_t{x} << 16);
-}
-
-static inline uint16_t f32_to_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40);  // keep NaN a NaN
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-
 static inline float f16_to_f32(uint16_t x) {
   const uint32_t sign = uint32_t{x & 0x8000u} << 16, rest = x & 0x7fffu;
   if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest << 13));

@@ -1,5 +1,6 @@
 // Every kernel of every instruction set the machine has, in buffers of exactly the right size so that the
 // address sanitizer sees one byte too many, against double-precision loops.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -35,6 +36,17 @@ void for_isas(F&& f) {
     f(s.name);
   }
   force_isa("");
+}
+
+float bf16_to_f32(uint16_t x) {
+  return std::bit_cast<float>(uint32_t{x} << 16);
+}
+
+uint16_t f32_to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return static_cast<uint16_t>((bits >> 16) | 0x40);  // keep NaN a NaN
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
 // A number as a row of floats holds it, which is what comes back.
