@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn import native
+from coattn.quantise.blocks import pack_blocks, unpack_blocks
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 USABLE = [status.name for status in native.isas() if not status.reason]
@@ -29,6 +30,35 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+def pack(k: Tensor, v: Tensor, element: str, block: int) -> Tensor:
+    """Rows `[tokens, kv_heads, head_size]` -> blocks `[n, kv_heads, bytes]`; rows that are not there hold NaN."""
+    pad = -len(k) % block
+    both = torch.stack([k, v])
+    both = torch.cat([both, both[:, -1:].expand(-1, pad, -1, -1)], 1)  # rows that leave the scales as they are
+    whole = both.unflatten(1, (-1, block)).permute(1, 3, 0, 2, 4)
+    if element != "int8":
+        whole = whole.to(DTYPES[element]).contiguous()
+        whole[-1, :, :, block - pad :] = math.nan
+        return whole.view(torch.uint8).flatten(2)
+    packed, layout = pack_blocks(whole), native.block_layout(element, block, k.shape[2])
+    packed[-1, :, : layout.k_scale].unflatten(-1, (2, block, -1))[:, :, block - pad :] = 0xFF
+    scales = packed[-1, :, layout.v_scale : layout.v_scale + 4 * block].unflatten(-1, (2, block, 2))
+    scales[:, :, block - pad :] = 0xFF
+    return packed
+
+
+def stored(blocks: native.Blocks, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """What listed blocks hold, as float32: k, v `[tokens, kv_heads, head_size]`."""
+    memory = blocks.memory[ids.long()].unflatten(1, (blocks.kv_heads, -1))
+    if blocks.element == "int8":
+        both = unpack_blocks(memory, blocks.block, blocks.head_size, torch.float32)
+    else:
+        rows = memory[..., : 2 * blocks.block * blocks.layout.row_bytes].contiguous().view(DTYPES[blocks.element])
+        both = rows.unflatten(-1, (2, blocks.block, blocks.head_size)).float()
+    k, v = both.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens]
+    return k, v
+
+
 def fill(rows: list[tuple[Tensor, Tensor]], element: str, block: int) -> tuple[native.Blocks, Tensor, Tensor]:
     """Rows (k, v) `[tokens, kv_heads, head_size]` of each sequence -> blocks in random order, table, tokens."""
     kv_heads, head_size = rows[0][0].shape[1:]
@@ -46,7 +76,8 @@ def fill(rows: list[tuple[Tensor, Tensor]], element: str, block: int) -> tuple[n
         table[seq, 0, : need[seq]] = ids
         at += need[seq]
         if len(k):
-            native.write_blocks(k, v, ids, blocks)
+            packed = pack(k, v, element, block)
+            memory.unflatten(1, (kv_heads, -1))[ids.long(), :, : packed.shape[2]] = packed
     return blocks, table, torch.tensor(counts, dtype=torch.int32)[:, None].contiguous()
 
 
@@ -58,19 +89,17 @@ def attention(
     *,
     scale: float | None = None,
     softcap: float = 0.0,
-    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Plain attention in `dtype`: q `[.., q_heads, d]`, k and v `[n, kv_heads, d]` -> out, lse, weights."""
     group = q.shape[-2] // k.shape[1]
     q, k, v = q.to(dtype), k.to(dtype).repeat_interleave(group, 1), v.to(dtype).repeat_interleave(group, 1)
-    if len(k) == 0 and sinks is None:
+    if len(k) == 0:
         empty = q.new_full(q.shape[:-1], -math.inf)
         return torch.zeros_like(q), empty, q.new_zeros(*q.shape[:-1], 0)
     s = torch.einsum("...hd,nhd->...hn", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         s = torch.tanh(s / softcap) * softcap
-    every = s if sinks is None else torch.cat([s, sinks.to(dtype)[:, None].expand(*s.shape[:-1], 1)], -1)
-    lse = every.logsumexp(-1)
+    lse = s.logsumexp(-1)
     w = (s - lse[..., None]).exp()
     return torch.einsum("...hn,nhd->...hd", w, v), lse, w
 
@@ -88,4 +117,6 @@ def assert_close(got: Tensor, plain: Tensor, exact: Tensor, floor: float) -> Non
 
 @pytest.fixture(scope="session")
 def kv() -> SimpleNamespace:
-    return SimpleNamespace(fill=fill, attention=attention, assert_close=assert_close, dtypes=DTYPES, usable=USABLE)
+    return SimpleNamespace(
+        fill=fill, stored=stored, attention=attention, assert_close=assert_close, dtypes=DTYPES, usable=USABLE
+    )

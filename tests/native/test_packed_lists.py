@@ -248,19 +248,17 @@ def test_a_new_block_holds_what_the_blocks_before_hold() -> None:
 
 
 def test_rows_that_fill_a_block_at_once_have_its_own_scales() -> None:
-    """The bytes are those of `write_blocks`: what came before them in the list is nothing to them."""
+    """The bytes are those of a list's first block: what came before them in the list is nothing to them."""
     torch.manual_seed(3)
     world = World(8, 16)
     world.put([100 * torch.randn(2, 8, 16) for _ in range(LISTS)])
     rows = torch.randn(LISTS, 2, 8, 16)
     world.keep(rows, torch.ones(LISTS, 8).bool())
-    clear = unpack_blocks(pack_blocks(rows[:, None])[:, 0], 8, 16, torch.float32)
-    want = torch.zeros(LISTS, Layout(8, 16).bytes, dtype=torch.uint8)
-    blocks = native.Blocks(want, "int8", 8, 1, 16)
-    k, v = (part.reshape(-1, 1, 16) for part in clear.unbind(1))
-    native.write_blocks(k, v, torch.arange(LISTS, dtype=torch.int32), blocks)
+    alone = World(8, 16)
+    alone.keep(rows, torch.ones(LISTS, 8).bool())
     used = Layout(8, 16).scales + 4 * (8 + 16)
-    assert torch.equal(world.memory[world.lists.table[:, 1].long(), :used], want[:, :used])
+    later, first = world.memory[world.lists.table[:, 1].long()], alone.memory[alone.lists.table[:, 0].long()]
+    assert torch.equal(later[:, :used], first[:, :used])
 
 
 @pytest.mark.parametrize("threads", [2, 3])

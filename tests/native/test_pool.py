@@ -18,11 +18,12 @@ def _default_threads():
     native.set_threads(0)
 
 
-def small_call(seed=0):
+def small_call(seed=0, tokens=100):
     torch.manual_seed(seed)
-    k, v = torch.randn(2, 1, 2, 100, 64)
-    runs = torch.tensor([[[[0, 100]]]], dtype=torch.int32)
-    return native.plan_attend_runs(torch.randn(1, 4, 64), k, v, runs)
+    memory = torch.randn(4, 2, 2, 32, 64).view(torch.uint8).flatten(1)
+    table = torch.arange(4, dtype=torch.int32).view(1, 1, 4)
+    blocks = native.Blocks(memory, "f32", 32, 2, 64)
+    return native.plan_attend(torch.randn(1, 4, 64), blocks, table, torch.tensor([[tokens]], dtype=torch.int32))
 
 
 def test_sizes():
@@ -91,17 +92,11 @@ def test_submit_and_wait():
 
 
 def test_submit_carries_errors_and_survives_a_new_pool():
-    bad = native.plan_attend_runs(
-        torch.randn(1, 1, 64),
-        torch.randn(1, 1, 4, 64),
-        torch.randn(1, 1, 4, 64),
-        torch.tensor([[[[0, 5]]]], dtype=torch.int32),
-    )
-    good = small_call()
+    bad, good = small_call(tokens=129), small_call()
     expected = good.run().out.clone()
     failing, running = bad.submit(), good.submit()
     native.set_threads(1)
-    with pytest.raises(native.NativeError, match="leaves its buffer"):
+    with pytest.raises(native.NativeError, match="claims 129 tokens"):
         failing.wait()
     assert torch.equal(running.wait().out, expected)
 

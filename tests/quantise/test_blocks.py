@@ -1,4 +1,4 @@
-"""Blocks in 8 bits: PyTorch's form of them, and what the C++ kernels read and write."""
+"""Blocks in 8 bits: PyTorch's form of them, in the C++ kernels' layout (whose reading tests/native tests)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ def test_the_layout_is_that_of_the_kernels(block: int, d: int) -> None:
 
 @pytest.mark.parametrize(("block", "d"), SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_read_what_was_packed(block: int, d: int, dtype: torch.dtype) -> None:
+def test_what_was_packed_is_near_what_it_was(block: int, d: int, dtype: torch.dtype) -> None:
     torch.manual_seed(block)
     blocks = (torch.randn(4, 2, 2, block, d) * (1 + 20 * torch.rand(d))).to(dtype)
-    packed = pack_blocks(blocks)
-    memory = native.Blocks(packed.flatten(1), "int8", block, 2, d)
-    k, v = native.read_blocks(torch.arange(4, dtype=torch.int32), 4 * block, memory)
-    back = unpack_blocks(packed, block, d, torch.float32)
-    for i, rows in enumerate((k, v)):
-        torch.testing.assert_close(rows.view(4, block, 2, d).transpose(1, 2), back[:, :, i])
+    back = unpack_blocks(pack_blocks(blocks), block, d, torch.float32)
     # half a step and the rounding of scale and minimum to float16
     wide = blocks.float()
     spread = torch.stack([(x.amax(o, keepdim=True) - x.amin(o, keepdim=True)).expand_as(x)

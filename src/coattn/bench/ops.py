@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -14,12 +14,17 @@ from torch.nn import functional
 
 from coattn import native
 from coattn.bench.timing import Disturbance, in_turn, median_seconds, spread
+from coattn.native.values import Values
+from coattn.quantise.blocks import pack_blocks
+from coattn.quantise.values import pack_values, row_bytes
 
 BLOCK = 32
 KV_HEADS = 8
 SEQS = 4
 TILE = 64
 """Blocks of random numbers that are written over and over to fill the memory."""
+LINE = 64
+"""Bytes of a cache line."""
 BUSY_US = 100.0
 GAP_US = 20.0
 """Shorter pauses of a thread are not counted as standing still."""
@@ -40,20 +45,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Row(Case):
-    """One measured row. GB are 10^9 bytes; `gbps` counts the bytes of keys and values (or digests) read."""
+    """One measured row. GB are 10^9 bytes; `gbps` counts the bytes of keys and values read."""
 
     gbps: float
     limit_gbps: float
     """Only reading, with the same threads: the best of all runs, where `gbps` is the median.
 
-    `attend`: the very memory it reads, in its order, before every call. The others: memory of their own, pieces of
-    their size at random, three times right before and right after.
+    `attend`: the very memory it reads, in its order, before every call. `weighted_sum`: memory of its own, pieces of
+    its size at random, three times right before and right after.
     """
     share: float
     """Of the limit. `attend`: the median over pairs of a call and the reading right before it, since what memory gives
     changes within a second where a machine is shared."""
     torch_gbps: float | None
-    """PyTorch on the same work; for int8 and int4 on the same tokens in bfloat16, in bytes of bfloat16."""
+    """PyTorch on the same work; for int8 on the same tokens in bfloat16, in bytes of bfloat16."""
     tokens_per_s: float
     torch_tokens_per_s: float | None
     error: float | None
@@ -61,16 +66,13 @@ class Row(Case):
 
 
 class Work:
-    """KV of one dtype and head size in an arena, in random order, with what is needed to check results."""
+    """KV of one dtype and head size, in random order, with what is needed to check results."""
 
     def __init__(self, element: str, head_size: int, nbytes: int) -> None:
         self.element, self.head_size = element, head_size
-        self.piece = native.block_layout(element, BLOCK, head_size).bytes
+        self.piece = native.block_layout(element, BLOCK, head_size, keys=element != "int4").bytes
         self.blocks_per_seq = max(TILE, nbytes // (KV_HEADS * self.piece * SEQS) // TILE * TILE)
         count = self.blocks_per_seq * SEQS
-        arena = native.Arena(KV_HEADS * self.piece, count * KV_HEADS * self.piece)
-        self.ids = torch.tensor(arena.allocate(count), dtype=torch.int32)
-        self.blocks = native.Blocks(arena, element, BLOCK, KV_HEADS, head_size)
         generator = torch.Generator().manual_seed(0)
         size = (TILE * BLOCK, KV_HEADS, head_size)
         # a few strong channels, as keys have: rounding keys without them would look too easy
@@ -78,11 +80,36 @@ class Work:
         strength[:, :: head_size // 4] = 4.0
         self.k, self.v = (torch.randn(size, generator=generator) for _ in range(2))
         self.k *= strength
-        order = torch.randperm(count, generator=generator)
-        for start in range(0, count, TILE):
-            native.write_blocks(self.k, self.v, self.ids[order[start : start + TILE]].contiguous(), self.blocks)
-        self.table = self.ids[order].view(SEQS, 1, self.blocks_per_seq).contiguous()
+        self.order = torch.randperm(count, generator=generator)
+        self.table = self.order.int().view(SEQS, 1, self.blocks_per_seq)
         self.tokens = torch.full((SEQS, 1), self.blocks_per_seq * BLOCK, dtype=torch.int32)
+
+    @cached_property
+    def blocks(self) -> native.Blocks:
+        """Keys and values."""
+        both = torch.stack([_blocks(self.k), _blocks(self.v)], 2)
+        packed = pack_blocks(both) if self.element == "int8" else both.to(TORCH[self.element]).view(torch.uint8)
+        return native.Blocks(self._repeat(packed.flatten(1)), self.element, BLOCK, KV_HEADS, self.head_size)
+
+    @cached_property
+    def values(self) -> Values:
+        """Values alone."""
+        rows, dtype = _blocks(self.v), TORCH.get(self.element)
+        packed = pack_values(rows, self.element) if dtype is None else rows.to(dtype).view(torch.uint8).flatten(2)
+        memory = self._repeat(packed.flatten(1)).view(-1, KV_HEADS, packed.shape[2])
+        if dtype is not None:
+            memory = memory.view(dtype).view(-1, KV_HEADS, BLOCK, self.head_size)
+        return Values(memory, self.element, BLOCK, KV_HEADS, self.head_size)
+
+    def _repeat(self, tile: Tensor) -> Tensor:
+        """Memory `[blocks, bytes]`, in random order, out of a tile's blocks `[TILE, bytes]`, over and over."""
+        nbytes = len(self.order) * tile.shape[1]
+        arena = native.Arena(tile.shape[1], nbytes)
+        arena.grow(nbytes)
+        memory = arena.memory()
+        for start in range(0, len(self.order), TILE):
+            memory[self.order[start : start + TILE]] = tile
+        return memory
 
     @property
     def kv_bytes(self) -> int:
@@ -187,7 +214,7 @@ class Timed:
     nbytes: int
     """Bytes it must read."""
     piece: int
-    """Contiguous bytes it reads at a time."""
+    """Contiguous bytes it reads at a time, in whole cache lines."""
     tokens: int
     peer: Callable[[], object] | None
     """The same in PyTorch."""
@@ -213,43 +240,20 @@ def weighted_sum(work: Work, group: int) -> Timed:
     index = index.sort(-1).values.int().view(SEQS, KV_HEADS, chosen)
     count = torch.full((SEQS, KV_HEADS), chosen, dtype=torch.int32)
     weights = torch.rand(SEQS, KV_HEADS * group, chosen, generator=generator)
-    entries = native.Entries(work.blocks, work.table)
-    plan = native.plan_weighted_sum(weights, index, count, entries)
-    row = native.block_layout(work.element, BLOCK, work.head_size).row_bytes
-    return Timed(plan.run, SEQS * KV_HEADS * chosen * row, row, SEQS * chosen, None, 0, None)
+    plan = native.plan_weighted_sum(weights, index, count, native.Entries(work.values, work.table))
+    dtype = TORCH.get(work.element)
+    row = row_bytes(work.element, work.head_size) if dtype is None else work.head_size * dtype.itemsize
+    return Timed(plan.run, SEQS * KV_HEADS * chosen * row, -(-row // LINE) * LINE, SEQS * chosen, None, 0, None)
 
 
-def compact(work: Work, _group: int) -> Timed:
-    """Every eighth token of each head copied into a contiguous run; the bytes are those read."""
-    length = work.blocks_per_seq * BLOCK
-    chosen = length // 8
-    index = torch.arange(0, length, 8, dtype=torch.int32).expand(SEQS, KV_HEADS, -1).contiguous()
-    count = torch.full((SEQS, KV_HEADS), chosen, dtype=torch.int32)
-    dtype = TORCH.get(work.element, torch.bfloat16)
-    k_out, v_out = (torch.empty(SEQS, KV_HEADS, chosen, work.head_size, dtype=dtype) for _ in range(2))
-    plan = native.plan_compact(index, count, native.Entries(work.blocks, work.table), k_out, v_out)
-    row = native.block_layout(work.element, BLOCK, work.head_size).row_bytes
-    return Timed(plan.run, 2 * SEQS * KV_HEADS * chosen * row, row, SEQS * chosen, None, 0, None)
+KERNELS: dict[str, Callable[[Work, int], Timed]] = {"attend": attend, "weighted_sum": weighted_sum}
+DTYPES: dict[str, tuple[str, ...]] = {"attend": (*TORCH, "int8"), "weighted_sum": (*TORCH, "int8", "int4")}
+"""What each of them takes."""
 
 
-def score_digest(work: Work, group: int) -> Timed:
-    """Scores of every block by the minimum and maximum of its keys."""
-    dtype = TORCH.get(work.element, torch.bfloat16)
-    count = work.blocks_per_seq * SEQS
-    digest = torch.randn(count, KV_HEADS, 2, work.head_size).to(dtype)
-    table = torch.arange(count, dtype=torch.int32).view(SEQS, 1, -1)
-    counts = torch.full((SEQS, 1), work.blocks_per_seq, dtype=torch.int32)
-    plan = native.plan_score_digest(work.query(group), digest, table, counts)
-    piece = 2 * work.head_size * dtype.itemsize
-    return Timed(plan.run, count * KV_HEADS * piece, piece, work.total_tokens, None, 0, None)
-
-
-KERNELS: dict[str, Callable[[Work, int], Timed]] = {
-    "attend": attend,
-    "weighted_sum": weighted_sum,
-    "compact": compact,
-    "score_digest": score_digest,
-}
+def _blocks(rows: Tensor) -> Tensor:
+    """`[tokens, kv_heads, d]` -> `[blocks, kv_heads, block, d]`."""
+    return rows.view(-1, BLOCK, *rows.shape[1:]).transpose(1, 2).contiguous()
 
 
 def latency(threads: int, jobs: int) -> dict[str, Any]:

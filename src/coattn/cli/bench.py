@@ -43,9 +43,14 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
 
 
 @bench.command()
-@click.option("--kernels", default="attend,weighted_sum,compact,score_digest", show_default=True, help="Which kernels.")
+@click.option("--kernels", default="attend,weighted_sum", show_default=True, help="Which kernels.")
 @click.option("--isas", help="Instruction sets with commas; default: the best here.")
-@click.option("--dtypes", default="bf16,int8,int4", show_default=True, help=f"Of {', '.join(DTYPES)}.")
+@click.option(
+    "--dtypes",
+    default="bf16,int8,int4",
+    show_default=True,
+    help=f"Of {', '.join(DTYPES)}; weighted_sum alone takes int4.",
+)
 @click.option("--groups", default="1,4,5,8", show_default=True, callback=numbers, help="Query heads per KV head.")
 @click.option("--head-sizes", default="128,64", show_default=True, callback=numbers, help="Head sizes.")
 @click.option("--threads", callback=numbers, help="Numbers of threads; default: one per core.")
@@ -110,15 +115,19 @@ def plan(options: dict[str, Any], native: Any, bench_ops: Any) -> list[Any]:
         if reasons[name]:
             raise ConfigError(f"This machine cannot run the kernels for {name}: {reasons[name]}.", "Leave --isas out.")
     threads = options["threads"] or [native.default_threads()]
-    return [
+    cases = [
         bench_ops.Case(kernel, isa, dtype, group, head_size, count)
         for dtype in dtypes
         for head_size in options["head_sizes"]
         for kernel in kernels
-        for group in (options["groups"] if kernel in ("attend", "weighted_sum", "score_digest") else [1])
+        if dtype in bench_ops.DTYPES[kernel]
+        for group in options["groups"]
         for isa in isas
         for count in threads
     ]
+    if not cases:
+        raise ConfigError(f"{options['kernels']} takes no {options['dtypes']}.", "Name another kernel or dtype.")
+    return cases
 
 
 def show(result: dict[str, Any]) -> None:

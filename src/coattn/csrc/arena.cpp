@@ -94,7 +94,7 @@ Arena::~Arena() {
 
 int64_t Arena::committed_blocks() {
   std::lock_guard lock(mutex_);
-  return committed_ / block_bytes_;
+  return std::min(capacity_, committed_ / block_bytes_);
 }
 
 void Arena::grow(int64_t bytes, WorkerPool& pool) {
@@ -104,103 +104,32 @@ void Arena::grow(int64_t bytes, WorkerPool& pool) {
                       std::to_string(budget_) + ".",
                   "Raise the arena's budget.");
   }
-  const int64_t target = std::min(capacity_, (bytes + block_bytes_ - 1) / block_bytes_);
-  grow_locked(target - committed_ / block_bytes_, pool);
-}
-
-void Arena::grow_locked(int64_t blocks, WorkerPool& pool) {
-  const int64_t unit = granularity(block_bytes_), limit = round_up(capacity_ * block_bytes_, kPage);
-  const int64_t target =
-      std::min(limit, round_up(committed_ + std::max<int64_t>(blocks, 0) * block_bytes_, unit));
-  if (committed_ < target) {
-    // One piece, registered at once: a copy by the GPU's copy engine may not cross from one registration into
-    // the next, and callers copy across block borders.
-    uint8_t* at = base_ + committed_;
-    const int64_t bytes = target - committed_;
-    if (mprotect(at, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE) != 0) {
-      throw Refusal(
-          "The system could not provide " + std::to_string(bytes) + " bytes: " + std::strerror(errno) + ".",
-          "Lower the arena's budget, or free memory.");
-    }
-    (void)madvise(at, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish; ordinary pages work too
-    int64_t start = now_ns();
-    touch(at, static_cast<size_t>(bytes), pool);
-    touch_seconds_ += seconds(now_ns() - start);
-    if (cuda_) {
-      // A child that wrote to a pinned page would get a copy the GPU does not see.
-      (void)madvise(at, static_cast<size_t>(bytes), MADV_DONTFORK);
-      start = now_ns();
-      cuda_->add(at, static_cast<size_t>(bytes));
-      register_seconds_ += seconds(now_ns() - start);
-      registered_.emplace_back(at, bytes);
-    }
-    committed_ = target;
+  const int64_t wanted = std::min(capacity_, (bytes + block_bytes_ - 1) / block_bytes_) * block_bytes_;
+  const int64_t limit = round_up(capacity_ * block_bytes_, kPage);
+  const int64_t target = std::min(limit, round_up(wanted, granularity(block_bytes_)));
+  if (target <= committed_) return;
+  // One piece, registered at once: a copy by the GPU's copy engine may not cross from one registration into
+  // the next, and callers copy across block borders.
+  uint8_t* at = base_ + committed_;
+  const int64_t more = target - committed_;
+  if (mprotect(at, static_cast<size_t>(more), PROT_READ | PROT_WRITE) != 0) {
+    throw Refusal(
+        "The system could not provide " + std::to_string(more) + " bytes: " + std::strerror(errno) + ".",
+        "Lower the arena's budget, or free memory.");
   }
-  const int64_t before = static_cast<int64_t>(used_.size()),
-                after = std::min(capacity_, committed_ / block_bytes_);
-  used_.resize(static_cast<size_t>(after), 0);
-  std::vector<int32_t> fresh;
-  for (int64_t id = after - 1; id >= before; --id) fresh.push_back(static_cast<int32_t>(id));
-  free_.insert(free_.begin(), fresh.begin(), fresh.end());
-}
-
-std::vector<int32_t> Arena::allocate(int64_t n, WorkerPool& pool) {
-  std::lock_guard lock(mutex_);
-  if (n < 0 || used_count_ + n > capacity_) {
-    throw Refusal("The arena's budget of " + std::to_string(budget_) + " bytes holds " +
-                      std::to_string(capacity_) + " blocks; " + std::to_string(used_count_) +
-                      " are in use and " + std::to_string(n) + " more were asked for.",
-                  "Raise the arena's budget, or free sequences first.");
+  (void)madvise(at, static_cast<size_t>(more), MADV_HUGEPAGE);  // a wish; ordinary pages work too
+  int64_t start = now_ns();
+  touch(at, static_cast<size_t>(more), pool);
+  touch_seconds_ += seconds(now_ns() - start);
+  if (cuda_) {
+    // A child that wrote to a pinned page would get a copy the GPU does not see.
+    (void)madvise(at, static_cast<size_t>(more), MADV_DONTFORK);
+    start = now_ns();
+    cuda_->add(at, static_cast<size_t>(more));
+    register_seconds_ += seconds(now_ns() - start);
+    registered_.emplace_back(at, more);
   }
-  const int64_t missing = n - static_cast<int64_t>(free_.size());
-  // An eighth more than needed, so that a growing sequence does not map memory block by block.
-  if (missing > 0) {
-    const int64_t room = capacity_ - static_cast<int64_t>(used_.size());
-    grow_locked(std::min(room, std::max(missing, static_cast<int64_t>(used_.size()) / 8)), pool);
-  }
-  std::vector<int32_t> ids(free_.rbegin(), free_.rbegin() + n);
-  free_.resize(free_.size() - static_cast<size_t>(n));
-  for (int32_t id : ids) used_[id] = 1;
-  used_count_ += n;
-  peak_ = std::max(peak_, used_count_);
-  return ids;
-}
-
-void Arena::free(const std::vector<int32_t>& ids) {
-  std::lock_guard lock(mutex_);
-  size_t done = 0;
-  for (; done < ids.size(); ++done) {
-    const int32_t id = ids[done];
-    if (id < 0 || id >= static_cast<int64_t>(used_.size()) || !used_[id]) break;
-    used_[id] = 0;
-  }
-  if (done < ids.size()) {
-    for (size_t i = 0; i < done; ++i) used_[ids[i]] = 1;
-    throw Refusal("Block " + std::to_string(ids[done]) + " was freed but is not in use.",
-                  "Free each block once; this is a bug in the caller.");
-  }
-  // Reversed, so that blocks come back in the order in which they were handed out.
-  free_.insert(free_.end(), ids.rbegin(), ids.rend());
-  used_count_ -= static_cast<int64_t>(ids.size());
-}
-
-void Arena::check_integrity() {
-  std::lock_guard lock(mutex_);
-  auto wrong = [](const std::string& what) {
-    throw Refusal("The arena's books do not agree: " + what + ".",
-                  "This is a bug in coattn; please report it.");
-  };
-  const int64_t known = static_cast<int64_t>(used_.size());
-  if (known * block_bytes_ > committed_) wrong("more blocks than committed memory");
-  std::vector<uint8_t> seen(used_);
-  for (int32_t id : free_) {
-    if (id < 0 || id >= known) wrong("the free list holds block " + std::to_string(id));
-    if (seen[id]) wrong("block " + std::to_string(id) + " is free twice, or free and in use");
-    seen[id] = 1;
-  }
-  const int64_t in_use = std::count(used_.begin(), used_.end(), uint8_t{1});
-  if (in_use != used_count_) wrong("the count of used blocks is off");
-  if (in_use + static_cast<int64_t>(free_.size()) != known) wrong("blocks are neither free nor in use");
+  committed_ = target;
 }
 
 ArenaStats Arena::stats() {
@@ -213,9 +142,6 @@ ArenaStats Arena::stats() {
   s.huge_bytes =
       huge_bytes(reinterpret_cast<uintptr_t>(base_), reinterpret_cast<uintptr_t>(base_) + committed_);
   s.capacity_blocks = capacity_;
-  s.committed_blocks = static_cast<int64_t>(used_.size());
-  s.used_blocks = used_count_;
-  s.peak_blocks = peak_;
   s.touch_seconds = touch_seconds_;
   s.register_seconds = register_seconds_;
   return s;

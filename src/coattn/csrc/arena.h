@@ -3,9 +3,9 @@
 //   base                committed                        budget
 //   | block 0 | block 1 | ...  touched, registered  ...  |  reserved addresses, no memory  |
 //
-// Owner: the arena. A block belongs to whoever allocated it until it is freed; the arena never reads or
-// writes block contents. Addresses of committed blocks stay valid and fixed for the arena's life, so readers
-// on other threads and on the GPU need no lock while it grows. The allocator's own state is behind one mutex.
+// Who may use which block is the caller's business; the arena never reads or writes what blocks hold. Addresses
+// of committed blocks stay valid and fixed for the arena's life, so readers on other threads and on the GPU
+// need no lock while it grows. The arena's own state is behind one mutex.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace coattn {
 
 struct ArenaStats {
   int64_t block_bytes, budget_bytes, committed_bytes, registered_bytes, huge_bytes;
-  int64_t capacity_blocks, committed_blocks, used_blocks, peak_blocks;
+  int64_t capacity_blocks;
   double touch_seconds, register_seconds;
 };
 
@@ -38,21 +38,13 @@ class Arena {
   // Blocks that may be read now.
   int64_t committed_blocks();
 
-  // Makes at least `bytes` of the budget ready for use. Returns at once where they already are.
+  // Makes at least `bytes` of the budget ready for use. Returns at once where they already are. Refuses past
+  // the budget.
   void grow(int64_t bytes, WorkerPool& pool);
 
-  // n block ids, growing where needed. Refuses past the budget and then changes nothing.
-  std::vector<int32_t> allocate(int64_t n, WorkerPool& pool);
-  // Refuses ids that are not allocated (double frees among them) and then frees none.
-  void free(const std::vector<int32_t>& ids);
-
-  // Free list, ownership and counters agree. Throws a Refusal that names the first contradiction.
-  void check_integrity();
   ArenaStats stats();
 
  private:
-  void grow_locked(int64_t blocks, WorkerPool& pool);
-
   const int64_t block_bytes_;
   const int64_t capacity_;  // blocks
   int64_t reserved_ = 0;    // bytes mapped at map_
@@ -64,9 +56,6 @@ class Arena {
   int64_t committed_ = 0;  // bytes
   std::unique_ptr<CudaHost> cuda_;
   std::vector<std::pair<uint8_t*, int64_t>> registered_;
-  std::vector<int32_t> free_;  // ids below committed_ / block_bytes_, last in first out
-  std::vector<uint8_t> used_;  // by id, 1 while handed out
-  int64_t used_count_ = 0, peak_ = 0;
   double touch_seconds_ = 0, register_seconds_ = 0;
 };
 

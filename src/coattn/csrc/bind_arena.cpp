@@ -1,5 +1,4 @@
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "arena.h"
 #include "bind.h"
@@ -21,11 +20,6 @@ void bind_arena(nb::module_& m) {
       .def(
           "grow", [](Arena& a, int64_t bytes) { a.grow(bytes, runtime()->pool); }, nb::arg("bytes"),
           Release())
-      .def(
-          "allocate", [](Arena& a, int64_t n) { return a.allocate(n, runtime()->pool); }, nb::arg("n"),
-          Release())
-      .def("free", &Arena::free, nb::arg("ids"), Release())
-      .def("check_integrity", &Arena::check_integrity, Release())
       .def("stats", [](Arena& a) {
         const ArenaStats s = a.stats();
         nb::dict d;
@@ -35,9 +29,6 @@ void bind_arena(nb::module_& m) {
         d["registered_bytes"] = s.registered_bytes;
         d["huge_bytes"] = s.huge_bytes;
         d["capacity_blocks"] = s.capacity_blocks;
-        d["committed_blocks"] = s.committed_blocks;
-        d["used_blocks"] = s.used_blocks;
-        d["peak_blocks"] = s.peak_blocks;
         d["touch_seconds"] = s.touch_seconds;
         d["register_seconds"] = s.register_seconds;
         return d;

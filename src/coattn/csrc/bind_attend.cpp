@@ -24,7 +24,6 @@ void bind_attend(nb::module_& m) {
   field(c, "q_head", &AttendJob::q_head);
   field(c, "scale", &AttendJob::scale);
   field(c, "softcap", &AttendJob::softcap);
-  field(c, "sinks", &AttendJob::sinks);
   field(c, "elem", &AttendJob::elem);
   field(c, "table", &AttendJob::table);
   field(c, "tokens", &AttendJob::tokens);
@@ -36,18 +35,6 @@ void bind_attend(nb::module_& m) {
   field(c, "head_stride", &AttendJob::head_stride);
   field(c, "num_blocks", &AttendJob::num_blocks);
   field(c, "block", &AttendJob::block);
-  field(c, "k", &AttendJob::k);
-  field(c, "v", &AttendJob::v);
-  field(c, "k_seq", &AttendJob::k_seq);
-  field(c, "k_head", &AttendJob::k_head);
-  field(c, "k_row", &AttendJob::k_row);
-  field(c, "v_seq", &AttendJob::v_seq);
-  field(c, "v_head", &AttendJob::v_head);
-  field(c, "v_row", &AttendJob::v_row);
-  field(c, "rows", &AttendJob::rows);
-  field(c, "runs", &AttendJob::runs);
-  field(c, "run_heads", &AttendJob::run_heads);
-  field(c, "max_runs", &AttendJob::max_runs);
   field(c, "out", &AttendJob::out);
   field(c, "lse", &AttendJob::lse);
   field(c, "weights", &AttendJob::weights);

@@ -13,6 +13,9 @@ BlockLayout block_layout(Elem elem, int block, int head_size, bool keys) {
     throw Refusal("A block of " + std::to_string(block) + " tokens is outside 1..1024.",
                   "32 is the default.");
   }
+  if (keys && elem == Elem::int4) {
+    throw Refusal("Blocks of int4 hold values alone.", "Keep keys in int8.");
+  }
   BlockLayout b{};
   b.elem = elem;
   b.block = block;
@@ -33,8 +36,8 @@ BlockLayout block_layout(Elem elem, int block, int head_size, bool keys) {
   } else if (is_quantised(elem)) {
     b.k_min = b.k_scale + 2 * head_size;
     b.v_scale = b.k_min + 2 * head_size;
-    b.v_min = b.v_scale + int64_t{2} * b.v_groups * block;
-    b.bytes = b.v_min + int64_t{2} * b.v_groups * block;
+    b.v_min = b.v_scale + int64_t{2} * block;
+    b.bytes = b.v_min + int64_t{2} * block;
   } else {
     b.bytes = b.v + b.row_bytes * block;
   }

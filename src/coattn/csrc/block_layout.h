@@ -3,34 +3,32 @@
 //   offset            bytes                       what
 //   k                 block rows                  key rows
 //   v                 block rows                  value rows
-//   k_scale, k_min    2 * head_size each          float16 per channel         (int8, int4)
-//   v_scale, v_min    2 * v_groups * block each   float16 [v_groups][block]   (int8, int4)
+//   k_scale, k_min    2 * head_size each          float16 per channel         (int8)
+//   v_scale, v_min    2 * block each              float16 per row             (int8)
 //
 // The whole is padded to `bytes`, a multiple of 64. Rows follow each other without padding.
 //
-// int8 and int4 follow KIVI (Liu et al. 2024, section 3): keys have outlier channels, so each channel of a
-// block has its own scale over the block's tokens; values do not, so each token has its own. A stored code c
-// stands for min + scale * c with c in 0..255 or 0..15. int8 values have one group of all channels; int4
-// values have two, the lower and the upper half of the channels. An int4 byte j of a row holds channel j in
-// its low and channel j + head_size / 2 in its high half, so that unpacking is a mask and a shift and never a
-// shuffle.
+// int8 follows KIVI (Liu et al. 2024, section 3): keys have outlier channels, so each channel of a block has its
+// own scale over the block's tokens; values do not, so each token has its own. A stored code c stands for
+// min + scale * c with c in 0..255.
 //
-// A code's error is at most half a step: scale / 2 = (max - min) / (2 * 255) or (max - min) / (2 * 15), over
-// the channel's tokens of the block for keys and over the token's group for values. Scales are rounded up and
-// minima down to float16, so no code clips.
+// A code's error is at most half a step: scale / 2 = (max - min) / (2 * 255), over the channel's tokens of the
+// block for keys and over the token's channels for values. Scales are rounded up and minima down to float16,
+// so no code clips.
 //
 // Measured (head_size 128, block 32, 4,096 normal keys and values, 4 query heads a KV head; relative to bf16,
-// 2-norm): keys 0.5% / 7.8%, values 0.6% / 9.0%, attention output 0.7% / 12% with flat weights (1,650
-// effective keys) and 1.2% / 21% with sharp ones (40 effective keys), for int8 / int4. With offset and scaled
-// outlier channels the keys' error falls to 0.3% / 4.9%. The kernels themselves add at most 0.06% to the
-// output.
+// 2-norm): keys 0.5%, values 0.6%, attention output 0.7% with flat weights (1,650 effective keys) and 1.2%
+// with sharp ones (40 effective keys). With offset and scaled outlier channels the keys' error falls to 0.3%.
+// The kernels themselves add at most 0.06% to the output.
 //
-// A block without keys (`keys` false) is its value rows alone. A quantised row is followed by its own scales
-// and minima, `v_groups` of each: single rows are read from anywhere, and each would cost four cache lines
-// more.
+// A block without keys (`keys` false) is its value rows alone, and these may be int4: codes 0..15 in two
+// groups with scales of their own, the lower and the upper half of the channels. An int4 byte j of a row holds
+// channel j in its low and channel j + head_size / 2 in its high half, so that unpacking is a mask and a shift
+// and never a shuffle. A quantised row of such a block is followed by its own scales and minima, `v_groups` of
+// each: single rows are read from anywhere, and each would cost four cache lines more.
 //
-// Bytes a token and head at head_size 128 and block 32: bf16 512, int8 276 (1.86x less), int4 152 (3.37x
-// less).
+// Bytes a token and head at head_size 128 and block 32: bf16 512, int8 276 (1.86x less); of values alone bf16
+// 256, int8 132, int4 72.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +49,7 @@ struct BlockLayout {
   int64_t bytes;
 };
 
-// Refuses head sizes that are not a positive multiple of 8 (at most 1024) and blocks outside 1..1024.
+// Refuses head sizes that are not a positive multiple of 8 (at most 1024), blocks outside 1..1024 and int4 keys.
 BlockLayout block_layout(Elem elem, int block, int head_size, bool keys = true);
 
 }  // namespace coattn

@@ -9,7 +9,6 @@ namespace coattn {
 // The values are part of the Python interface (coattn.native reads them from the extension).
 enum class Elem : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4 };
 inline constexpr int kElems = 5;
-inline constexpr int kFloatElems = 3;
 
 constexpr bool is_quantised(Elem e) {
   return e == Elem::int8 || e == Elem::int4;
@@ -24,17 +23,6 @@ constexpr const char* elem_name(Elem e) {
 constexpr int64_t elem_bytes(Elem e, int64_t n) {
   constexpr int64_t halves[] = {8, 4, 4, 2, 1};  // in half bytes
   return n * halves[static_cast<int>(e)] / 2;
-}
-
-static inline float bf16_to_f32(uint16_t x) {
-  return std::bit_cast<float>(uint32_t{x} << 16);
-}
-
-static inline uint16_t f32_to_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40);  // keep NaN a NaN
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
 static inline float f16_to_f32(uint16_t x) {

@@ -27,8 +27,8 @@ Injected& injected() {
 }  // namespace
 
 void inject_fault(const std::string& kind, double seconds) {
-  if (kind != "" && kind != "stall" && kind != "die" && kind != "throw") {
-    throw Refusal("There is no fault '" + kind + "'.", "Use stall, die, throw or nothing.");
+  if (kind != "" && kind != "stall" && kind != "die" && kind != "throw" && kind != "odd") {
+    throw Refusal("There is no fault '" + kind + "'.", "Use stall, die, throw, odd or nothing.");
   }
   Injected& f = injected();
   std::lock_guard lock(f.mutex);
@@ -50,6 +50,7 @@ Fault take_fault() {
   }
   if (kind == "stall") std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   if (kind == "throw") throw std::runtime_error("a worker failed (injected)");
+  if (kind == "odd") throw 1;  // no std::exception
   return kind == "die" ? Fault::die : Fault::none;
 }
 

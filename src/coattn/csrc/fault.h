@@ -6,7 +6,8 @@
 namespace coattn {
 
 // For tests: what happens to the next job of a mailbox or of the asynchronous queue. "stall" sleeps for
-// `seconds` first, "die" ends the thread without a reply, "throw" fails the job, "" is no fault.
+// `seconds` first, "die" ends the thread without a reply, "throw" fails the job, "odd" throws
+// what is no std::exception, "" is no fault.
 void inject_fault(const std::string& kind, double seconds);
 
 enum class Fault { none, die };

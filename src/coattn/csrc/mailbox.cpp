@@ -62,6 +62,8 @@ struct Mailbox::Server {
         dead = !serve(now, failure);
       } catch (const std::exception& e) {
         failure = e.what();
+      } catch (...) {  // an exception that leaves a thread ends the process
+        failure = "a job threw something that is no std::exception";
       }
       if (dead) break;
       error = failure;

@@ -1,9 +1,8 @@
 // The hand-over between a captured GPU step and the worker pool, through flags in memory both can see.
 //
 // A step posts the same jobs every time, about in the order in which they were added: one for each layer that
-// attends on the CPU, perhaps a second one. Of a few that are posted the one of the lowest rank is done
-// first. Job j has two words, each on a cache line of its own, in memory that is pinned and mapped into the
-// GPU:
+// the CPU works for. Of a few that are posted the one of the lowest rank is done first. Job j has two words,
+// each on a cache line of its own, in memory that is pinned and mapped into the GPU:
 //
 //   word / area       writer -> reader    meaning
 //   post[j]           GPU -> server       s: the query of job j of step s is complete

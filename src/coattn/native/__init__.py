@@ -6,19 +6,11 @@ GIL. Tensors are on the CPU; pointers and strides are handed over, nothing is co
 Terms: a *block* is `block` tokens of all KV heads; one (block, head) holds `[K rows | V rows]`, see `block_layout`.
 """
 
-from coattn.native.attend import Attended, attend, attend_runs, plan_attend, plan_attend_runs
+from coattn.native.attend import Attended, attend, plan_attend
 from coattn.native.blocks import Arena, ArenaStats, BlockLayout, Blocks, block_layout, cuda_unavailable
 from coattn.native.call import Call, Pending
 from coattn.native.core import ELEMENTS, NativeError, element_of
-from coattn.native.entries import (
-    Entries,
-    compact,
-    plan_compact,
-    plan_score_digest,
-    plan_weighted_sum,
-    score_digest,
-    weighted_sum,
-)
+from coattn.native.entries import Entries, plan_weighted_sum, weighted_sum
 from coattn.native.faults import abandon_pool, inject_fault
 from coattn.native.limits import (
     busy_job_latency,
@@ -44,7 +36,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import Kept, Lists, move_rows, plan_keep_rows, put_rows, read_blocks, write_blocks, write_rows
+from coattn.native.rows import Kept, Lists, move_rows, plan_keep_rows, put_rows
 
 __all__ = [
     "ELEMENTS",
@@ -64,10 +56,8 @@ __all__ = [
     "abandon_pool",
     "attend",
     "attend_kernel_name",
-    "attend_runs",
     "block_layout",
     "busy_job_latency",
-    "compact",
     "cpu_features",
     "cuda_unavailable",
     "default_threads",
@@ -82,15 +72,10 @@ __all__ = [
     "isas",
     "move_rows",
     "plan_attend",
-    "plan_attend_runs",
-    "plan_compact",
     "plan_keep_rows",
-    "plan_score_digest",
     "plan_weighted_sum",
     "put_rows",
     "random_gather_gbps",
-    "read_blocks",
-    "score_digest",
     "set_spin_us",
     "set_threads",
     "spin_gaps",
@@ -98,6 +83,4 @@ __all__ = [
     "threads",
     "weighted_sum",
     "worker_cpus",
-    "write_blocks",
-    "write_rows",
 ]

@@ -1,4 +1,4 @@
-"""`attend`: queries over blocks or over contiguous runs."""
+"""`attend`: queries over blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from coattn.native.core import (
     elem,
     element_of,
     extension,
-    fill_rows,
 )
 
 
@@ -34,7 +33,6 @@ def _attend_job(
     kv_heads: int,
     scale: float | None,
     softcap: float,
-    sinks: Tensor | None,
     max_tokens: int | None,
     into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Any, Attended]:
@@ -60,9 +58,6 @@ def _attend_job(
     job.scale = head_size**-0.5 if scale is None else scale
     check(softcap >= 0, f"softcap {softcap} is negative.", "Use 0 for none.")
     job.softcap = softcap
-    if sinks is not None:
-        check_tensor("sinks", sinks, [q_heads], torch.float32)
-        job.sinks = sinks.data_ptr()
     job.out, job.lse = out.data_ptr(), lse.data_ptr()
     if weights is not None:
         job.weights, job.max_tokens = weights.data_ptr(), weights.shape[-1]
@@ -77,7 +72,6 @@ def plan_attend(
     *,
     scale: float | None = None,
     softcap: float = 0.0,
-    sinks: Tensor | None = None,
     weights: bool = False,
     into: tuple[Tensor, Tensor] | None = None,
     owners: Tensor | None = None,
@@ -87,10 +81,10 @@ def plan_attend(
     q: `[seqs, q_heads, head_size]`, or `[seqs, q_tokens, q_heads, head_size]` where all q_tokens see the whole list;
     float32, bfloat16 or float16. table: `[seqs, table_heads, max_blocks]` int32 block ids, table_heads 1 (all KV heads
     share a list) or kv_heads. tokens: `[seqs, table_heads]` int32; only the last block of a list is partly filled.
-    scale: None means head_size ** -0.5. softcap: cap * tanh(score / cap), 0 for none. sinks: `[q_heads]` float32
-    logits that take part in the denominator only. weights: also return the softmax over the list,
-    `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end. into: where out and lse are written, float32.
-    owners: `[seqs]` int32, the row of table and tokens of each sequence; without it, its own number.
+    scale: None means head_size ** -0.5. softcap: cap * tanh(score / cap), 0 for none. weights: also return the
+    softmax over the list, `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end. into: where out and lse
+    are written, float32. owners: `[seqs]` int32, the row of table and tokens of each sequence; without it, its own
+    number.
 
     The result is float32, normalised, with natural-log lse; an empty list gives (0, -inf). Repeated runs on a pool of
     the same size are bit-identical. Cost: each key and value is read once.
@@ -105,13 +99,13 @@ def plan_attend(
         check_tensor("owners", owners, [seqs], torch.int32)
     check_head_size(q.shape[-1], blocks.head_size)
     longest = max_blocks * blocks.block if weights else None
-    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, sinks, longest, into)
+    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, longest, into)
     blocks.fill(job)
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
     job.tokens = tokens.data_ptr()
     if owners is not None:
         job.owners = owners.data_ptr()
-    return Call("attend", job, result, (q, table, tokens, sinks, owners), blocks)
+    return Call("attend", job, result, (q, table, tokens, owners, blocks))
 
 
 def attend(
@@ -122,55 +116,7 @@ def attend(
     *,
     scale: float | None = None,
     softcap: float = 0.0,
-    sinks: Tensor | None = None,
     weights: bool = False,
 ) -> Attended:
     """`plan_attend(...).run()`: see there for shapes."""
-    return plan_attend(q, blocks, table, tokens, scale=scale, softcap=softcap, sinks=sinks, weights=weights).run()
-
-
-def plan_attend_runs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    runs: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    weights: bool = False,
-) -> Call[Attended]:
-    """Attention over runs of contiguous rows: windows (a ring is two or three runs) and compacted entries.
-
-    q: as in `plan_attend`. k, v: `[seqs, kv_heads, rows, head_size]` of one float dtype, any strides but the last.
-    runs: `[seqs, run_heads, max_runs, 2]` int32 of (first row, count), run_heads 1 or kv_heads; an unused run has
-    count 0. Weights come in the order of the runs, `[.., q_heads, rows]`. Everything else as in `plan_attend`.
-    """
-    seqs = q.shape[0]
-    check_tensor("k", k, [seqs, None, None, q.shape[-1]])
-    check_tensor("v", v, list(k.shape))
-    check(k.dtype == v.dtype, f"k is {k.dtype} and v is {v.dtype}.", "Keys and values share an element type.")
-    check(runs.dim() == 4, f"runs has {runs.dim()} dimensions.", "[seqs, run_heads, max_runs, 2].")
-    check_tensor("runs", runs, [seqs, None, None, 2], torch.int32)
-    kv_heads, rows = k.shape[1], k.shape[2]
-    check_table_heads(runs.shape[1], kv_heads)
-    job, result = _attend_job(q, kv_heads, scale, softcap, sinks, rows if weights else None)
-    job.elem = elem(element_of(k.dtype))
-    fill_rows(job, k, v)
-    job.runs, job.run_heads, job.max_runs = runs.data_ptr(), runs.shape[1], runs.shape[2]
-    return Call("attend", job, result, (q, k, v, runs, sinks))
-
-
-def attend_runs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    runs: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    weights: bool = False,
-) -> Attended:
-    """`plan_attend_runs(...).run()`: see there for shapes."""
-    return plan_attend_runs(q, k, v, runs, scale=scale, softcap=softcap, sinks=sinks, weights=weights).run()
+    return plan_attend(q, blocks, table, tokens, scale=scale, softcap=softcap, weights=weights).run()

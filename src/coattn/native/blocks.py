@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,11 @@ from coattn.native.core import check, check_tensor, elem, extension
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Byte offsets within one (block, KV head): key rows, value rows, then float16 scales (int8, int4 only).
+    """Byte offsets within one (block, KV head): key rows, value rows, then float16 scales (int8 only).
 
-    k_scale, k_min: `[head_size]`; v_scale, v_min: `[v_groups, block]`. A code c stands for min + scale * c. An int4
-    byte j of a row holds channel j in its low and channel j + head_size / 2 in its high half.
+    k_scale, k_min: `[head_size]`; v_scale, v_min: `[block]`. A code c stands for min + scale * c. In blocks of values
+    alone each row (int8, int4) is followed by its own scales and minima, `v_groups` of each. An int4 byte j of a row
+    holds channel j in its low and channel j + head_size / 2 in its high half.
     """
 
     row_bytes: int
@@ -33,7 +33,10 @@ class BlockLayout:
 
 
 def block_layout(element: str, block: int, head_size: int, keys: bool = True) -> BlockLayout:
-    """Layout of one (block, KV head), with keys or of values alone. Refuses head sizes that are not multiples of 8."""
+    """Layout of one (block, KV head), with keys or of values alone; int4 is for values.
+
+    Refuses head sizes that are not multiples of 8.
+    """
     return BlockLayout(**extension.block_layout(elem(element), block, head_size, keys))
 
 
@@ -52,9 +55,6 @@ class ArenaStats:
     registered_bytes: int
     huge_bytes: int
     capacity_blocks: int
-    committed_blocks: int
-    used_blocks: int
-    peak_blocks: int
     touch_seconds: float
     register_seconds: float
 
@@ -62,8 +62,8 @@ class ArenaStats:
 class Arena:
     """Fixed-size blocks of DRAM under one budget, at addresses that never change.
 
-    Memory is mapped as it is needed, on huge pages where allowed, touched by the whole pool, and registered with
-    `cuda_device` if one is given. Blocks are 64-byte aligned.
+    `grow` maps memory, on huge pages where allowed, touches it with the whole pool, and registers it with `cuda_device`
+    if one is given. Blocks are 64-byte aligned.
     """
 
     def __init__(self, block_bytes: int, budget_bytes: int, cuda_device: int | None = None) -> None:
@@ -83,20 +83,8 @@ class Arena:
         return int(self._arena.committed_blocks())
 
     def grow(self, nbytes: int) -> None:
-        """Maps, touches and registers at least `nbytes` of the budget now rather than on demand."""
+        """Maps, touches and registers at least `nbytes` of the budget; those that are ready stay where they are."""
         self._arena.grow(nbytes)
-
-    def allocate(self, n: int) -> list[int]:
-        """Ids of n blocks. Refuses past the budget."""
-        return list(self._arena.allocate(n))
-
-    def free(self, ids: Sequence[int]) -> None:
-        """Gives blocks back. Refuses ids that are not in use."""
-        self._arena.free(list(ids))
-
-    def check_integrity(self) -> None:
-        """Raises where free list, ownership and counters disagree."""
-        self._arena.check_integrity()
 
     def stats(self) -> ArenaStats:
         return ArenaStats(**self._arena.stats())
@@ -115,10 +103,10 @@ class Arena:
 class Blocks:
     """Where KV blocks lie: head h of block b at base + b * block_stride + h * head_stride (bytes).
 
-    `memory` is the arena or the tensor `[num_blocks, block bytes]` uint8 that holds them; it is kept alive.
+    `memory` is the tensor `[num_blocks, block bytes]` uint8 that holds them; it is kept alive.
     """
 
-    memory: Arena | Tensor
+    memory: Tensor
     element: str
     block: int
     kv_heads: int
@@ -128,11 +116,8 @@ class Blocks:
 
     def __post_init__(self) -> None:
         need = (1 if self.single else self.kv_heads) * self.layout.bytes
-        if isinstance(self.memory, Arena):
-            have = self.memory.block_bytes
-        else:
-            check_tensor("memory", self.memory, [None, None], torch.uint8)
-            have = self.memory.shape[1]
+        check_tensor("memory", self.memory, [None, None], torch.uint8)
+        have = self.memory.shape[1]
         check(
             have >= need,
             f"A block of {have} bytes is too small for {need // self.layout.bytes} heads of {self.layout.bytes} bytes.",
@@ -146,15 +131,15 @@ class Blocks:
     @property
     def block_bytes(self) -> int:
         """Bytes between two blocks."""
-        return self.memory.block_bytes if isinstance(self.memory, Arena) else self.memory.shape[1]
+        return self.memory.shape[1]
 
     @property
     def num_blocks(self) -> int:
-        return self.memory.committed_blocks() if isinstance(self.memory, Arena) else self.memory.shape[0]
+        return self.memory.shape[0]
 
     def fill(self, job: Any) -> None:
         """Writes base, strides and sizes into one of the extension's job structs."""
-        job.base = self.memory.base if isinstance(self.memory, Arena) else self.memory.data_ptr()
+        job.base = self.memory.data_ptr()
         job.block_stride = self.block_bytes
         job.head_stride = 0 if self.single else self.layout.bytes
         job.num_blocks = self.num_blocks

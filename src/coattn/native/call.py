@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from coattn.native.blocks import Blocks
 from coattn.native.core import extension
 
 T = TypeVar("T")
@@ -17,29 +16,24 @@ class Call(Generic[T]):
     It keeps its tensors alive. Changing what they hold between runs is allowed, changing it during one is not.
     """
 
-    def __init__(self, name: str, job: Any, result: T, keep: Any, blocks: Blocks | None = None) -> None:
+    def __init__(self, name: str, job: Any, result: T, keep: Any) -> None:
         self._run: Callable[[Any], None] = getattr(extension, name)
         self._submit: Callable[[Any], Any] = getattr(extension, f"submit_{name}")
-        self._job, self._result, self._keep, self._blocks = job, result, keep, blocks
-
-    def _ready(self) -> Any:
-        if self._blocks is not None:  # an arena may have grown since the call was planned
-            getattr(self._job, "source", self._job).num_blocks = self._blocks.num_blocks
-        return self._job
+        self._job, self._result, self._keep = job, result, keep
 
     @property
     def job(self) -> Any:
         """The extension's description of the call."""
-        return self._ready()
+        return self._job
 
     def run(self) -> T:
         """Computes on the calling thread and the pool."""
-        self._run(self._ready())
+        self._run(self._job)
         return self._result
 
     def submit(self) -> Pending[T]:
         """Returns at once; the pool computes after what was submitted before."""
-        return Pending(self, self._submit(self._ready()))
+        return Pending(self, self._submit(self._job))
 
 
 class Pending(Generic[T]):

@@ -24,7 +24,7 @@ class NativeError(CoattnError, RuntimeError):
 extension.set_error_type(NativeError)
 
 ELEMENTS: tuple[str, ...] = tuple(extension.elems)
-"""Element types of blocks: `f32`, `bf16`, `f16`, `int8`, `int4`."""
+"""Element types of blocks: `f32`, `bf16`, `f16`, `int8`; of blocks of values alone `int4` too."""
 
 _ELEMENT_OF_DTYPE = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -80,11 +80,3 @@ def check_table_heads(heads: int, kv_heads: int) -> None:
 def check_head_size(have: int, want: int) -> None:
     """Queries and blocks have the same head size."""
     check(have == want, f"q has head size {have}, the blocks {want}.", "Use queries and blocks of one model.")
-
-
-def fill_rows(job: Any, k: Tensor, v: Tensor) -> None:
-    """Writes pointers and strides of k, v `[seqs, kv_heads, rows, head_size]` into a job."""
-    size = k.element_size()
-    job.k, job.v, job.rows = k.data_ptr(), v.data_ptr(), k.shape[2]
-    job.k_seq, job.k_head, job.k_row = (n * size for n in k.stride()[:3])
-    job.v_seq, job.v_head, job.v_row = (n * size for n in v.stride()[:3])

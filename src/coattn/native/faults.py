@@ -13,6 +13,6 @@ def abandon_pool() -> None:
 def inject_fault(kind: str, seconds: float = 0.0) -> None:
     """For tests: the next submitted or posted job meets a `stall` of so many seconds, a `throw`, or its thread's `die`.
 
-    An empty kind takes an injected fault back.
+    `odd` throws what is no C++ exception. An empty kind takes an injected fault back.
     """
     extension.inject_fault(kind, seconds)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from coattn.native.blocks import BlockLayout, Blocks, block_layout
 from coattn.native.core import check, elem
 
@@ -17,8 +15,6 @@ class Values(Blocks):
 
     For calls that read no keys.
     """
-
-    memory: Tensor
 
     def __post_init__(self) -> None:
         rows = self.memory
@@ -32,12 +28,8 @@ class Values(Blocks):
     def layout(self) -> BlockLayout:
         return block_layout(self.element, self.block, self.head_size, keys=False)
 
-    @property
-    def num_blocks(self) -> int:
-        return self.memory.shape[0]
-
     def fill(self, job: Any) -> None:
         size = self.memory.element_size()
-        job.base, job.values_only = self.memory.data_ptr(), 1
+        job.base = self.memory.data_ptr()
         job.block_stride, job.head_stride = self.memory.stride(0) * size, self.memory.stride(1) * size
         job.num_blocks, job.block, job.elem = self.num_blocks, self.block, elem(self.element)

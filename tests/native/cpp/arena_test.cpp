@@ -3,54 +3,57 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 #include "errors.h"
 
 using namespace coattn;
 
-TEST(arena_hands_out_disjoint_blocks_and_keeps_books) {
+TEST(arena_keeps_its_budget_and_its_addresses) {
   WorkerPool pool(2);
-  Arena arena(4864, 40 << 20, -1);
-  std::vector<int32_t> ids = arena.allocate(1000, pool);
-  for (int32_t id : ids) std::memset(arena.base() + id * int64_t{4864}, id & 0xff, 4864);
-  for (int32_t id : ids) {
-    CHECK(arena.base()[id * int64_t{4864}] == (id & 0xff));
-    CHECK(arena.base()[id * int64_t{4864} + 4863] == (id & 0xff));
+  constexpr int64_t kBytes = 4864;
+  Arena arena(kBytes, 40 << 20, -1);
+  const int64_t capacity = arena.stats().capacity_blocks;
+  uint8_t* const base = arena.base();
+  CHECK(capacity == (40 << 20) / kBytes && arena.committed_blocks() == 0);
+  for (const int64_t wanted : {int64_t{1}, int64_t{1000}, capacity}) {
+    arena.grow(wanted * kBytes, pool);
+    CHECK(arena.base() == base && arena.committed_blocks() >= wanted);
+    std::memset(base + (wanted - 1) * kBytes, 7, kBytes);
+    CHECK(base[0] == 7 && base[wanted * kBytes - 1] == 7);
   }
-  arena.check_integrity();
-  CHECK_THROWS(arena.allocate(arena.stats().capacity_blocks, pool), Refusal);
-  arena.free(ids);
-  CHECK_THROWS(arena.free({ids[0]}), Refusal);
-  arena.check_integrity();
+  CHECK(arena.committed_blocks() == capacity);
+  CHECK_THROWS(arena.grow((40 << 20) + 1, pool), Refusal);
 }
 
-TEST(arena_grows_while_others_read_and_allocate) {
+TEST(arena_grows_while_others_read) {
   WorkerPool pool(2);
-  Arena arena(65536, 256 << 20, -1);
-  const std::vector<int32_t> fixed = arena.allocate(4, pool);
-  for (int32_t id : fixed) std::memset(arena.base() + id * int64_t{65536}, 5, 65536);
+  constexpr int64_t kBytes = 65536;
+  Arena arena(kBytes, 256 << 20, -1);
+  arena.grow(4 * kBytes, pool);
+  std::memset(arena.base(), 5, 4 * kBytes);
   std::atomic<bool> stop{false};
   std::thread reader([&] {
     while (!stop) {
-      for (int32_t id : fixed) CHECK(arena.base()[id * int64_t{65536} + 77] == 5);
+      for (int64_t id = 0; id < 4; ++id) CHECK(arena.base()[id * kBytes + 77] == 5);
     }
   });
-  std::vector<std::thread> users;
+  std::vector<std::thread> growing;
   for (int u = 0; u < 3; ++u) {
-    users.emplace_back([&] {
-      for (int i = 0; i < 40; ++i) {
-        std::vector<int32_t> ids = arena.allocate(10 + i, pool);
-        for (int32_t id : ids) std::memset(arena.base() + id * int64_t{65536}, 9, 64);
-        arena.free(ids);
+    growing.emplace_back([&, u] {
+      for (int64_t i = 1; i <= 40; ++i) {
+        const int64_t blocks = 10 * (3 * i + u);
+        arena.grow(blocks * kBytes, pool);
+        CHECK(arena.committed_blocks() >= blocks);
+        std::memset(arena.base() + (blocks - 1) * kBytes, 9, 64);  // nobody else's
       }
     });
   }
-  for (auto& t : users) t.join();
+  for (auto& t : growing) t.join();
   stop = true;
   reader.join();
-  arena.check_integrity();
-  CHECK(arena.stats().used_blocks == 4);
+  CHECK(arena.stats().committed_bytes >= 10 * 122 * kBytes);
 }
 
 TEST(arena_without_cuda_says_why) {

@@ -1,5 +1,6 @@
 // Every kernel of every instruction set the machine has, in buffers of exactly the right size so that the
 // address sanitizer sees one byte too many, against double-precision loops.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -9,10 +10,9 @@
 #include "block_layout.h"
 #include "check.h"
 #include "dispatch.h"
+#include "element.h"
+#include "errors.h"
 #include "kernels/attend.h"
-#include "kernels/block_rows.h"
-#include "kernels/compact.h"
-#include "kernels/score_digest.h"
 #include "kernels/weighted_sum.h"
 
 using namespace coattn;
@@ -38,18 +38,40 @@ void for_isas(F&& f) {
   force_isa("");
 }
 
-// Blocks of one sequence on the heap, byte for byte, 64-byte aligned.
+float bf16_to_f32(uint16_t x) {
+  return std::bit_cast<float>(uint32_t{x} << 16);
+}
+
+uint16_t f32_to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return static_cast<uint16_t>((bits >> 16) | 0x40);  // keep NaN a NaN
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// A number as a row of floats holds it, which is what comes back.
+float put(Elem elem, uint8_t* row, int64_t i, float x) {
+  if (elem == Elem::f32) {
+    std::memcpy(row + 4 * i, &x, sizeof(x));
+    return x;
+  }
+  const uint16_t half = elem == Elem::bf16 ? f32_to_bf16(x) : f32_to_f16(x);
+  std::memcpy(row + 2 * i, &half, sizeof(half));
+  return elem == Elem::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+// Blocks of one sequence on the heap, byte for byte, 64-byte aligned. What is not written is NaN.
 struct Store {
   BlockLayout layout;
   int kv_heads;
   int64_t blocks;
   std::unique_ptr<uint8_t, void (*)(void*)> memory;
   std::vector<int32_t> table;
-  std::vector<float> k, v;  // what the blocks hold, read back
+  std::vector<float> k, v;  // what the blocks hold, [tokens][kv_heads][head_size]; without keys v alone
   int64_t tokens;
 
-  Store(Elem elem, int block, int heads, int head_size, int64_t n, WorkerPool& pool)
-      : layout(block_layout(elem, block, head_size)),
+  Store(Elem elem, int block, int heads, int head_size, int64_t n, bool keys)
+      : layout(block_layout(elem, block, head_size, keys)),
         kv_heads(heads),
         blocks((n + block - 1) / block),
         memory(static_cast<uint8_t*>(
@@ -58,33 +80,67 @@ struct Store {
         tokens(n) {
     std::memset(memory.get(), 0xff, static_cast<size_t>(blocks * heads * layout.bytes));
     for (int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<int32_t>(blocks - 1 - b));
-    k = normal(n * heads * head_size);
+    if (keys) k = normal(n * heads * head_size);
     v = normal(n * heads * head_size);
-    if (n == 0) return;
-    BlockRowsJob job = rows();
-    write_blocks(job, pool);
-    read_blocks(job, pool);
+    for (int64_t b = 0; b < blocks; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        uint8_t* to = memory.get() + (table[b] * heads + h) * layout.bytes;
+        const int64_t first = b * block;
+        const int held = static_cast<int>(std::min<int64_t>(block, n - first));
+        if (!is_quantised(elem)) {
+          plain(to, first, held, h);
+        } else if (keys) {
+          packed(to, first, held, h);
+        } else {
+          for (int t = 0; t < held; ++t) codes(to + layout.v + t * layout.v_stride, row(v, first + t, h));
+        }
+      }
+    }
   }
 
-  BlockRowsJob rows() {
-    BlockRowsJob job{};
-    job.k = k.data();
-    job.v = v.data();
-    job.row_elem = Elem::f32;
-    job.k_token = job.v_token = int64_t{kv_heads} * layout.head_size;
-    job.k_head = job.v_head = layout.head_size;
-    job.tokens = tokens;
-    job.kv_heads = kv_heads;
-    job.head_size = layout.head_size;
-    job.elem = layout.elem;
-    job.base = memory.get();
-    job.block_stride = kv_heads * layout.bytes;
-    job.head_stride = layout.bytes;
-    job.num_blocks = blocks;
-    job.block = layout.block;
-    job.blocks = table.data();
-    job.block_count = blocks;
-    return job;
+  float* row(std::vector<float>& rows, int64_t token, int head) {
+    return rows.data() + (token * kv_heads + head) * layout.head_size;
+  }
+
+  void plain(uint8_t* block, int64_t first, int n, int head) {
+    for (int t = 0; t < n; ++t) {
+      for (int d = 0; d < layout.head_size; ++d) {
+        if (!k.empty()) {
+          float& x = row(k, first + t, head)[d];
+          x = put(layout.elem, block + layout.k + t * layout.row_bytes, d, x);
+        }
+        float& x = row(v, first + t, head)[d];
+        x = put(layout.elem, block + layout.v + t * layout.row_bytes, d, x);
+      }
+    }
+  }
+
+  void packed(uint8_t* block, int64_t first, int n, int head) {
+    const size_t size = static_cast<size_t>(layout.head_size);
+    std::vector<float> keys, values;
+    for (int t = 0; t < n; ++t) {
+      keys.insert(keys.end(), row(k, first + t, head), row(k, first + t, head) + size);
+      values.insert(values.end(), row(v, first + t, head), row(v, first + t, head) + size);
+    }
+    kernels().quantise(layout, keys.data(), values.data(), n, block);
+    for (int t = 0; t < n; ++t)
+      kernels().read_row(layout, block, t, row(k, first + t, head), row(v, first + t, head));
+  }
+
+  // A row of values alone: its codes, then a scale and a minimum of every group.
+  void codes(uint8_t* to, float* x) {
+    const int groups = layout.v_groups, width = layout.head_size / groups, levels = groups == 1 ? 255 : 15;
+    std::memset(to, 0, static_cast<size_t>(layout.row_bytes));
+    for (int g = 0; g < groups; ++g) {
+      const uint16_t scale = f32_to_f16(6.0f / static_cast<float>(levels)), low = f32_to_f16(-3.0f - g);
+      std::memcpy(to + layout.v_scale + g * layout.scale_group, &scale, sizeof(scale));
+      std::memcpy(to + layout.v_min + g * layout.scale_group, &low, sizeof(low));
+      for (int d = g * width; d < (g + 1) * width; ++d) {
+        const uint8_t code = static_cast<uint8_t>(rng() % static_cast<unsigned>(levels + 1));
+        to[d % (layout.head_size / groups)] |= static_cast<uint8_t>(g ? code << 4 : code);
+        x[d] = f16_to_f32(low) + f16_to_f32(scale) * code;
+      }
+    }
   }
 
   EntrySource source() const {
@@ -111,11 +167,10 @@ double tolerance(Elem elem) {
 void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, int64_t tokens, bool weights,
                   WorkerPool& pool) {
   constexpr int heads = 2;
-  Store store(elem, block, heads, head_size, tokens, pool);
+  Store store(elem, block, heads, head_size, tokens, true);
   std::vector<float> q = normal(static_cast<size_t>(heads * group * head_size));
   std::vector<uint8_t> q_bytes(static_cast<size_t>(elem_bytes(q_elem, static_cast<int64_t>(q.size()))));
-  kernels().convert(Elem::f32, q.data(), q_elem, q_bytes.data(), static_cast<int64_t>(q.size()));
-  kernels().convert(q_elem, q_bytes.data(), Elem::f32, q.data(), static_cast<int64_t>(q.size()));
+  for (size_t i = 0; i < q.size(); ++i) q[i] = put(q_elem, q_bytes.data(), static_cast<int64_t>(i), q[i]);
   std::vector<float> out(q.size(), 7), lse(heads * group, 7),
       w(static_cast<size_t>(heads * group * tokens), 7);
   const int32_t count = static_cast<int32_t>(tokens);
@@ -130,8 +185,6 @@ void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, i
   job.scale = 1 / std::sqrt(static_cast<float>(head_size));
   job.elem = elem;
   job.table = store.table.data();
-  int32_t unused = 0;
-  if (store.table.empty()) job.table = &unused;
   job.tokens = &count;
   job.table_heads = 1;
   job.max_blocks = store.blocks;
@@ -175,23 +228,23 @@ void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, i
 TEST(attend_all_kernels) {
   WorkerPool pool(3, 100);
   for_isas([&](const std::string&) {
-    for (int e = 0; e < kElems; ++e) {
+    for (const Elem e : {Elem::f32, Elem::bf16, Elem::f16, Elem::int8}) {
       for (int head_size : {64, 80, 128, 8, 40}) {
         for (int group : {1, 3, 8, 17}) {
           for (int64_t tokens : {0, 1, 33, 70}) {
             const Elem q = group == 3 ? Elem::f16 : group == 17 ? Elem::f32 : Elem::bf16;
-            check_attend(static_cast<Elem>(e), q, head_size, group, 32, tokens, group == 3, pool);
+            check_attend(e, q, head_size, group, 32, tokens, group == 3, pool);
           }
         }
       }
-      check_attend(static_cast<Elem>(e), Elem::bf16, 64, 4, 100, 320, true, pool);
-      check_attend(static_cast<Elem>(e), Elem::bf16, 64, 4, 7, 50, false, pool);
-      check_attend(static_cast<Elem>(e), Elem::bf16, 32, 70, 32, 2100, false, pool);  // cut into pieces
+      check_attend(e, Elem::bf16, 64, 4, 100, 320, true, pool);
+      check_attend(e, Elem::bf16, 64, 4, 7, 50, false, pool);
+      check_attend(e, Elem::bf16, 32, 70, 32, 2100, false, pool);  // cut into pieces
     }
   });
 }
 
-TEST(entries_all_kernels) {
+TEST(weighted_sum_all_kernels) {
   WorkerPool pool(2, 100);
   for_isas([&](const std::string&) {
     for (int e = 0; e < kElems; ++e) {
@@ -199,7 +252,7 @@ TEST(entries_all_kernels) {
       for (int head_size : {64, 40, 128}) {
         constexpr int heads = 2, group = 5;
         constexpr int64_t n = 150;
-        Store store(elem, 32, heads, head_size, 77, pool);
+        Store store(elem, 32, heads, head_size, 77, false);
         std::vector<int32_t> index(heads * n);
         for (int32_t& i : index) i = static_cast<int32_t>(rng() % 77);
         const std::vector<int32_t> count{static_cast<int32_t>(n), 3};
@@ -215,27 +268,12 @@ TEST(entries_all_kernels) {
         job.weights = w.data();
         job.out = out.data();
         weighted_sum(job, pool);
-        std::vector<float> k_out(static_cast<size_t>(heads * n * head_size)), v_out(k_out.size());
-        CompactJob c{};
-        c.source = job.source;
-        c.seqs = 1;
-        c.index = index.data();
-        c.count = count.data();
-        c.max_entries = n;
-        c.out_elem = Elem::f32;
-        c.k_out = reinterpret_cast<uint8_t*>(k_out.data());
-        c.v_out = reinterpret_cast<uint8_t*>(v_out.data());
-        c.k_head = c.v_head = n * head_size * 4;
-        c.k_row = c.v_row = int64_t{head_size} * 4;
-        compact(c, pool);
         for (int h = 0; h < heads * group; ++h) {
           const int head = h / group;
           for (int d = 0; d < head_size; ++d) {
             double exact = 0;
             for (int t = 0; t < count[head]; ++t) {
               const int64_t at = (int64_t{index[head * n + t]} * heads + head) * head_size + d;
-              CHECK(k_out[(head * n + t) * head_size + d] == store.k[at]);
-              CHECK(v_out[(head * n + t) * head_size + d] == store.v[at]);
               exact += double{w[h * n + t]} * store.v[at];
             }
             CHECK(std::abs(out[h * head_size + d] - exact) < 1e-3);
@@ -246,60 +284,8 @@ TEST(entries_all_kernels) {
   });
 }
 
-TEST(score_digest_all_kernels) {
-  WorkerPool pool(2, 100);
-  for_isas([&](const std::string&) {
-    for (int e = 0; e < kFloatElems; ++e) {
-      for (int head_size : {64, 24, 128}) {
-        for (bool two : {true, false}) {
-          constexpr int64_t n = 70;
-          const int width = two ? 2 * head_size : head_size, group = 3;
-          std::vector<float> digest = normal(static_cast<size_t>(n * width));
-          for (int64_t b = 0; two && b < n; ++b) {
-            for (int d = 0; d < head_size; ++d) {
-              float &low = digest[b * width + d], &high = digest[b * width + head_size + d];
-              if (low > high) std::swap(low, high);
-            }
-          }
-          std::vector<uint8_t> bytes(static_cast<size_t>(elem_bytes(static_cast<Elem>(e), n * width)));
-          kernels().convert(Elem::f32, digest.data(), static_cast<Elem>(e), bytes.data(), n * width);
-          kernels().convert(static_cast<Elem>(e), bytes.data(), Elem::f32, digest.data(), n * width);
-          const std::vector<float> q = normal(static_cast<size_t>(group * head_size));
-          std::vector<int32_t> table(n);
-          for (int64_t b = 0; b < n; ++b) table[b] = static_cast<int32_t>(n - 1 - b);
-          const int32_t count = n - 1;
-          std::vector<float> out(static_cast<size_t>(group * n), 7);
-          ScoreDigestJob job{};
-          job.seqs = job.kv_heads = 1;
-          job.q_heads = group;
-          job.head_size = head_size;
-          job.q = q.data();
-          job.q_head = head_size;
-          job.elem = static_cast<Elem>(e);
-          job.two_sided = two;
-          job.base = bytes.data();
-          job.block_stride = elem_bytes(job.elem, width);
-          job.num_blocks = n;
-          job.table = table.data();
-          job.count = &count;
-          job.table_heads = 1;
-          job.max_blocks = n;
-          job.scale = 1;
-          job.out = out.data();
-          score_digest(job, pool);
-          for (int g = 0; g < group; ++g) {
-            for (int64_t b = 0; b < n - 1; ++b) {
-              double exact = 0;
-              for (int d = 0; d < head_size; ++d) {
-                const double x = q[g * head_size + d], low = digest[table[b] * width + d];
-                exact += two ? std::max(x * low, x * digest[table[b] * width + head_size + d]) : x * low;
-              }
-              CHECK(std::abs(out[g * n + b] - exact) < 1e-3);
-            }
-            CHECK(std::isinf(out[g * n + n - 1]));
-          }
-        }
-      }
-    }
-  });
+TEST(attention_over_int4_is_refused) {
+  CHECK_THROWS(block_layout(Elem::int4, 32, 64), Refusal);
+  for_isas(
+      [](const std::string&) { CHECK_THROWS(attend_kernel_name(Elem::int4, Elem::bf16, 4, 64), Refusal); });
 }

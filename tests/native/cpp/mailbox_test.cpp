@@ -144,6 +144,13 @@ TEST(mailbox_says_why_a_step_failed) {
   mailbox.begin(2, kSeqs);
   CHECK(!world.step(2, 0.5f, 50));
   CHECK(mailbox.finish(2'000'000).find("injected") != std::string::npos);
+  inject_fault("odd", 0);
+  mailbox.begin(3, kSeqs);
+  CHECK(!world.step(3, 0.5f, 50));
+  CHECK(mailbox.finish(2'000'000).find("no std::exception") != std::string::npos);
+  mailbox.begin(4, kSeqs);  // and goes on
+  CHECK(world.step(4, 0.5f));
+  CHECK(mailbox.finish(2'000'000).empty());
 }
 
 TEST(mailbox_notices_a_dead_server) {

@@ -8,7 +8,6 @@
 #include "isa/amx_tiles.inl"
 #include "isa/amx_softmax.inl"
 #include "isa/amx_bf16.inl"
-#include "isa/amx_int_shape.inl"
 #include "isa/amx_int_query.inl"
 #include "isa/amx_int_values.inl"
 #include "isa/amx_int.inl"
@@ -31,8 +30,6 @@ AttendKernel kernel_of(const char* name) {
 //   bf16, DRAM      1088 / 1307  1444 / 1290  1456 / 1432   2064 / 1447
 //   int8, cache     613 / 615    818 / 621    1018 / 639    1860 / 683
 //   int8, DRAM      881 / 829    1136 / 801   1412 / 925    2302 / 990
-//   int4, cache     622 / 683    856 / 697    1047 / 716    1890 / 770
-//   int4, DRAM      721 / 746    1003 / 764   1246 / 913    2158 / 961
 constexpr int kLargeGroup = 3;
 
 const Kernels& amx_kernels() {
@@ -41,8 +38,7 @@ const Kernels& amx_kernels() {
     t.isa = "amx";
     t.large_attend[static_cast<int>(Elem::bf16)][1] = kernel_of<amx::Bf16>("amx bf16");
     for (int q = 0; q < 2; ++q) {
-      t.large_attend[static_cast<int>(Elem::int8)][q] = kernel_of<amx::Int<Elem::int8>>("amx int8");
-      t.large_attend[static_cast<int>(Elem::int4)][q] = kernel_of<amx::Int<Elem::int4>>("amx int4");
+      t.large_attend[static_cast<int>(Elem::int8)][q] = kernel_of<amx::Int8>("amx int8");
     }
     t.large_group = kLargeGroup;
     return t;

@@ -179,7 +179,7 @@ struct Bf16 {
     int64_t stride;
 
     Dot(const AttendGroup& s, const Unit& u) {
-      const Rows k = whole_rows(s, u, u.tile->k, u.tile->k_stride, 0);
+      const Rows k = whole_rows(s, u, u.tile->k, u.tile->stride, 0);
       first = k.at;
       second = k.at + 16 * k.stride;
       stride = k.stride;
@@ -244,7 +244,7 @@ struct Bf16 {
     split<Queries>(x, queries(s), state.weights, next);
     if (u.batch == 0) {
       state.turn ^= 1;
-      state.values = whole_rows(s, u, u.tile->v, u.tile->v_stride, 1 + state.turn);
+      state.values = whole_rows(s, u, u.tile->v, u.tile->stride, 1 + state.turn);
     }
     state.batch = u.batch;
     state.pending = true;

@@ -2,7 +2,7 @@
 //
 // q . (min + scale * code) = (q * scale) . code + q . min, and scale is the block's own: q * scale is rounded
 // to 16 bits of its largest channel and split into two signed bytes, 256 * high + low, so the query's
-// rounding (1/65024 of the largest channel) stays far below the codes' own (1/510 or 1/30 of the range).
+// rounding (1/65024 of the largest channel) stays far below the codes' own (1/510 of the range).
 //
 // A vector holds four channels of four queries, one query to 128 bits: the channels' scales are one broadcast
 // load, and one shuffle makes the four high and the four low bytes of each query. Columns 0..7 of the tile
@@ -10,12 +10,22 @@
 namespace coattn::amx {
 namespace {
 
+constexpr int kChunk = kRowBytes;  // channels of a tile: their codes are a row of it
+
+// A row of codes in whole tiles.
+struct IntShape {
+  explicit IntShape(int head_size)
+      : size(head_size), row((size + kChunk - 1) / kChunk * kChunk), chunks(row / kChunk) {}
+
+  int size;    // channels
+  int row;     // the same, padded
+  int chunks;  // tiles
+};
+
 // Per batch of 8 queries: [row / 4][8 queries][4] over their largest channel, [row] the largest of all, [16]
 // by how much each was divided.
-template <Elem E>
 struct IntQuery {
-  using Shape = IntShape<E>;
-  static constexpr int kMaxRow = 1024 + 64;
+  static constexpr int kMaxRow = 1024;
 
   // A block's scales and minima as floats, the scales such that products fill 16 bits.
   struct Scales {
@@ -23,9 +33,9 @@ struct IntQuery {
     float top;
   };
 
-  static int64_t floats(const Shape& x) { return int64_t{9} * x.row + 16; }
+  static int64_t floats(const IntShape& x) { return int64_t{9} * x.row + 16; }
 
-  static void begin(const AttendGroup& s, const Shape& x, int batch) {
+  static void begin(const AttendGroup& s, const IntShape& x, int batch) {
     float* prep = s.prep + batch * floats(x);
     float *peaks = prep + 8 * x.row, *tops = peaks + x.row;
     float inverse[kLanes];
@@ -39,9 +49,8 @@ struct IntQuery {
     }
     for (int g = 0; g < kLanes && batch * kLanes + g < s.group; ++g) {
       for (int c = 0; c < x.row; c += W) {
-        const int h = c / x.room, d = c % x.room;
-        const __mmask16 mask = first_lanes(x.part - d < 0 ? 0 : x.part - d);
-        const float* from = query(s, batch * kLanes + g) + h * x.part + d;
+        const __mmask16 mask = first_lanes(x.size - c < 0 ? 0 : x.size - c);
+        const float* from = query(s, batch * kLanes + g) + c;
         const vf y = vmul(_mm512_maskz_loadu_ps(mask, from), vset(inverse[g]));
         vstore(peaks + c, vmax(vabs(y), vload(peaks + c)));
         float* to = prep + c * 8 + g * 4;
@@ -53,7 +62,7 @@ struct IntQuery {
     }
   }
 
-  static void widen(const AttendGroup& s, const Shape& x, int batch, const AttendTile& tile, Scales& to) {
+  static void widen(const AttendGroup& s, const IntShape& x, int batch, const AttendTile& tile, Scales& to) {
     const float* peaks = s.prep + batch * floats(x) + 8 * x.row;
     vf peak = vzero();
     for (int c = 0; c < x.row; c += W) {
@@ -70,7 +79,7 @@ struct IntQuery {
   // The B tiles of a batch for one block, [row / 4][16 columns][4 channels]; a score times `scale` is sum *
   // step + bias. between(i) is called after every 16 channels.
   template <class Between>
-  static void fold(const AttendGroup& s, const Shape& x, int batch, const Scales& block, float scale,
+  static void fold(const AttendGroup& s, const IntShape& x, int batch, const Scales& block, float scale,
                    uint8_t* to, vf& steps, vf& biases, Ahead& next, Between&& between) {
     const float* prep = s.prep + batch * floats(x);
     const vf sums = s.group - batch * kLanes > 4 ? quads<true>(x, prep, block, to, next, between)
@@ -86,18 +95,16 @@ struct IntQuery {
   static const float* query(const AttendGroup& s, int g) { return s.q + static_cast<int64_t>(g) * s.stride; }
 
   // 16 float16 of the block's channels, zero in the padding.
-  static vf channels(const Shape& x, const uint16_t* from, int c) {
-    const int h = c / x.room, d = c % x.room;
-    if (d + W <= x.part) return vload_f16(from + h * x.part + d);
-    return _mm512_cvtph_ps(
-        _mm256_maskz_loadu_epi16(first_lanes(x.part - d < 0 ? 0 : x.part - d), from + h * x.part + d));
+  static vf channels(const IntShape& x, const uint16_t* from, int c) {
+    if (c + W <= x.size) return vload_f16(from + c);
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(x.size - c < 0 ? 0 : x.size - c), from + c));
   }
 
   static vf four(const float* p) { return _mm512_broadcast_f32x4(_mm_load_ps(p)); }
 
   // Writes the tiles; returns q . min, queries 0..7 twice. With at most four queries, theirs twice over.
   template <bool Eight, class Between>
-  static vf quads(const Shape& x, const float* prep, const Scales& block, uint8_t* to, Ahead& next,
+  static vf quads(const IntShape& x, const float* prep, const Scales& block, uint8_t* to, Ahead& next,
                   Between& between) {
     const __m512i columns = Eight
                                 ? _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29)

@@ -7,6 +7,11 @@
 namespace coattn::amx {
 namespace {
 
+// Queries of a tile of weights, whose high bytes come first and whose low bytes follow.
+constexpr int queries_of(bool few) {
+  return few ? 4 : kLanes;
+}
+
 // Tile row of query g: what is left of a 4 x 4 transpose.
 constexpr int row_of(int g, bool few) {
   return few ? g : g % 4 * 2 + g / 4;
@@ -28,8 +33,8 @@ inline void store_rows(const __m512i* x, bool few, uint8_t* to) {
   }
 }
 
-// Weights p (as softmax_pairs leaves them) with the scales and minima of one half's values. m: [16][32
-// bytes], A tile. steps: value of a unit of each query's weights. bias: sums of weight times minimum.
+// Weights p (as SoftmaxStep leaves them) with their values' scales and minima. m: [16][kStep bytes], an A
+// tile. steps: value of a unit of each query's weights. bias: sums of weight times minimum.
 inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low, bool few, uint8_t* m,
                   float* steps, vf& bias, Ahead& next) {
   alignas(64) float scales[kStep], lows[kStep];
@@ -65,7 +70,7 @@ inline void weigh(const vf* p, int n, const uint16_t* scale, const uint16_t* low
                      choose(0x00ff0000, _mm512_slli_epi32(x[2], 16), _mm512_slli_epi32(x[3], 24)));
   }
   store_rows(high, few, m);
-  store_rows(rest, few, m + (few ? 4 : 8) * 32);
+  store_rows(rest, few, m + queries_of(few) * kStep);
 }
 
 // 4 values x 4 channels of bytes in each lane of 128 bits -> [channel][token]: two rounds of vpunpck.
@@ -78,85 +83,53 @@ inline void interleave(const __m512i* x, __m512i* q) {
   q[3] = _mm512_unpackhi_epi16(b, d);
 }
 
-template <Elem E>
 struct IntValues {
-  using Shape = IntShape<E>;
+  static constexpr int kQuarters = 4;                      // a chunk's channels, 16 at a time
+  static constexpr int kPacked = kStep / 4 * kRowBytes;    // bytes of one: 8 groups of 4 tokens
+  static constexpr int kProducts = kRows * kRowBytes / 4;  // sums of one
+  static constexpr int kWeightBytes = kRows * kStep;       // of a tile of weights
 
-  // packed[chunk][quarter][8 groups of 4 tokens][16 channels][4 tokens]; rows are kStep unpacked ones.
-  static void pack(const Shape& x, const uint8_t* rows, int64_t stride, uint8_t* packed, Ahead& next) {
+  // packed[chunk][quarter][8 groups of 4 tokens][16 channels][4 tokens] of kStep rows.
+  static void pack(const IntShape& x, const uint8_t* rows, int64_t stride, uint8_t* packed, Ahead& next) {
     for (int i = 0; i < kStep / 4; ++i) {
       for (int c = 0; c < x.chunks; ++c) {
-        __m512i y[4];
-        for (int j = 0; j < 4; ++j) y[j] = _mm512_loadu_si512(rows + (4 * i + j) * stride + 64 * c);
-        put(x, c, i, y, packed);
+        __m512i y[4], q[kQuarters];
+        for (int j = 0; j < 4; ++j) y[j] = _mm512_loadu_si512(rows + (4 * i + j) * stride + kChunk * c);
+        interleave(y, q);
+        uint8_t* to = packed + kQuarters * kPacked * c + kRowBytes * i;
+        for (int j = 0; j < kQuarters; ++j) _mm512_store_si512(to + kPacked * j, q[j]);
         next.step<2>();
       }
     }
   }
 
-  // The same from whole rows of nibbles whose halves fill tiles.
-  static void pack_nibbles(const Shape& x, const uint8_t* v, int64_t stride, uint8_t* packed, Ahead& next) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int i = 0; i < kStep / 4; ++i) {
-      for (int c = 0; c < x.chunks / 2; ++c) {
-        __m512i low[4], high[4];
-        for (int j = 0; j < 4; ++j) {
-          const __m512i both = _mm512_loadu_si512(v + (4 * i + j) * stride + 64 * c);
-          low[j] = _mm512_and_si512(both, nibble);
-          high[j] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-        }
-        put(x, c, i, low, packed);
-        put(x, c + x.chunks / 2, i, high, packed);
-        next.step<2>();
-      }
-    }
-  }
-
-  // The i-th of products[4 * chunks][16][16]. `loaded`: the half whose weights are in the tile, or -1.
-  static void multiply(const Shape& x, const uint8_t (*weights)[16 * 32], const uint8_t* packed, int i,
-                       int& loaded, int32_t* products) {
-    const int half = x.half(i / 4, i % 4);
-    if (half != loaded) _tile_loadd(6, weights[loaded = half], 32);
-    _tile_loadd(7, packed + 512 * i, 64);
+  // The i-th of products[kQuarters * chunks][16][16]; they are asked for in order.
+  static void multiply(const uint8_t* weights, const uint8_t* packed, int i, int32_t* products) {
+    if (i == 0) _tile_loadd(6, weights, kStep);
+    _tile_loadd(7, packed + kPacked * i, kRowBytes);
     _tile_zero(2);
     _tile_dpbuud(2, 6, 7);
-    _tile_stored(2, products + 256 * i, 64);
+    _tile_stored(2, products + kProducts * i, kRowBytes);
   }
 
   // acc [queries][row] += products
-  static void add(const Shape& x, int queries, const int32_t* products, const float (*steps)[16], float* acc,
+  static void add(const IntShape& x, int queries, const int32_t* products, const float* steps, float* acc,
                   bool few, Ahead& next) {
-    const int low = few ? 4 * 16 : 8 * 16;
-    for (int c = 0; c < x.chunks; ++c, products += 1024) {
-      const float *first = steps[x.half(c, 0)], *second = steps[x.half(c, 2)];
+    const int low = queries_of(few) * 16;
+    for (int c = 0; c < x.chunks; ++c, products += kQuarters * kProducts) {
       for (int g = 0; g < queries; ++g) {
-        float* to = acc + static_cast<int64_t>(g) * x.row + 64 * c;
+        float* to = acc + static_cast<int64_t>(g) * x.row + kChunk * c;
+        const vf step = vset(steps[g]);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-          const int32_t* from = products + 256 * j + 16 * row_of(g, few);
+        for (int j = 0; j < kQuarters; ++j) {
+          const int32_t* from = products + kProducts * j + 16 * row_of(g, few);
           const __m512i sum =
               _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(from), 8), _mm512_load_si512(from + low));
-          const vf step = vset((j < 2 ? first : second)[g]);
           vstore(to + 16 * j, vfma(_mm512_cvtepi32_ps(sum), step, vload(to + 16 * j)));
         }
         next.step<1>();
       }
     }
-  }
-
- private:
-  static void put(const Shape& x, int c, int i, const __m512i* y, uint8_t* packed) {
-    __m512i q[4];
-    interleave(y, q);
-    if (x.mixed(c)) {
-      const __m512i a = q[0], b = q[2];
-      q[0] = _mm512_shuffle_i64x2(a, q[1], 0x44);
-      q[2] = _mm512_shuffle_i64x2(a, q[1], 0xee);
-      q[1] = _mm512_shuffle_i64x2(b, q[3], 0x44);
-      q[3] = _mm512_shuffle_i64x2(b, q[3], 0xee);
-    }
-    uint8_t* to = packed + c * 2048 + i * 64;
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(to + 512 * j, q[j]);
   }
 };
 

@@ -11,6 +11,10 @@ constexpr int kStep = 32;  // tokens at a time
 // Queries at a time: the other half of a tile's 16 rows or columns has their low parts.
 constexpr int kLanes = 8;
 
+constexpr int kRows = 16;                      // of a whole tile
+constexpr int kRowBytes = 64;                  // of each of them
+constexpr int kTileBytes = kRows * kRowBytes;  // of a whole tile
+
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {};

@@ -19,7 +19,7 @@ struct FloatDot {
       fold(s, q, batch, tile, bias);
       q = s.fold;
     }
-    dot_tile<E>(q, s.stride, batch, s.head_size, Strided{tile.k, tile.k_stride}, tile.n, ahead, scores);
+    dot_tile<E>(q, s.stride, batch, s.head_size, Strided{tile.k, tile.stride}, tile.n, ahead, scores);
     if constexpr (is_quantised(E)) {
       for (int g = 0; g < batch; ++g) {
         for (int t = 0; t < tile.n; t += W) {
@@ -53,7 +53,7 @@ struct FloatDot {
   }
 };
 
-// p -> p * scale[token], and the running sum of p * min[token], for one query and one value group.
+// p -> p * scale[token], and the running sum of p * min[token], for one query.
 inline void fold_values(const float* p, int n, const uint16_t* scale, const uint16_t* low, float* folded,
                         float factor, float& bias) {
   vf sum = vzero();
@@ -82,9 +82,9 @@ struct FloatSum {
   static int stride(const AttendGroup& s) { return s.stride; }
 
   static void add(AttendGroup& s, int g0, int batch, const float* alpha, const AttendTile& tile,
-                  Weights weights, Ahead& ahead) {
+                  const float* weights, Ahead& ahead) {
     accumulate_tile<E>(s.acc + g0 * s.stride, s.stride, alpha, batch, s.head_size,
-                       Strided{tile.v, tile.v_stride}, tile.n, weights, ahead);
+                       Strided{tile.v, tile.stride}, tile.n, {weights, weights}, ahead);
   }
 
   static void natural(const AttendGroup& s, const float* acc, float* row) {
@@ -98,7 +98,7 @@ void attend_begin(AttendGroup& s) {
   std::memset(s.acc, 0, sizeof(float) * static_cast<size_t>(s.group) * static_cast<size_t>(Sum::stride(s)));
   for (int g = 0; g < s.group; ++g) {
     s.max[g] = -__builtin_inff();
-    s.sum[g] = s.v_bias[2 * g] = s.v_bias[2 * g + 1] = 0;
+    s.sum[g] = s.v_bias[g] = 0;
   }
 }
 
@@ -106,30 +106,21 @@ template <Elem E, class Dot, class Sum>
 void attend_tile(AttendGroup& s, const AttendTile& tile, const AttendTile*) {
   Ahead ahead = ahead_of(s);
   alignas(64) float scores[kQueryBatch * kTile];
-  alignas(64) float folded[is_quantised(E) ? 2 * kQueryBatch * kTile : 1];
+  alignas(64) float folded[is_quantised(E) ? kQueryBatch * kTile : 1];
   for (int g0 = 0; g0 < s.group; g0 += kQueryBatch) {
     const int batch = s.group - g0 < kQueryBatch ? s.group - g0 : kQueryBatch;
     Dot::run(s, g0, batch, tile, ahead, scores);
     float alpha[kQueryBatch];
-    Weights weights{scores, scores};
     for (int g = 0; g < batch; ++g) {
       float* raw = s.weights ? s.weights[g0 + g] + tile.token0 : nullptr;
       alpha[g] =
           softmax_tile(scores + g * kTile, tile.n, s.scale, s.softcap, s.max[g0 + g], s.sum[g0 + g], raw);
       if constexpr (is_quantised(E)) {
-        const float* p = scores + g * kTile;
-        float* bias = s.v_bias + 2 * (g0 + g);
-        fold_values(p, tile.n, tile.v_scale, tile.v_min, folded + g * kTile, alpha[g], bias[0]);
-        if constexpr (E == Elem::int4) {
-          fold_values(p, tile.n, tile.v_scale + tile.v_group_stride, tile.v_min + tile.v_group_stride,
-                      folded + (kQueryBatch + g) * kTile, alpha[g], bias[1]);
-        } else {
-          bias[1] = bias[0];
-        }
+        fold_values(scores + g * kTile, tile.n, tile.v_scale, tile.v_min, folded + g * kTile, alpha[g],
+                    s.v_bias[g0 + g]);
       }
     }
-    if constexpr (is_quantised(E)) weights = {folded, folded + (E == Elem::int4 ? kQueryBatch * kTile : 0)};
-    Sum::add(s, g0, batch, alpha, tile, weights, ahead);
+    Sum::add(s, g0, batch, alpha, tile, is_quantised(E) ? folded : scores, ahead);
   }
   ahead.finish(s);
 }
@@ -140,7 +131,7 @@ void attend_end(AttendGroup& s, float* out) {
     float* row = out + static_cast<int64_t>(g) * s.head_size;
     Sum::natural(s, s.acc + static_cast<int64_t>(g) * Sum::stride(s), row);
     if constexpr (is_quantised(E)) {
-      for (int d = 0; d < s.head_size; ++d) row[d] += s.v_bias[2 * g + (2 * d >= s.head_size)];
+      for (int d = 0; d < s.head_size; ++d) row[d] += s.v_bias[g];
     }
   }
 }

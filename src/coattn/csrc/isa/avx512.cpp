@@ -1,4 +1,4 @@
-// AVX-512 kernels: float32 arithmetic, VNNI for quantised keys and values.
+// AVX-512 kernels: float32 arithmetic, VNNI for int8 keys and values.
 #include "kernels/table.h"
 
 #define COATTN_ISA avx512
@@ -14,11 +14,7 @@ const Kernels& avx512_kernels() {
     Kernels t = avx512::make_table("avx512");
     for (int bf16_query = 0; bf16_query < 2; ++bf16_query) {
       t.attend[static_cast<int>(Elem::int8)][bf16_query] =
-          avx512::attend_kernel<Elem::int8, avx512::VnniDot<Elem::int8>, avx512::VnniSum<Elem::int8>>(
-              "avx512 vnni");
-      t.attend[static_cast<int>(Elem::int4)][bf16_query] =
-          avx512::attend_kernel<Elem::int4, avx512::VnniDot<Elem::int4>, avx512::VnniSum<Elem::int4>>(
-              "avx512 vnni");
+          avx512::attend_kernel<Elem::int8, avx512::VnniDot, avx512::VnniSum>("avx512 vnni");
     }
     return t;
   }();

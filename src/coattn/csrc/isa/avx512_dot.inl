@@ -7,23 +7,19 @@
 namespace coattn::avx512 {
 namespace {
 
-// int8 and int4 keys: vpdpbusd, 64 products of a code (0..255) and a signed byte an instruction.
+// int8 keys: vpdpbusd, 64 products of a code (0..255) and a signed byte an instruction.
 //
 // q * scale is rounded to 15 bits of its largest channel and split as 128 * high + low into two signed bytes,
-// so the query's rounding (1/32512 of its largest channel) stays far below the codes' own (1/510 or 1/30 of
-// the range).
-template <Elem E>
+// so the query's rounding (1/32512 of its largest channel) stays far below the codes' own (1/510 of the
+// range).
 struct VnniDot {
-  static constexpr bool kFour = E == Elem::int4;
   static constexpr int kMaxBytes = 1024 + 64;
 
   static void begin(AttendGroup&) {}
 
   static void run(const AttendGroup& s, int g0, int batch, const AttendTile& tile, Ahead& ahead,
                   float* scores) {
-    // [query][high, low][bytes]; int4 rows first all channels of the low halves, then those of the high
-    // halves.
-    alignas(64) int8_t q[kQueryBatch][2][kMaxBytes];
+    alignas(64) int8_t q[kQueryBatch][2][kMaxBytes];  // [query][high, low][bytes]
     float step[kQueryBatch], bias[kQueryBatch];
     quantise(s, g0, batch, tile, q, step, bias);
     int g = 0;
@@ -32,29 +28,22 @@ struct VnniDot {
   }
 
  private:
-  // Bytes of one half (int4) or of the whole row (int8), and the same rounded up to whole vectors.
-  static int part(const AttendGroup& s) { return kFour ? s.head_size / 2 : s.head_size; }
-  static int padded(const AttendGroup& s) { return (part(s) + 63) / 64 * 64; }
-
   static void quantise(const AttendGroup& s, int g0, int batch, const AttendTile& tile,
                        int8_t (*q)[2][kMaxBytes], float* step, float* bias) {
-    const int size = part(s), room = padded(s);
+    const int size = s.head_size, room = (size + 63) / 64 * 64;  // in whole vectors
     float* folded = s.fold;
     vf peak[kQueryBatch], sum[kQueryBatch];
     for (int g = 0; g < batch; ++g) peak[g] = sum[g] = vzero();
-    for (int h = 0; h < (kFour ? 2 : 1); ++h) {
-      for (int d = 0; d < size; d += W) {
-        const __mmask16 mask = first_lanes(size - d);
-        const int ch = h * size + d;
-        const vf scale = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_scale + ch));
-        const vf low = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_min + ch));
-        for (int g = 0; g < batch; ++g) {
-          const vf x = _mm512_maskz_loadu_ps(mask, s.q + (g0 + g) * s.stride + ch);
-          const vf y = vmul(x, scale);
-          _mm512_mask_storeu_ps(folded + g * s.stride + ch, mask, y);
-          peak[g] = vmax(vabs(y), peak[g]);
-          sum[g] = vfma(x, low, sum[g]);
-        }
+    for (int d = 0; d < size; d += W) {
+      const __mmask16 mask = first_lanes(size - d);
+      const vf scale = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_scale + d));
+      const vf low = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, tile.k_min + d));
+      for (int g = 0; g < batch; ++g) {
+        const vf x = _mm512_maskz_loadu_ps(mask, s.q + (g0 + g) * s.stride + d);
+        const vf y = vmul(x, scale);
+        _mm512_mask_storeu_ps(folded + g * s.stride + d, mask, y);
+        peak[g] = vmax(vabs(y), peak[g]);
+        sum[g] = vfma(x, low, sum[g]);
       }
     }
     for (int g = 0; g < batch; ++g) {
@@ -62,17 +51,14 @@ struct VnniDot {
       const float inverse = top > 0 ? 16256.0f / top : 0.0f;
       step[g] = top * (1.0f / 16256.0f);
       bias[g] = vhsum(sum[g]);
-      for (int h = 0; h < (kFour ? 2 : 1); ++h) {
-        for (int d = 0; d < room; d += W) {
-          const int left = size - d < 0 ? 0 : size - d;
-          const __mmask16 mask = first_lanes(left);
-          const vf y = _mm512_maskz_loadu_ps(mask, folded + g * s.stride + h * size + d);
-          const __m512i fixed = _mm512_cvtps_epi32(vmul(y, vset(inverse)));
-          const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(64)), 7);
-          const __m512i low = _mm512_sub_epi32(fixed, _mm512_slli_epi32(high, 7));
-          _mm_storeu_si128(reinterpret_cast<__m128i*>(&q[g][0][h * room + d]), _mm512_cvtepi32_epi8(high));
-          _mm_storeu_si128(reinterpret_cast<__m128i*>(&q[g][1][h * room + d]), _mm512_cvtepi32_epi8(low));
-        }
+      for (int d = 0; d < room; d += W) {
+        const __mmask16 mask = first_lanes(size - d < 0 ? 0 : size - d);
+        const vf y = _mm512_maskz_loadu_ps(mask, folded + g * s.stride + d);
+        const __m512i fixed = _mm512_cvtps_epi32(vmul(y, vset(inverse)));
+        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(64)), 7);
+        const __m512i low = _mm512_sub_epi32(fixed, _mm512_slli_epi32(high, 7));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(&q[g][0][d]), _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(&q[g][1][d]), _mm512_cvtepi32_epi8(low));
       }
     }
   }
@@ -81,40 +67,28 @@ struct VnniDot {
   static void queries(const AttendGroup& s, const int8_t (*q)[2][kMaxBytes], const float* step,
                       const float* bias, const AttendTile& tile, Ahead& ahead, float* scores) {
     constexpr int MT = 8 / MG;
-    const int room = padded(s), full = part(s) / 64, tail = part(s) % 64;
+    const int full = s.head_size / 64, tail = s.head_size % 64;
     const __mmask64 tail_mask = (__mmask64{1} << tail) - 1;
-    const __m512i nibble = _mm512_set1_epi8(15);
     for (int t0 = 0; t0 < tile.n; t0 += 2 * MT) {
       vf lanes[kAccs];
       for (int half = 0; half < 2; ++half) {
         const uint8_t* row[MT];
         for (int t = 0; t < MT; ++t) {
           const int at = t0 + half * MT + t;
-          row[t] = tile.k + (at < tile.n ? at : tile.n - 1) * tile.k_stride;
+          row[t] = tile.k + (at < tile.n ? at : tile.n - 1) * tile.stride;
         }
         __m512i high[MG * MT], low[MG * MT];
         for (int i = 0; i < MG * MT; ++i) high[i] = low[i] = _mm512_setzero_si512();
-        auto add = [&](const __m512i* codes, int at) {
+        auto chunk = [&](int c, auto load) {
+          __m512i codes[MT];
+          for (int t = 0; t < MT; ++t) codes[t] = load(row[t] + 64 * c);
           for (int g = 0; g < MG; ++g) {
-            const __m512i q_high = _mm512_loadu_si512(&q[g][0][at]), q_low = _mm512_loadu_si512(&q[g][1][at]);
+            const __m512i q_high = _mm512_loadu_si512(&q[g][0][64 * c]);
+            const __m512i q_low = _mm512_loadu_si512(&q[g][1][64 * c]);
             for (int t = 0; t < MT; ++t) {
               high[g * MT + t] = _mm512_dpbusd_epi32(high[g * MT + t], codes[t], q_high);
               low[g * MT + t] = _mm512_dpbusd_epi32(low[g * MT + t], codes[t], q_low);
             }
-          }
-        };
-        auto chunk = [&](int c, auto load) {
-          __m512i codes[MT];
-          for (int t = 0; t < MT; ++t) codes[t] = load(row[t] + 64 * c);
-          if constexpr (kFour) {
-            __m512i unpacked[MT];
-            for (int t = 0; t < MT; ++t) unpacked[t] = _mm512_and_si512(codes[t], nibble);
-            add(unpacked, 64 * c);
-            for (int t = 0; t < MT; ++t)
-              unpacked[t] = _mm512_and_si512(_mm512_srli_epi16(codes[t], 4), nibble);
-            add(unpacked, room + 64 * c);
-          } else {
-            add(codes, 64 * c);
           }
           ahead.step<MT>();
         };

@@ -1,4 +1,4 @@
-// Weighted sums of int8 and int4 values with VNNI's integer dot products.
+// Weighted sums of int8 values with VNNI's integer dot products.
 //
 // vpdpbusd adds four products of neighbouring bytes, so four tokens' values are interleaved (two rounds of
 // vpunpck) and meet four tokens' weights in one broadcast word. A weight times its token's value scale is
@@ -7,25 +7,18 @@
 namespace coattn::avx512 {
 namespace {
 
-template <Elem E>
 struct VnniSum {
-  static constexpr int kHalves = E == Elem::int4 ? 2 : 1;
-
-  // Bytes of a row, in whole vectors of 64; each has a sum per channel of each half.
-  static int part(const AttendGroup& s) { return s.head_size / kHalves; }
-  static int chunks(const AttendGroup& s) { return (part(s) + 63) / 64; }
-  static int stride(const AttendGroup& s) { return 64 * kHalves * chunks(s); }
+  // A row in whole vectors of 64 bytes; each has a sum per channel.
+  static int chunks(const AttendGroup& s) { return (s.head_size + 63) / 64; }
+  static int stride(const AttendGroup& s) { return 64 * chunks(s); }
 
   static void add(AttendGroup& s, int g0, int batch, const float* alpha, const AttendTile& tile,
-                  Weights weights, Ahead& ahead) {
-    Bytes bytes[kQueryBatch][kHalves];
-    for (int g = 0; g < batch; ++g) {
-      quantise(weights.w0 + g * kTile, tile.n, bytes[g][0]);
-      if constexpr (kHalves == 2) quantise(weights.w1 + g * kTile, tile.n, bytes[g][1]);
-    }
+                  const float* weights, Ahead& ahead) {
+    Bytes bytes[kQueryBatch];
+    for (int g = 0; g < batch; ++g) quantise(weights + g * kTile, tile.n, bytes[g]);
     float* acc = s.acc + static_cast<int64_t>(g0) * stride(s);
     for (int c = 0; c < chunks(s); ++c) {
-      const int left = part(s) - 64 * c;
+      const int left = s.head_size - 64 * c;
       const __mmask64 mask = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
       int g = 0;
       for (; g + 2 <= batch; g += 2) chunk<2>(s, acc, g, c, mask, alpha, tile, bytes, ahead);
@@ -34,11 +27,9 @@ struct VnniSum {
   }
 
   static void natural(const AttendGroup& s, const float* acc, float* row) {
-    for (int h = 0; h < kHalves; ++h, acc += 64 * chunks(s)) {
-      for (int d = 0; d < part(s); ++d) {
-        // Vector j of a chunk holds channels 16 l + 4 j + i in lane 4 l + i: the order of vpunpck.
-        *row++ = acc[d / 64 * 64 + d % 16 / 4 * 16 + d % 64 / 16 * 4 + d % 4];
-      }
+    for (int d = 0; d < s.head_size; ++d) {
+      // Vector j of a chunk holds channels 16 l + 4 j + i in lane 4 l + i: the order of vpunpck.
+      row[d] = acc[d / 64 * 64 + d % 16 / 4 * 16 + d % 64 / 16 * 4 + d % 4];
     }
   }
 
@@ -71,49 +62,43 @@ struct VnniSum {
     return _mm512_set1_epi32(x);
   }
 
-  // 64 bytes of every row for MG queries; acc += for both halves of int4.
+  // 64 bytes of every row for MG queries.
   template <int MG>
   static void chunk(const AttendGroup& s, float* acc, int g, int c, __mmask64 mask, const float* alpha,
-                    const AttendTile& tile, const Bytes (*bytes)[kHalves], Ahead& ahead) {
-    for (int h = 0; h < kHalves; ++h) {
-      __m512i high[MG][4], low[MG][4];
+                    const AttendTile& tile, const Bytes* bytes, Ahead& ahead) {
+    __m512i high[MG][4], low[MG][4];
+    for (int m = 0; m < MG; ++m) {
+      for (int j = 0; j < 4; ++j) high[m][j] = low[m][j] = _mm512_setzero_si512();
+    }
+    for (int t = 0; t < tile.n; t += 4) {
+      __m512i q[4];
+      interleave(tile, t, 64 * c, mask, q);
       for (int m = 0; m < MG; ++m) {
-        for (int j = 0; j < 4; ++j) high[m][j] = low[m][j] = _mm512_setzero_si512();
-      }
-      for (int t = 0; t < tile.n; t += 4) {
-        __m512i q[4];
-        interleave(tile, t, 64 * c, mask, h, q);
-        for (int m = 0; m < MG; ++m) {
-          const Bytes& b = bytes[g + m][h];
-          const __m512i up = word(b.high + t), down = word(b.low + t);
-          for (int j = 0; j < 4; ++j) {
-            high[m][j] = _mm512_dpbusd_epi32(high[m][j], q[j], up);
-            low[m][j] = _mm512_dpbusd_epi32(low[m][j], q[j], down);
-          }
-        }
-        ahead.step<4 / kHalves>();
-      }
-      for (int m = 0; m < MG; ++m) {
-        float* to = acc + static_cast<int64_t>(g + m) * stride(s) + 64 * (h * chunks(s) + c);
-        const vf factor = vset(alpha[g + m]), step = vset(bytes[g + m][h].step);
+        const Bytes& b = bytes[g + m];
+        const __m512i up = word(b.high + t), down = word(b.low + t);
         for (int j = 0; j < 4; ++j) {
-          const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(high[m][j], 7), low[m][j]);
-          vstore(to + W * j, vfma(_mm512_cvtepi32_ps(both), step, vmul(vload(to + W * j), factor)));
+          high[m][j] = _mm512_dpbusd_epi32(high[m][j], q[j], up);
+          low[m][j] = _mm512_dpbusd_epi32(low[m][j], q[j], down);
         }
+      }
+      ahead.step<4>();
+    }
+    for (int m = 0; m < MG; ++m) {
+      float* to = acc + static_cast<int64_t>(g + m) * stride(s) + 64 * c;
+      const vf factor = vset(alpha[g + m]), step = vset(bytes[g + m].step);
+      for (int j = 0; j < 4; ++j) {
+        const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(high[m][j], 7), low[m][j]);
+        vstore(to + W * j, vfma(_mm512_cvtepi32_ps(both), step, vmul(vload(to + W * j), factor)));
       }
     }
   }
 
   // Rows t .. t + 3 (the last one again past the end: its weights are zero), four tokens of a channel a word.
-  static void interleave(const AttendTile& tile, int t, int at, __mmask64 mask, int half, __m512i* q) {
+  static void interleave(const AttendTile& tile, int t, int at, __mmask64 mask, __m512i* q) {
     __m512i x[4];
     for (int i = 0; i < 4; ++i) {
       const int row = t + i < tile.n ? t + i : tile.n - 1;
-      x[i] = _mm512_maskz_loadu_epi8(mask, tile.v + row * tile.v_stride + at);
-      if constexpr (E == Elem::int4) {
-        if (half) x[i] = _mm512_srli_epi16(x[i], 4);
-        x[i] = _mm512_and_si512(x[i], _mm512_set1_epi8(15));
-      }
+      x[i] = _mm512_maskz_loadu_epi8(mask, tile.v + row * tile.stride + at);
     }
     const __m512i a = _mm512_unpacklo_epi8(x[0], x[1]), b = _mm512_unpackhi_epi8(x[0], x[1]);
     const __m512i c = _mm512_unpacklo_epi8(x[2], x[3]), d = _mm512_unpackhi_epi8(x[2], x[3]);

@@ -5,8 +5,8 @@ namespace {
 constexpr int kTile = 64;  // rows per tile, and the distance between two queries' score rows
 
 // q: [MG][padded] in pair order. out[g * kTile + t] = q[g] . row[t0 + t]; rows past n repeat row n - 1.
-template <Elem E, int MG, class Rows>
-inline void dot_block(const float* q, int q_stride, int head_size, const Rows& rows, int t0, int n,
+template <Elem E, int MG>
+inline void dot_block(const float* q, int q_stride, int head_size, const Strided& rows, int t0, int n,
                       Ahead& ahead, float* out) {
   constexpr int MT = kAccs / MG;
   const uint8_t* row[MT];
@@ -35,8 +35,8 @@ inline void dot_block(const float* q, int q_stride, int head_size, const Rows& r
   }
 }
 
-template <Elem E, int MG, class Rows>
-inline void dot_queries(const float* q, int q_stride, int head_size, const Rows& rows, int n, Ahead& ahead,
+template <Elem E, int MG>
+inline void dot_queries(const float* q, int q_stride, int head_size, const Strided& rows, int n, Ahead& ahead,
                         float* out) {
   for (int t0 = 0; t0 < n; t0 += kAccs / MG)
     dot_block<E, MG>(q, q_stride, head_size, rows, t0, n, ahead, out);
@@ -44,9 +44,9 @@ inline void dot_queries(const float* q, int q_stride, int head_size, const Rows&
 
 // out[g * kTile + t] for `group` queries and n <= kTile rows. Prefetching happens with the first queries
 // only.
-template <Elem E, class Rows>
-void dot_tile(const float* q, int q_stride, int group, int head_size, const Rows& rows, int n, Ahead& ahead,
-              float* out) {
+template <Elem E>
+void dot_tile(const float* q, int q_stride, int group, int head_size, const Strided& rows, int n,
+              Ahead& ahead, float* out) {
   int g = 0;
   for (; g + 4 <= group; g += 4) {
     dot_queries<E, 4>(q + g * q_stride, q_stride, head_size, rows, n, ahead, out + g * kTile);

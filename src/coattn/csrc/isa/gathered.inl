@@ -1,18 +1,6 @@
-// Scores and weighted sums over rows anywhere in memory, on the same inner loops as attend.
+// Weighted sums of rows anywhere in memory, on the same inner loops as attend.
 namespace coattn::COATTN_ISA {
 namespace {
-
-inline void prefetch_row(const uint8_t* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 3);
-}
-
-template <Elem E>
-void score_tile(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n,
-                float* out) {
-  for (int t = 0; t < n; ++t) prefetch_row(rows[t], elem_bytes(E, width));
-  Ahead none;
-  dot_tile<E>(prepared, stride, group, width, Gathered{rows}, n, none, out);
-}
 
 template <Elem E>
 void sum_tile(float* acc, int stride, int group, int head_size, const uint8_t* const* rows, int n,

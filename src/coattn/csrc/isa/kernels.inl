@@ -17,9 +17,8 @@ static_assert(kTile == kTileRows);
 template <Elem E>
 void add_element(Kernels& t, const char* isa) {
   constexpr int e = static_cast<int>(E);
-  t.attend[e][0] = t.attend[e][1] = attend_kernel<E, FloatDot<E>>(isa);
+  if constexpr (E != Elem::int4) t.attend[e][0] = t.attend[e][1] = attend_kernel<E, FloatDot<E>>(isa);
   t.weighted_sum[e] = {sum_tile<E>, from_pair_order<E>};
-  if constexpr (!is_quantised(E)) t.score[e] = {to_pair_order<E>, score_tile<E>};
 }
 
 Kernels make_table(const char* isa) {
@@ -32,7 +31,7 @@ Kernels make_table(const char* isa) {
   add_element<Elem::int4>(t, isa);
   t.read = read;
   t.exp_minus = exp_minus;
-  t.convert = convert;
+  t.widen = widen;
   t.quantise = quantise;
   t.read_row = read_row;
   t.rows = {key_range, held_keys, widen_keys, encode_keys, encode_values};

@@ -117,13 +117,6 @@ inline __m256i to_bf16(vf v) {
                                  _mm512_set1_epi32(0x40));
   return _mm512_cvtepi32_epi16(rounded);
 }
-inline void vstore_bf16(uint16_t* p, vf v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v));
-}
-inline void vstore_f16(uint16_t* p, vf v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
 inline void vstore_u8(uint8_t* p, vf v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(v)));
 }

@@ -125,12 +125,6 @@ inline vf vload_bf16(const uint16_t* p) {
 inline vf vload_u8(const uint8_t* p) {
   return vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
 }
-inline void vstore_bf16(uint16_t* p, vf v) {
-  for (int i = 0; i < W; ++i) p[i] = f32_to_bf16(v[i]);
-}
-inline void vstore_f16(uint16_t* p, vf v) {
-  for (int i = 0; i < W; ++i) p[i] = f32_to_f16(v[i]);
-}
 // Codes 0..255 out of rounded floats.
 inline void vstore_u8(uint8_t* p, vf v) {
   for (int i = 0; i < W; ++i) p[i] = (uint8_t)(int)v[i];

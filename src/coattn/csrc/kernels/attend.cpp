@@ -18,6 +18,10 @@ const AttendKernel& choose(Elem elem, Elem q_elem, int group) {
   const Kernels& table = kernels();
   const int e = static_cast<int>(elem), q = q_elem == Elem::bf16;
   if (group >= table.large_group && table.large_attend[e][q].tile) return table.large_attend[e][q];
+  if (!table.attend[e][q].tile) {
+    throw Refusal(std::string("There is no attention over ") + elem_name(elem) + " blocks.",
+                  "Keep keys in int8.");
+  }
   return table.attend[e][q];
 }
 
@@ -65,19 +69,19 @@ struct Work {
     const size_t wide = static_cast<size_t>(job.head_size + 127) / 128 * 128, acc_rows = padded * wide;
     const size_t fold = (kFoldBytes * wide + kFoldExtra) / sizeof(float);
     auto* q = reinterpret_cast<float*>(
-        pool.scratch(worker).get(sizeof(float) * (rows + 5 * acc_rows + fold + 4 * padded)));
+        pool.scratch(worker).get(sizeof(float) * (rows + 5 * acc_rows + fold + 3 * padded)));
     s.q = q;
     s.prep = q + rows;
     s.acc = s.prep + 3 * acc_rows;
     s.fold = s.acc + 2 * acc_rows;
     s.v_bias = s.fold + fold;
-    s.max = s.v_bias + 2 * padded;
+    s.max = s.v_bias + padded;
     s.sum = s.max + padded;
     const int64_t seq = item / job.kv_heads, head0 = item % job.kv_heads * heads;
     for (int g = 0; g < group; ++g) {
       const int64_t offset = seq * job.q_seq + g / heads * job.q_token + (head0 + g % heads) * job.q_head;
       const auto* src = static_cast<const uint8_t*>(job.q) + elem_bytes(job.q_elem, offset);
-      table.convert(job.q_elem, src, Elem::f32, q + static_cast<int64_t>(g) * stride, job.head_size);
+      table.widen(job.q_elem, src, q + static_cast<int64_t>(g) * stride, job.head_size);
       std::memset(q + static_cast<int64_t>(g) * stride + job.head_size, 0,
                   sizeof(float) * (stride - job.head_size));
     }
@@ -118,25 +122,16 @@ struct Work {
     std::memcpy(sum, s.sum, sizeof(float) * group);
   }
 
-  // (acc, max, sum) of one query -> normalised out and lse, with the sink as a key of zero value.
+  // (acc, max, sum) of one query -> normalised out and lse.
   void finish(int64_t item, int g, const float* acc, float max, float sum) const {
     const int64_t at = row(item, g);
-    float factor = 1;
-    if (job.sinks) {
-      const float sink = job.sinks[item % job.kv_heads * heads + g % heads], top = std::max(max, sink);
-      if (top > -kInf) {
-        factor = std::exp(max - top);
-        sum = sum * factor + std::exp(sink - top);
-        max = top;
-      }
-    }
     float* out = job.out + at * job.head_size;
     if (sum == 0) {
       if (!job.skip_empty) std::memset(out, 0, sizeof(float) * job.head_size);
       job.lse[at] = -kInf;
       return;
     }
-    const float inverse = factor / sum;
+    const float inverse = 1 / sum;
     for (int d = 0; d < job.head_size; ++d) out[d] = acc[d] * inverse;
     job.lse[at] = max + std::log(sum);
   }

@@ -1,5 +1,4 @@
-// attend: queries over lists of arena blocks or over contiguous runs of rows -> (out, lse), optionally the
-// weights.
+// attend: queries over lists of blocks -> (out, lse), optionally the weights.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +16,10 @@ struct AttendJob {
   Elem q_elem;
   int64_t q_seq, q_token, q_head;  // strides in elements
   float scale;
-  float softcap;       // 0: none; else cap * tanh(score / cap)
-  const float* sinks;  // [q_heads] logits that take part in the denominator only, or null
+  float softcap;  // 0: none; else cap * tanh(score / cap)
 
-  Elem elem;  // of keys and values
-
-  // Lists of blocks, if table is not null. Only the last block of a list is partly filled.
+  // Lists of blocks. Only the last block of a list is partly filled.
+  Elem elem;              // of keys and values: not int4
   const int32_t* table;   // [seqs, table_heads, max_blocks]
   const int32_t* tokens;  // [seqs, table_heads]
   int table_heads;        // 1 (all KV heads share a list) or kv_heads
@@ -31,14 +28,6 @@ struct AttendJob {
   const uint8_t* base;    // block b of head h lies at base + b * block_stride + h * head_stride
   int64_t block_stride, head_stride, num_blocks;
   int block;
-
-  // Otherwise runs of rows: [seqs, kv_heads, rows, head_size] with strides in bytes.
-  const uint8_t* k;
-  const uint8_t* v;
-  int64_t k_seq, k_head, k_row, v_seq, v_head, v_row, rows;
-  const int32_t* runs;  // [seqs, run_heads, max_runs, 2] of (first row, count)
-  int run_heads;        // 1 or kv_heads
-  int max_runs;
 
   float* out;      // [seqs, q_tokens, q_heads, head_size]
   float* lse;      // [seqs, q_tokens, q_heads]

@@ -21,16 +21,14 @@ inline constexpr int kFoldExtra = 1 << 15;  // ... and besides
 struct AttendTile {
   const uint8_t* k = nullptr;
   const uint8_t* v = nullptr;
-  int64_t k_stride = 0;  // bytes between rows
-  int64_t v_stride = 0;
+  int64_t stride = 0;  // bytes between rows
   int n = 0;
   int64_t token0 = 0;  // where the tile's weights start in a weight row
-  // Quantised blocks only; float16, already advanced to the tile's first row where they are per token.
+  // int8 blocks only; float16, already advanced to the tile's first row where they are per token.
   const uint16_t* k_scale = nullptr;
   const uint16_t* k_min = nullptr;
   const uint16_t* v_scale = nullptr;
   const uint16_t* v_min = nullptr;
-  int v_group_stride = 0;  // elements between the two groups of int4 values
 };
 
 // Up to two ranges of memory that a later tile will read.
@@ -52,7 +50,7 @@ struct AttendGroup {
   // Rows of the following are there for group rounded up to 16, and 64-byte aligned.
   float* prep = nullptr;    // [group][3 times head_size rounded up to 128], the kernel's own form of q
   float* acc = nullptr;     // [group][head_size rounded up to 128], not normalised, in the kernel's own order
-  float* v_bias = nullptr;  // [group][2], sum of weight * v_min for each value group
+  float* v_bias = nullptr;  // [group], sum of weight * v_min
   float* max = nullptr;     // [group]
   float* sum = nullptr;     // [group]
   float* fold = nullptr;    // the kernel's own working memory, kept between tiles

@@ -1,4 +1,4 @@
-// Single entries (one token of one KV head) of an arena or of plain rows, by their position in the sequence.
+// Values of single entries (one token of one KV head) in blocks without keys, by their position in the sequence.
 #pragma once
 
 #include <cstdint>
@@ -12,51 +12,36 @@ namespace coattn {
 struct EntrySource {
   Elem elem;
   int kv_heads, head_size;
-  // Blocks, if table is not null: as in AttendJob.
-  const int32_t* table;  // [seqs, table_heads, max_blocks]
+  const int32_t* table;  // [seqs, table_heads, max_blocks], as in AttendJob
   int table_heads;
   int64_t max_blocks;
   const uint8_t* base;
   int64_t block_stride, head_stride, num_blocks;
   int block;
-  int values_only;  // blocks have no keys
-  // Otherwise rows [seqs, kv_heads, rows, head_size], strides in bytes.
-  const uint8_t* k;
-  const uint8_t* v;
-  int64_t k_seq, k_head, k_row, v_seq, v_head, v_row, rows;
 };
 
-// Where an entry lies: a row of a block, or two plain rows (block is null).
+// Where an entry lies: a row of a block.
 struct Entry {
   const uint8_t* block;
   int row;
-  const uint8_t* k;
   const uint8_t* v;
 };
 
 class Entries {
  public:
   explicit Entries(const EntrySource& s)
-      : s_(s), layout_(block_layout(s.elem, s.table ? s.block : 1, s.head_size, !s.values_only)) {
-    if (!s.table && is_quantised(s.elem)) {
-      throw Refusal("Quantised entries lie in blocks, not in plain rows.", "Pass a block table.");
-    }
-  }
+      : s_(s), layout_(block_layout(s.elem, s.block, s.head_size, false)) {}
 
   const BlockLayout& layout() const { return layout_; }
 
   // item = seq * kv_heads + head.
   Entry at(int64_t item, int32_t token) const {
     const int64_t seq = item / s_.kv_heads, head = item % s_.kv_heads;
-    const int64_t room = s_.table ? s_.max_blocks * s_.block : s_.rows;
+    const int64_t room = s_.max_blocks * s_.block;
     if (token < 0 || token >= room) {
       throw Refusal(
           "Entry " + std::to_string(token) + " is outside the " + std::to_string(room) + " there are.",
           "Indices count tokens from the start of the sequence's list.");
-    }
-    if (!s_.table) {
-      return {nullptr, 0, s_.k + seq * s_.k_seq + head * s_.k_head + token * s_.k_row,
-              s_.v + seq * s_.v_seq + head * s_.v_head + token * s_.v_row};
     }
     const int64_t list = s_.table_heads == 1 ? seq : item;
     const int32_t id = s_.table[list * s_.max_blocks + token / s_.block];
@@ -67,15 +52,13 @@ class Entries {
     }
     const uint8_t* block = s_.base + id * s_.block_stride + head * s_.head_stride;
     const int row = token % s_.block;
-    return {block, row, block + layout_.k + row * layout_.row_bytes,
-            block + layout_.v + row * layout_.v_stride};
+    return {block, row, block + layout_.v + row * layout_.v_stride};
   }
 
   // The same for one list again and again, without divisions.
   class List {
    public:
-    List(const Entries& entries, int64_t item)
-        : e_(entries), item_(item), shift_(entries.s_.table ? log2_of(entries.s_.block) : -1) {
+    List(const Entries& entries, int64_t item) : e_(entries), item_(item), shift_(log2_of(entries.s_.block)) {
       if (shift_ < 0) return;
       const EntrySource& s = entries.s_;
       const int64_t seq = item / s.kv_heads, head = item % s.kv_heads;
@@ -91,8 +74,7 @@ class Entries {
       if (id < 0 || id >= s.num_blocks) return e_.at(item_, token);
       const uint8_t* block = base_ + id * s.block_stride;
       const int row = token & (s.block - 1);
-      return {block, row, block + e_.layout_.k + row * e_.layout_.row_bytes,
-              block + e_.layout_.v + row * e_.layout_.v_stride};
+      return {block, row, block + e_.layout_.v + row * e_.layout_.v_stride};
     }
 
    private:
@@ -100,7 +82,7 @@ class Entries {
 
     const Entries& e_;
     const int64_t item_;
-    const int shift_;  // -1: no blocks, or of a size that is no power of two
+    const int shift_;  // -1: blocks of a size that is no power of two
     const int32_t* ids_ = nullptr;
     const uint8_t* base_ = nullptr;
     int64_t room_ = 0;

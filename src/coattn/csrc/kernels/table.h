@@ -6,15 +6,6 @@
 
 namespace coattn {
 
-// Scores of a group of queries against rows anywhere in memory.
-struct ScoreKernel {
-  // [width] floats -> [stride] in the kernel's channel order; stride is width rounded up to 32.
-  void (*prepare)(const float* q, float* prepared, int width);
-  // out[g * kTileRows + t], n <= kTileRows.
-  void (*tile)(const float* prepared, int stride, int group, int width, const uint8_t* const* rows, int n,
-               float* out);
-};
-
 // Weighted sums of value rows anywhere in memory.
 struct SumKernel {
   // acc [group][stride] += w * row; weights of two queries lie kTileRows apart, w1 is for the upper half of
@@ -24,7 +15,7 @@ struct SumKernel {
   void (*end)(const float* acc, float* natural, int head_size);
 };
 
-// Rows into quantised blocks that have others already. Ranges are [head_size] lowest and highest keys of each
+// Rows into int8 blocks that have others already. Ranges are [head_size] lowest and highest keys of each
 // channel; +inf and -inf where there are none.
 struct RowsKernel {
   // Of n rows [n][size].
@@ -42,21 +33,20 @@ struct RowsKernel {
 
 struct Kernels {
   const char* isa;
-  AttendKernel attend[kElems][2];  // [element of the arena][query is bf16]
+  AttendKernel attend[kElems][2];  // [element of the blocks, not int4][query is bf16]
   // Used instead for groups of at least large_group queries, where there is one (tile not null).
   AttendKernel large_attend[kElems][2];
   int large_group;
-  ScoreKernel score[kFloatElems];
   SumKernel weighted_sum[kElems];
   // Reads every byte (a multiple of 64 of them) and, where next is not null, prefetches as many from there.
   void (*read)(const uint8_t* p, int64_t bytes, const uint8_t* next);
   // row[i] = exp(row[i] - shift), for shift >= every row[i].
   void (*exp_minus)(float* row, int64_t n, float shift);
-  // n elements between float types; from == to copies.
-  void (*convert)(Elem from, const void* src, Elem to, void* dst, int64_t n);
-  // Rows [n][head_size] of one head into a quantised block. Rows n.. of the block keep their old codes.
+  // n elements of a float type as float32.
+  void (*widen)(Elem from, const void* src, float* dst, int64_t n);
+  // Rows [n][head_size] of one head into an int8 block. Rows n.. of the block keep their old codes.
   void (*quantise)(const BlockLayout& layout, const float* k, const float* v, int n, uint8_t* block);
-  // One row of a block of any element type as floats.
+  // One row of an int8 block as floats; where v is null, its key alone.
   void (*read_row)(const BlockLayout& layout, const uint8_t* block, int row, float* k, float* v);
   RowsKernel rows;
 };
