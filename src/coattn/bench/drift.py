@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+NOTHING = 1e30
+"""The sum of a query head whose shares are nothing beside it."""
+
+
+class Drift(NamedTuple):
+    """How scores change. A score is a slow part, drawn anew every `period` steps, and `noise` times a new draw."""
+
+    noise: float
+    period: int
+    """In steps."""
+    wrong: float
+    """Share of the scores that a prediction gets wrong."""
 
 
 def noise_for(change: float, blocks: int, count: int) -> float:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from coattn.bench.drift import NOTHING, Drift
 from coattn.ops.lists import Rows
 from coattn.ops.reference.pick_blocks import Scores
 from coattn.store.digested.residents import Residents
 
 MASK = 0xFFFFFFFF
-NOTHING = 1e30
-"""The sum of a query head whose shares are nothing beside it."""
-
-
-class Drift(NamedTuple):
-    """How scores change. A score is a slow part, drawn anew every `period` steps, and `noise` times a new draw."""
-
-    noise: float
-    period: int
-    """In steps."""
-    wrong: float
-    """Share of the scores that a prediction gets wrong."""
 
 
 def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:

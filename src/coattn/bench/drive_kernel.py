@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.bench.drive import NOTHING, Drift
+from coattn.bench.drift import NOTHING, Drift
 from coattn.ops.lists import Rows
 
 TILE = 256

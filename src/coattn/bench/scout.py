@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from coattn.bench.decode import Bench, Case, Ready, Row
-from coattn.bench.drift import noise_for
-from coattn.bench.drive import Drift
+from coattn.bench.drift import Drift, noise_for
 from coattn.hf.architectures import describe_layers
 from coattn.method import compose
 from coattn.methods import find_method
@@ -187,7 +186,7 @@ def ablation(asked: Asked, fits: Fits) -> list[Case]:
             for interval in (0, int(whole.params.get("recall_interval", 8))):
                 params = {**whole.params, "recall_interval": interval}
                 if not ahead:
-                    params = {k: v for k, v in params.items() if k not in ("bound", "ahead_from")}
+                    params = {k: v for k, v in params.items() if k != "ahead_from"}
                 schedule, age = None if ahead else "same_layer", 0 if interval else AGE
                 cases.append(replace(whole, batch=batch, params=params, schedule=schedule, age=age))
     return [case for case in cases if case.batch]

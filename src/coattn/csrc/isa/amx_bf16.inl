@@ -16,7 +16,7 @@
 // code wrote can be loaded into a tile only some time later.
 //
 // Tiles: 0, 1 scores, then 0 sums, 2 keys or values, 4 queries, then 4, 5 weights and 1, 3 low parts of eight
-// queries. The fewer, the better beside a busy hyper-thread: docs/kernels.md.
+// queries. The fewer, the better beside a busy hyper-thread: docs/log/kernels.md.
 namespace coattn::amx {
 namespace {
 
