@@ -27,7 +27,8 @@ def row(method: str, tokens_per_s: float, batch: int = 4, **more: Any) -> dict[s
     return {
         "method": method, "shapes": "qwen3-8b", "batch": batch, "context": 32768, "params": {}, "settings": {},
         "dtype": "bfloat16", "gpu_budget": None, "simulated": EVERY, "kept_share": None,
-        "ms_per_step": 1e3 * batch / tokens_per_s, "tokens_per_s": tokens_per_s, "notes": {},
+        "ms_per_step": 1e3 * batch / tokens_per_s, "floor_ms": 800 * batch / tokens_per_s,
+        "tokens_per_s": tokens_per_s, "notes": {},
         "gpu_kv_bytes": 1 << 30, "host_kv_bytes": 18 << 30, **more,
     }  # fmt: skip
 
@@ -84,10 +85,10 @@ def test_a_row_has_speed_and_quality_at_the_same_settings(folder: Path) -> None:
     lines = text.splitlines()
     assert lines[0] == "| " + " | ".join(HEAD) + " |"
     assert lines[2] == (
-        "| `full` | 4, 32,768 | 1.0 GiB, 0 B | 10.00, 400 |  | 10.00 | exact |  | [speed](results/speed.json) |"
+        "| `full` | 4, 32,768 | 1.0 GiB, 0 B | 10.00, 1.25 | 400 |  | 10.00 | exact |  | [speed](results/speed.json) |"
     )
     assert lines[3] == (
-        "| `hgca`, window 4,096, kept 7% | 4, 32,768 | 1.0 GiB, 18.0 GiB | 16.00, 250 | 0.62 | 6.25 "
+        "| `hgca`, window 4,096, kept 7% | 4, 32,768 | 1.0 GiB, 18.0 GiB | 16.00, 1.25 | 250 | 0.62 | 6.25 "
         "| 1.0185 (1.0011 to 1.0362), 0.011 | assumed lists: 7.0% of DRAM's entries kept "
         "| [speed](results/speed.json), [quality](results/quality.json) |"
     )
@@ -175,9 +176,9 @@ def test_batches_that_differ_are_compared_only_in_the_same_memory(folder: Path) 
     (folder / "readme.toml").write_text(LISTED[LISTED.rindex("[[row]]") :])
     write(folder, speed, QUALITY)
     assert join(wanted, folder).row["batch"] == 4
-    assert " | 16.00, 250 |  | 6.25 |" in table(folder, folder.parent)
+    assert " | 16.00, 1.25 | 250 |  | 6.25 |" in table(folder, folder.parent)
     write(folder, {**speed, "memory": {"gpu_memory": 48 << 30}}, QUALITY)
-    assert " | 16.00, 250 | 0.62 (its batch 1) | 6.25 |" in table(folder, folder.parent)
+    assert " | 16.00, 1.25 | 250 | 0.62 (its batch 1) | 6.25 |" in table(folder, folder.parent)
 
 
 @pytest.mark.parametrize("text", ["[[row]]\nspeed = 1 2", "[[row]]\nspeed = 'a'\nmethod = 'b'\nmore = 1", "[[row]]"])

@@ -28,8 +28,8 @@ from coattn.evaluate.wording import LENGTHS, deciding, share
 
 Data = Mapping[str, Any]
 MOST = 8
-HEAD = ("method", "batch, tokens", "GPU KV, DRAM KV", "ms, tokens/s", "x `full`", "x Transformers",
-        "perplexity / full, KL", "also simulated", "files")  # fmt: skip
+HEAD = ("method", "batch, context", "GPU KV, DRAM KV", "ms a step, x floor", "tokens/s", "x `full`",
+        "x Transformers", "perplexity / full, KL", "also simulated", "files")  # fmt: skip
 NONE = "No result has been measured from this source yet; `coattn bench decode` and `coattn eval sweep` measure them.\n"
 ALIKE = 0.15
 """By how much the kept share of an assumed list may differ from that of the quality row, as a part of it."""
@@ -161,7 +161,8 @@ def _cells(joined: Joined, link: str) -> Sequence[str]:
         ", ".join([f"`{row['method']}`", *deciding(row)]),
         f"{row['batch']}, {row['context']:,}",
         f"{size(row['gpu_kv_bytes'])}, {size(row['host_kv_bytes'])}",
-        f"{row['ms_per_step']:.2f}, {row['tokens_per_s']:,.0f}",
+        f"{row['ms_per_step']:.2f}, {_floor(row)}",
+        f"{row['tokens_per_s']:,.0f}",
         times(joined, "full"),
         times(joined, "transformers-full"),
         good,
@@ -170,12 +171,22 @@ def _cells(joined: Joined, link: str) -> Sequence[str]:
     )
 
 
+def _floor(row: Data) -> str:
+    """How many times its floor a step takes."""
+    floor = row.get("floor_ms")
+    return f"{row['ms_per_step'] / floor:.2f}" if floor else "no floor"
+
+
 def _caption(joined: Sequence[Joined]) -> str:
     where = sorted({_where(each) for each in joined})
     subjects = sorted({each.subject for each in joined if each.subject})
-    quality = f" Quality: {'; '.join(subjects)}; the interval is 95%, KL in nats." if subjects else ""
+    quality = f" Quality: {'; '.join(subjects)}; the interval is 95%, KL in nats, which tells more." if subjects else ""
     every = "Speed is measured on random weights, keys and values"
-    ratios = '"x `full`" and "x Transformers" are ratios of tokens/s in the same run.'
+    ratios = (
+        "A step makes one token of every sequence. Its floor is the time that its bytes need at rates measured in the "
+        'same run. "x `full`" and "x Transformers" are ratios of tokens/s in the same run, empty where it has no such '
+        "row; Transformers runs its own code with a dynamic cache."
+    )
     return f"{every}: {'; '.join(where)}. {ratios}{quality}\n"
 
 
