@@ -10,6 +10,8 @@ import torch
 
 from tests.test_runtime import World
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 16
 
 

@@ -185,6 +185,7 @@ def test_hgca_chooses_the_same_of_eight_bits(params: dict[str, Any]) -> None:
     torch.testing.assert_close(*outs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [8, 32])
 def test_hgca_in_eight_bits_is_close_where_entries_come_a_few_at_a_time(block: int) -> None:
     """Entries that leave the window one by one, as their keys drift: none is clipped to the range of those before."""

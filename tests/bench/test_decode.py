@@ -38,6 +38,7 @@ KEYS = {
 TINY = ("--shapes", "tiny", "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_decode_rows(tmp_path: Path) -> None:
     target = tmp_path / "decode.json"
     few = ("--batch", "1,2", "--context", "300", "--steps", "6", "--seconds", "0.1")

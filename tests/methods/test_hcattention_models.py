@@ -11,6 +11,8 @@ from tests.engine.small import by_transformers, greedy, llm, prompt, small
 import coattn
 from coattn.errors import BudgetError
 
+pytestmark = pytest.mark.slow
+
 EXACT = [{"groups": 0, "tau": 1}, {"groups": 2, "centroids": 16, "keep_keys": True, "tau": 1}]
 LOSSY = {"groups": 4, "centroids": 64, "tau": 0.9}
 LENGTHS = [3, 40, 17, 70, 1, 33, 8, 100]

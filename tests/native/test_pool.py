@@ -155,6 +155,7 @@ def test_forcing_what_the_machine_lacks_is_refused_with_the_reason(status):
     assert status.reason in caught.value.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not native.cpu_features().avx512, reason="nothing to hide")
 def test_hidden_kernels_are_refused_and_named():
     """COATTN_HIDE_ISA stands in for a machine that lacks them."""
