@@ -13,6 +13,8 @@ from safetensors import safe_open
 from coattn.hf.load import Loaded, load
 from coattn.models import CATALOG, get, list_models
 
+pytestmark = pytest.mark.model
+
 
 @pytest.fixture(scope="module")
 def loaded(smollm2: Path) -> Loaded:
