@@ -20,7 +20,7 @@ from coattn.method import ORIGIN, Method
 from coattn.methods import METHODS
 from coattn.ops.blockwise import HELP
 from coattn.part import Part
-from coattn.parts import PARTS
+from coattn.parts import AXES, PARTS
 from coattn.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,7 +80,7 @@ def methods_list() -> str:
 
 
 def parts_table() -> str:
-    """Every part: its axis, its name, the first line of its docstring."""
+    """Every part: its axis, its name, what its docstring says first."""
     rows = [(axis, f"`{name}`", _does(kind)) for axis, kinds in PARTS.items() for name, kind in kinds.items()]
     return table(("axis", "part", "what it does"), rows)
 
@@ -93,18 +93,10 @@ def step_source() -> str:
 def methods_table() -> str:
     """Every row of the table in one line."""
     rows = [
-        (
-            f"`{method.name}`",
-            _exact(method),
-            method.store,
-            method.select,
-            " + ".join(method.place),
-            method.schedule,
-            method.summary,
-        )
+        (f"`{method.name}`", _exact(method), *(part for _, part in method.parts()), method.summary)
         for method in METHODS.values()
     ]
-    return table(("method", "exact", "store", "select", "place", "schedule", "what it does"), rows)
+    return table(("method", "exact", *AXES, "what it does"), rows)
 
 
 def cli_page() -> str:
@@ -182,7 +174,7 @@ def _exact(method: Method) -> str:
 
 
 def _does(kind: type[Part]) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
 def _names(names: Iterable[str]) -> str:

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import coattn
+from coattn.cache.ledger import Ledger
 from coattn.engine.runner import EagerRunner
 from coattn.hf.random_model import random_model
-from coattn.method import compose
-from coattn.methods import METHODS
+from coattn.method import Method, compose
+from coattn.methods import METHODS, find_method
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
 
 SHAPE = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))
 
 
-def reason(method: str, device: str = "cuda", **params: Any) -> str | None:
-    runtime = Runtime([SHAPE, SHAPE], compose(METHODS[method], **params), Ledger(), 1, None)
+def reason(method: str | Method, device: str = "cuda", **params: Any) -> str | None:
+    runtime = Runtime([SHAPE, SHAPE], compose(find_method(method), **params), Ledger(), 1, None)
     runtime.layers = [replace(SHAPE, device=torch.device(device))] * 2  # asked as if the layers lay there
     found = runtime.uncaptured()
     runtime.release()
@@ -32,12 +32,16 @@ def reason(method: str, device: str = "cuda", **params: Any) -> str | None:
 def test_rows_of_the_table_are_captured_or_name_their_part() -> None:
     reasons = {name: reason(name) for name in METHODS}
     assert {name for name, why in reasons.items() if why is not None} == {"oracle", "random"}
-    assert reasons["oracle"] == "select 'oracle': its class does not say `recordable = True`"
+    assert reasons["oracle"] == "select 'oracle': its class says `capturable = False`"
 
 
 def test_parameters_can_be_the_reason() -> None:
-    assert reason("hcattention", keep_keys=True) == "store 'coded': keep_keys scores what is selected on the host"
-    assert reason("hcattention", block=12) == "store 'coded': block is 12, which is no power of two"
+    assert reason("hcattention", block=12) == "cache 'values': block is 12, which is no power of two"
+
+
+def test_other_parts_can_be_the_reason() -> None:
+    row = replace(METHODS["hcattention"], cache="tiered")
+    assert reason(row) == "select 'pq_top_p': what is selected is scored again on the host"
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:

@@ -5,6 +5,7 @@ import pytest
 from coattn.errors import ConfigError, MethodError
 from coattn.method import Method, compose
 from coattn.methods import METHODS
+from coattn.parts import PARTS
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -14,25 +15,24 @@ def test_every_row_of_the_table_fits(name: str) -> None:
 
 
 def test_every_mismatch_is_named_at_once() -> None:
-    row = Method("odd", store="window", select="everything", place=("cpu", "pull"), schedule="layer_ahead")
+    row = Method("odd", cache="recent", select="pq_top_p", place="cpu", index="averages", upkeep="recall")
     with pytest.raises(MethodError) as caught:
         compose(row)
     message = str(caught.value)
-    assert "select 'everything' needs a store that keeps every token" in message
-    assert "place 'cpu' needs a store with an arena" in message
-    assert "place 'pull' needs a store with an arena" in message
-    assert "keeps tokens in its GPU tier, which none of its places attends to" in message
-    assert "more than one place attends to the arena" in message
+    assert "index 'averages' needs a cache with a DRAM tier" in message
+    assert "index 'averages' needs a cache that keeps keys and values of every token" in message
+    assert "select 'pq_top_p' needs an index of codes" in message
+    assert "upkeep 'recall' needs an index of digests" in message
+    assert "upkeep 'recall' needs a selection rule that picks blocks by digests" in message
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (Method("a", "arena", "everything", ("gpu",), "inline"), "in its arena, which none of its places"),
-        (Method("b", "arena", "digest_top", ("gpu", "cpu"), "same_layer"), "needs a store with a digest"),
-        (Method("c", "pool", "everything", ("gpu",), "same_layer"), "needs a place that computes on the host"),
-        (Method("d", "pool", "sinks_recent", ("gpu",), "inline"), "needs a store that is a window"),
-        (Method("e", "pool", "everything", (), "inline"), "names no place"),
+        (Method("a", "tiered", "everything"), "entries in DRAM, which place 'gpu' does not attend to"),
+        (Method("b", "tiered", "digest_top", "cpu"), "needs an index of digests"),
+        (Method("c", "recent", "digest_top", index="digests"), "keeps keys and values of every token"),
+        (Method("d", "gpu", "maw_threshold"), "needs an index of moving averages"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(row: Method, reason: str) -> None:
@@ -42,10 +42,17 @@ def test_rows_that_do_not_fit_are_refused(row: Method, reason: str) -> None:
 
 def test_all_missing_parts_are_named() -> None:
     with pytest.raises(MethodError) as caught:
-        compose(Method("x", "attic", "everything", ("moon",), "inline"))
-    assert "store 'attic'" in str(caught.value)
+        compose(Method("x", "attic", "everything", "moon"))
+    assert "cache 'attic'" in str(caught.value)
     assert "place 'moon'" in str(caught.value)
-    assert "pool, window, arena" in str(caught.value)
+    assert "gpu, recent, tiered" in str(caught.value)
+
+
+def test_a_parameter_belongs_to_one_part() -> None:
+    for name, method in METHODS.items():
+        kinds = [PARTS[axis][part] for axis, part in method.parts()]
+        names = [parameter for kind in kinds for parameter in kind.parameters()]
+        assert len(names) == len(set(names)), name
 
 
 def test_unknown_parameters_are_refused_with_the_known_ones() -> None:
@@ -64,9 +71,9 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
 
 def test_parameters_reach_the_parts() -> None:
     parts = compose(METHODS["streaming"], sinks=4, recent=12).build()
-    assert (parts.store.sinks, parts.store.recent) == (4, 12)  # type: ignore[attr-defined]
+    assert (parts.config.sinks, parts.config.recent) == (4, 12)  # type: ignore[attr-defined]
 
 
 def test_every_build_is_fresh() -> None:
     composed = compose(METHODS["cpu"])
-    assert composed.build().store is not composed.build().store
+    assert composed.build().config is not composed.build().config

@@ -11,8 +11,8 @@ from coattn.methods import METHODS, find_method
 
 ROW = """
 [method.short]
-store = "window"
-select = "sinks_recent"
+cache = "recent"
+select = "everything"
 place = "gpu"
 schedule = "inline"
 summary = "A short window."
@@ -37,7 +37,7 @@ def test_a_name_finds_its_row() -> None:
 
 def test_a_file_with_one_row_is_a_method(tmp_path: Path) -> None:
     row = find_method(write(tmp_path, ROW))
-    assert (row.name, row.place, row.summary) == ("short", ("gpu",), "A short window.")
+    assert (row.name, row.place, row.summary) == ("short", "gpu", "A short window.")
     assert compose(row).params["recent"] == 60
 
 
@@ -57,7 +57,7 @@ def test_one_of_several_rows_is_named(tmp_path: Path) -> None:
         ("x = 1\n", ConfigError, "tables \\[method.NAME\\]"),
         ("method = 3\n", ConfigError, "tables \\[method.NAME\\]"),
         ("[method]\na = 1\n", ConfigError, "not a table"),
-        ('[method.a]\nstore = "pool"\nspeed = 3\n', ConfigError, "unknown key 'speed', missing key 'place'"),
+        ('[method.a]\ncache = "gpu"\nspeed = 3\n', ConfigError, "unknown key 'speed', missing key 'select'"),
         (ROW.replace('"gpu"', "7"), ConfigError, "not a name"),
         (ROW.replace('"gpu"', "[7]"), ConfigError, "not a name"),
         (ROW.replace('"inline"', "false"), ConfigError, "not a name"),

@@ -1,4 +1,4 @@
-"""A decode step with rows that are nobody's, as it is captured for a GPU, against the same step without."""
+"""A decode step with padding rows, as it is captured for a GPU, against the same step without."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from coattn.cache.ledger import Ledger
 from coattn.method import compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
 SLOTS, LENGTH, HEADS, KV_HEADS, D = 5, 200, 4, 2, 16
@@ -21,14 +21,14 @@ CASES = [
     ("cpu", {"block": 8, "window_blocks": 30}),
     ("quest", {"block": 8, "budget": 48, "dense_layers": 0}),
     ("scout", {"block": 8, "budget": 48, "recall_interval": 3}),
-    ("scout", {"block": 8, "budget": 48, "recall_interval": 0, "resident": 2, "dense_layers": 1}),
+    ("scout", {"block": 8, "budget": 48, "recall_interval": 0, "pool_blocks": 2, "dense_layers": 1}),
     ("streaming", {"sinks": 3, "recent": 17, "block": 4}),
     ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3}),
-    ("cpu", {"block": 8, "window_blocks": 3, "dram": "int8"}),
-    ("scout", {"block": 8, "budget": 48, "recall_interval": 3, "dram": "int8"}),
-    ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3, "dram": "int8"}),
+    ("cpu", {"block": 8, "window_blocks": 3, "host_dtype": "int8"}),
+    ("scout", {"block": 8, "budget": 48, "recall_interval": 3, "host_dtype": "int8"}),
+    ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3, "host_dtype": "int8"}),
     ("hcattention", {"block": 8, "window_blocks": 2, "groups": 8, "centroids": 32, "tau": 0.8}),
-    ("hcattention", {"block": 8, "groups": 0, "tau": 1.0, "values": "int8"}),
+    ("hcattention", {"block": 8, "groups": 0, "tau": 1.0, "host_dtype": "int8"}),
     ("hcattention", {"block": 8, "groups": 8, "centroids": 32, "tau": 0.8, "sink_blocks": 2}),
 ]
 
@@ -47,7 +47,7 @@ class World:
         self.ledger = Ledger()
         composed = compose(find_method(method), **params)
         self.plain, self.padded = (
-            Runtime(layers, composed, self.ledger, SLOTS, LENGTH, True, spare=True) for _ in range(2)
+            Runtime(layers, composed, self.ledger, SLOTS, LENGTH, True, padding=True) for _ in range(2)
         )
         self.history: dict[int, int] = {}
 
@@ -83,7 +83,7 @@ class World:
             rows = min(SLOTS, len(order) + 1)
             tensors = [self.new(rows) for _ in range(3)]
             real = [tuple(x[: len(order)] for x in each) for each in tensors]
-            with self.padded.capturing(rows, self.padded.reaches_far(step)):
+            with self.padded.capturing(rows, self.padded.reaches_host(step)):
                 got = [self.padded.attend(i, *tensors[i], 0.25)[: len(order)] for i in range(3)]
             want = [self.plain.attend(i, *real[i], 0.25) for i in range(3)]
             for runtime in (self.plain, self.padded):
@@ -118,22 +118,22 @@ def test_padding_rows_change_nothing(method: str, params: dict[str, Any], window
 @pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming", "quest", "scout"])
 def test_a_fixed_runtime_takes_its_memory_once_and_gives_it_back(method: str) -> None:
     ledger = Ledger(gpu=400_000, host=300_000)
-    params = {"resident": 2} if method == "scout" else {}
+    params = {"pool_blocks": 2} if method == "scout" else {}
     runtime = Runtime(shapes(2, None), compose(find_method(method), **params), ledger, SLOTS, LENGTH, fixed=True)
-    held, free = dict(ledger.held), runtime.free()
-    for tier, count in runtime.needs(100).items():
+    held, free = dict(ledger.held), runtime.free_bytes()
+    for tier, count in runtime.bytes_for(100).items():
         left = free[tier]
         assert left is not None
         assert 0 < count <= left
     runtime.begin(Step.of((2,), (0,), (100,)))
     runtime.commit()
     assert ledger.held == held
-    for tier, count in runtime.needs(100).items():
-        left, before = runtime.free()[tier], free[tier]
+    for tier, count in runtime.bytes_for(100).items():
+        left, before = runtime.free_bytes()[tier], free[tier]
         assert left is not None
         assert before is not None
         assert before - left == count
     runtime.truncate(2, 100, 0)
-    assert runtime.free() == free
+    assert runtime.free_bytes() == free
     runtime.release()
     assert ledger.held == {"gpu": 0, "host": 0}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
-from coattn.types import LayerShape, Step
+from coattn.types import LayerShape, Phase, Step
+from coattn.upkeep.entries.entries import Entries
 from tests.dense import assert_as_exact, dense
 
 TURNS = [(40, 3, 77), *[(1, 1, 1)] * 40, (5, 0, 33), (1, 1, 1), (70, 2, 1), *[(1, 1, 1)] * 20]
@@ -106,16 +107,15 @@ CASES = [
     ("cpu", {"block": 4, "window_blocks": 2}, None),
     ("quest", {"block": 8, "budget": 256, "dense_layers": 0}, None),
     ("scout", {"block": 8, "budget": 256}, None),
-    ("scout", {"block": 8, "budget": 256, "resident": 3, "recall_interval": 2, "window_blocks": 1}, None),
-    ("scout", {"block": 4, "budget": 256, "resident": 20, "window_blocks": 3, "digest": "mean"}, 330_000),
-    ("scout", {"block": 8, "budget": 256, "resident": 4, "recall_interval": 2}, None),
+    ("scout", {"block": 8, "budget": 256, "pool_blocks": 3, "recall_interval": 2, "window_blocks": 1}, None),
+    ("scout", {"block": 4, "budget": 256, "pool_blocks": 20, "window_blocks": 3}, 330_000),
+    ("scout", {"block": 8, "budget": 256, "pool_blocks": 4, "recall_interval": 2}, None),
     ("hgca", {"beta": 0, "block": 8, "window_blocks": 2}, None),
     ("hgca", {"beta": 0, "block": 1, "window_blocks": 3}, None),
     ("hgca", {"beta": 0, "block": 32, "window_blocks": 1}, None),
     ("hgca", {"beta": 0, "block": 8}, 70_000),
     ("hcattention", {"groups": 0, "tau": 1, "window_blocks": 1}, None),
-    ("hcattention", {"groups": 0, "tau": 1.0, "block": 4, "window_blocks": 2, "tail": "zero"}, None),
-    ("hcattention", {"groups": 8, "tau": 1, "block": 8, "window_blocks": 1, "centroids": 8, "keep_keys": True}, None),
+    ("hcattention", {"groups": 0, "tau": 1.0, "block": 4, "window_blocks": 2, "tail": "none"}, None),
     ("hcattention", {"groups": 0, "tau": 1, "block": 8}, None),
     ("streaming", {"sinks": 4, "recent": 20}, None),
     ("streaming", {"sinks": 0, "recent": 9, "block": 4}, None),
@@ -142,7 +142,7 @@ def test_equals_the_textbook_with_soft_capping(method: str, device: torch.device
     ("cpu", {"block": 8}),
     ("cpu", {"block": 5, "window_blocks": 2}),
     ("scout", {"block": 8, "budget": 256}),
-    ("scout", {"block": 8, "budget": 256, "resident": 3, "recall_interval": 2, "window_blocks": 1}),
+    ("scout", {"block": 8, "budget": 256, "pool_blocks": 3, "recall_interval": 2, "window_blocks": 1}),
     ("hgca", {"block": 8, "beta": 0, "window_blocks": 2}),
     ("hgca", {"block": 5, "beta": 0, "window_blocks": 1}),
 ])  # fmt: skip
@@ -150,7 +150,7 @@ def test_equals_the_textbook_with_soft_capping(method: str, device: torch.device
 def test_eight_bits_in_dram_lose_nothing_of_numbers_they_hold(
     method: str, params: dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> None:
-    world = World(method, device, {**params, "dram": "int8"}, dtype=dtype, coded=True)
+    world = World(method, device, {**params, "host_dtype": "int8"}, dtype=dtype, coded=True)
     if dtype == torch.bfloat16:
         world.run(TURNS[:45])
     else:
@@ -166,11 +166,11 @@ def test_eight_bits_in_dram_lose_nothing_of_numbers_they_hold(
 
 
 def test_eight_bits_in_dram_are_close() -> None:
-    world = World("cpu", torch.device("cpu"), {"block": 8, "dram": "int8"})
+    world = World("cpu", torch.device("cpu"), {"block": 8, "host_dtype": "int8"})
     outs, exacts, _ = zip(*(part for new in TURNS for part in world.step(new)), strict=True)
     error = (torch.cat(outs) - torch.cat(exacts)).norm() / torch.cat(exacts).norm()
     assert 1e-4 < error < 0.01
-    assert not compose(METHODS["cpu"], dram="int8").exact
+    assert not compose(METHODS["cpu"], host_dtype="int8").exact
     assert compose(METHODS["cpu"]).exact
 
 
@@ -180,7 +180,7 @@ def test_hgca_chooses_the_same_of_eight_bits(params: dict[str, Any]) -> None:
     outs = []
     for dram in ("model", "int8"):
         torch.manual_seed(5)
-        world = World("hgca", torch.device("cpu"), {**params, "dram": dram}, coded=True)
+        world = World("hgca", torch.device("cpu"), {**params, "host_dtype": dram}, coded=True)
         outs.append(torch.cat([part[0] for new in TURNS for part in world.step(new)]))
     torch.testing.assert_close(*outs, atol=1e-4, rtol=0)
 
@@ -192,7 +192,7 @@ def test_hgca_in_eight_bits_is_close_where_entries_come_a_few_at_a_time(block: i
     outs = []
     for dram in ("model", "int8"):
         torch.manual_seed(6)
-        params = {"block": block, "window_blocks": 1, "beta": 2.0, "dram": dram}
+        params = {"block": block, "window_blocks": 1, "beta": 2.0, "host_dtype": dram}
         world = World("hgca", torch.device("cpu"), params, look_back=None, drift=0.02)
         outs.append(torch.cat([part[0] for new in [(3, 20, 8), *[(1, 1, 1)] * 100] for part in world.step(new)]))
     assert 1e-5 < (outs[1] - outs[0]).norm() / outs[0].norm() < 0.01
@@ -202,7 +202,7 @@ def test_hgca_in_eight_bits_is_close_where_entries_come_a_few_at_a_time(block: i
 def test_a_single_token_beside_a_longer_turn_attends_to_everything(method: str, device: torch.device) -> None:
     """Its step is no decode step, so nothing is picked for it."""
     params = {"hgca": {"beta": 1.0, "block": 8, "window_blocks": 1}, "oracle": {"budget": 32}}
-    world = World(method, device, params.get(method, {"block": 8, "budget": 40, "window_blocks": 1}))
+    world = World(method, device, params.get(method, {"block": 8, "budget": 40}))
     world.run([(150, 90, 120)])
     world.run([(1, 7, 1), (5, 1, 1), (1, 1, 12), (1, 30, 1)])
 
@@ -251,20 +251,20 @@ def test_a_refused_step_changes_nothing() -> None:
     [
         ("full", {}),
         ("cpu", {}),
-        ("cpu", {"dram": "int8"}),
+        ("cpu", {"host_dtype": "int8"}),
         ("offload", {}),
         ("quest", {"budget": 256}),
-        ("scout", {"budget": 256, "resident": 4}),
-        ("scout", {"budget": 256, "resident": 4, "dram": "int8"}),
+        ("scout", {"budget": 256, "pool_blocks": 4}),
+        ("scout", {"budget": 256, "pool_blocks": 4, "host_dtype": "int8"}),
         ("hgca", {"beta": 0}),
-        ("hgca", {"beta": 0, "dram": "int8"}),
+        ("hgca", {"beta": 0, "host_dtype": "int8"}),
     ],
 )
 def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_blocks: int) -> None:
     if method != "full":
-        params = {**params, "window_blocks": window_blocks, "block": 8}
+        params = {**params, "block": 8} | ({} if method == "quest" else {"window_blocks": window_blocks})
     # no sliding layer here: what it has dropped cannot come back
-    packed = "dram" in params
+    packed = "host_dtype" in params
     dtype = torch.bfloat16 if packed else torch.float32  # the kernels round queries to 16 bits
     world = World(method, torch.device("cpu"), params, look_back=None, dtype=dtype, coded=packed)
     world.run(TURNS[:20])
@@ -275,7 +275,8 @@ def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_bl
             keys, values = world.seen[layer][slot]
             world.seen[layer][slot] = keys[:keep], values[:keep]
     world.run([(1, 1, 1)] * 12 + [(3, 40, 2), (1, 1, 1)])
-    table = world.runtime._parts[0].store.table  # type: ignore[attr-defined]
+    cache = world.runtime.groups[0].cache
+    table = cache.gpu.table if cache.host is None else cache.host.table  # type: ignore[attr-defined]
     table.check_integrity()
     table.owned[0].append(table.owned[1][0])
     with pytest.raises(AssertionError, match="exactly once"):
@@ -285,15 +286,15 @@ def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_bl
 def test_blocks_that_come_back_to_hgcas_window_weigh_what_they_did() -> None:
     world = World("hgca", torch.device("cpu"), {"beta": 0, "window_blocks": 2, "block": 8}, look_back=None)
     world.run(TURNS[:20])
-    store: Any = world.runtime._parts[0].store
+    upkeep = cast("Entries", world.runtime.groups[0].upkeep)
     assert world.lengths[2] == 96
-    before = [store.chosen.of_block(0, 2, 1, b) for b in (2, 3, 4)]
+    before = [upkeep.lists.of_block(0, 2, 1, b) for b in (2, 3, 4)]
     world.runtime.truncate(2, 96, 40)  # blocks 2, 3 and 4 are the newest again, 5 to 11 are gone
-    assert store._first_near(40) == 2
+    assert upkeep.gpu.first(40) == 2
     for b, (rows, weights) in zip((2, 3, 4), before, strict=True):
         assert rows.tolist() == list(range(8))
         assert weights.sum() > 0
-        torch.testing.assert_close(store.averages[0][store._near_id(2, b), 1], weights)
+        torch.testing.assert_close(upkeep.averages[0][upkeep.gpu.block_id(2, b), 1], weights)
 
 
 def test_a_window_forgets_what_is_taken_back() -> None:
@@ -310,7 +311,8 @@ def test_a_window_forgets_what_is_taken_back() -> None:
 def test_a_window_holds_exactly_what_it_declares() -> None:
     world = World("streaming", torch.device("cpu"), {"sinks": 4, "recent": 28, "block": 8})
     world.run([(50, 50, 50), (1, 1, 1)])
-    near = world.runtime._parts[0].store.view(0, Step.of((0, 1, 2), (51,) * 3, (1, 1, 1))).near
+    step = Step(Phase.EXTEND, (0, 1, 2), (51,) * 3, (1, 1, 1))
+    near = world.runtime.groups[1].cache.visible(0, step).gpu
     assert near is not None
     assert near.tokens.flatten().tolist() == [32, 32, 32]
     sliding = 1 * 32 * world.shapes[0].token_bytes  # one layer, 17 tokens in a block of 32
@@ -319,13 +321,13 @@ def test_a_window_holds_exactly_what_it_declares() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("method", "params", "gpu"), CASES)
-def test_layers_on_two_devices_keep_their_stores_with_them(
+def test_layers_on_two_devices_keep_their_caches_with_them(
     method: str, params: dict[str, Any], gpu: int | None
 ) -> None:
     devices = [torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:0")]
     # each device has a window and a staging memory of its own
     world = World(method, devices[1], params, None if gpu is None else 4 * gpu, devices=devices)
-    assert [world.runtime._parts[i].store.near[i].device for i in range(3)] == devices
+    assert [world.runtime._by_layer[i].cache.gpu.memory[i].device for i in range(3)] == devices
     world.run(TURNS)
 
 

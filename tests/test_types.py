@@ -6,9 +6,9 @@ from coattn.types import Phase, Step
 def test_the_phase_follows_from_the_lengths() -> None:
     assert Step.of((0, 1), (0, 0), (5, 3)).phase is Phase.PREFILL
     assert Step.of((0, 1), (5, 3), (1, 1)).phase is Phase.DECODE
-    assert Step.of((0, 1), (5, 3), (1, 2)).phase is Phase.APPEND
-    assert Step.of((0, 1), (5, 0), (0, 4)).phase is Phase.APPEND
-    assert Step.of((0, 1), (5, 3), (1, 0)).phase is Phase.APPEND
+    assert Step.of((0, 1), (5, 3), (1, 2)).phase is Phase.EXTEND
+    assert Step.of((0, 1), (5, 0), (0, 4)).phase is Phase.EXTEND
+    assert Step.of((0, 1), (5, 3), (1, 0)).phase is Phase.EXTEND
 
 
 def test_tokens_are_packed_sequence_after_sequence() -> None:

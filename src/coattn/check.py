@@ -7,19 +7,23 @@ as the row stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from coattn.method import Composed, Method, Parts, compose
+from coattn.cache.ledger import Ledger
+from coattn.method import Composed, Method, compose
 from coattn.ops.blockwise import NAMES
-from coattn.place.base import State
-from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
+from coattn.probe import Probe
+from coattn.runtime import Group, Runtime
 from coattn.types import LayerShape, Selection, Step
+
+if TYPE_CHECKING:
+    from coattn.call import Call
+    from coattn.execute.base import State
 
 TOKENS = 224
 """Of the longest sequence of the check that leaves nothing out."""
@@ -27,7 +31,8 @@ LONGEST = 6144
 """Of the longest sequence in which a budget is tried; a larger budget is not."""
 BOUND = 2e-5
 """Largest difference of an exact row from the textbook, in float32 over values of about 1."""
-HEADS, KV_HEADS, DIM, LAYERS, SCALE = 6, 2, 16, 5, 0.4
+HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
+LAYERS = 5
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,16 @@ class Verdict:
         return {"method": self.row, "exact": self.exact, "whole": whole, **found, "problems": list(self.problems)}
 
 
-class Counting(Runtime):
-    """A runtime that counts what its decode steps attend to."""
+class Counting(Probe):
+    """Counts what decode steps attend to."""
 
     most_attended = 0
 
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        super().observe(parts, layer, states, picked)
-        rows = parts.store.step_table.rows
-        lists = [part.in_reach(rows).tokens.cpu() for part in (picked.near, picked.far) if part is not None]
-        if picked.weighted is not None:
-            lists.append(picked.weighted.count.cpu())
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        rows = call.step.seqs
+        lists = [part.in_reach(rows).tokens.cpu() for part in (selection.gpu, selection.host) if part is not None]
+        if selection.rows is not None:
+            lists.append(selection.rows.count.cpu())
         if lists:
             total = sum(torch.broadcast_to(each, (len(each), KV_HEADS)) for each in lists)
             self.most_attended = max(self.most_attended, int(torch.as_tensor(total).max()))
@@ -85,28 +89,31 @@ class Counting(Runtime):
 class Trial:
     """A row, the tokens it was given, and the textbook's answer to every step."""
 
-    def __init__(self, composed: Composed, seqs: int = 2, device: torch.device | None = None) -> None:
-        device = device or torch.device("cpu")
+    def __init__(
+        self, composed: Composed, seqs: int = 2, device: torch.device | None = None, layers: int = LAYERS
+    ) -> None:
+        device, self.layers = device or torch.device("cpu"), layers
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, device)
         self.seqs, self.lengths, self.error, self.stored = seqs, [0] * seqs, 0.0, 0
-        self.runtime = Counting([shape] * LAYERS, composed, Ledger(), seqs, None)
+        self.counted = Counting()
+        self.runtime = Runtime([shape] * layers, composed, Ledger(), seqs, None, probes=[self.counted])
         self.draws = torch.Generator().manual_seed(0)
         empty = torch.empty(0, KV_HEADS, DIM)
-        self.seen = [[(empty, empty)] * seqs for _ in range(LAYERS)]
+        self.seen = [[(empty, empty)] * seqs for _ in range(layers)]
         self.device = device
 
     def step(self, new: tuple[int, ...]) -> None:
         """So many new tokens for each sequence."""
         step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
         self.runtime.begin(step)
-        drawn = [[self._draw(step.tokens, heads) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(LAYERS)]
+        drawn = [[self._draw(step.tokens, heads) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(self.layers)]
         for layer, (q, k, v) in enumerate(drawn):
             following = layer + 1
-            if following < LAYERS and self.runtime.foresees(following):
+            if following < self.layers and self.runtime.predicts(following):
                 real = drawn[following][0]
                 guess = (real + 0.2 * self._draw(step.tokens, HEADS)).to(self.device)
-                with self.runtime.aside(following, guess):
-                    self.runtime.foresee(following, guess, SCALE)
+                with self.runtime.side_stream(following, guess):
+                    self.runtime.predict(following, guess, SCALE)
             there = [x.to(self.device) for x in (q, k, v)]
             out = self.runtime.attend(layer, there[0], there[1], there[2], SCALE).cpu()
             for i, (start, end) in enumerate(step.spans):
@@ -157,27 +164,33 @@ def whole_parameters(composed: Composed, tokens: int) -> dict[str, Any] | None:
 
 
 def check(
-    method: Method, own_tokens: int | None = None, device: torch.device | None = None, **overrides: Any
+    method: Method,
+    own_tokens: int | None = None,
+    device: torch.device | None = None,
+    whole_tokens: int = TOKENS,
+    layers: int = LAYERS,
+    **overrides: Any,
 ) -> Verdict:
     """Runs a row as it stands, and with the parameters under which it leaves nothing out. Seconds on a CPU.
 
     own_tokens: length of the sequences for the row's own parameters; left out, twice what its rule says it attends to.
+    whole_tokens: of those with which nothing is left out. layers: of the model that is made up.
     Raises what `compose` raises; an exception in a step is a problem of the verdict.
     """
     composed = compose(method, **overrides)
     problems: list[str] = []
     equal = None
-    whole = whole_parameters(composed, 2 * TOKENS)
+    whole = whole_parameters(composed, 2 * whole_tokens)
     if whole is not None:
         exact = compose(method, **{**overrides, **whole})
-        equal = _run(exact, histories(TOKENS), problems, "with nothing left out", device)
+        equal = _run(exact, histories(whole_tokens), problems, "with nothing left out", device, layers)
         if equal is not None and equal.error > BOUND:
             problems.append(
                 f"with nothing left out ({_words(whole)}) it differs from full attention by {equal.error:.2g}"
             )
     most = composed.build().most()
     tokens = own_tokens or min(LONGEST, max(TOKENS, 2 * (most or 0)))
-    own = _run(composed, histories(tokens), problems, "as it stands", device)
+    own = _run(composed, histories(tokens), problems, "as it stands", device, layers)
     if own is not None:
         if composed.exact and own.error > BOUND:
             problems.append(f"it says that it is exact, and differs from full attention by {own.error:.2g}")
@@ -205,16 +218,19 @@ def _run(
     problems: list[str],
     how: str,
     device: torch.device | None,
+    layers: int,
 ) -> Checked | None:
-    trial = Trial(composed, device=device)
+    trial = Trial(composed, device=device, layers=layers)
     try:
         for turn in turns:
             if isinstance(turn, tuple):
                 trial.step(turn)
-            elif "all_tokens" in trial.runtime.groups[0].store.provides:  # a window cannot bring back what it dropped
+            elif (
+                "all_tokens" in trial.runtime.groups[0].cache.config.provides
+            ):  # a window cannot bring back what it dropped
                 trial.take_back(turn)
-        most = trial.runtime.groups[0].most()
-        return Checked(trial.error, trial.runtime.most_attended, trial.stored, most)
+        most = trial.runtime.groups[0].select.most()
+        return Checked(trial.error, trial.counted.most_attended, trial.stored, most)
     except Exception as error:
         problems.append(f"{how} a step fails: {type(error).__name__}: {error}")
         return None

@@ -6,43 +6,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coattn.cache.config import CacheConfig
 from coattn.errors import ConfigError, MethodError
+from coattn.execute.base import Executor
+from coattn.execute.gpu import Gpu
+from coattn.index.base import Index
 from coattn.ops.blockwise import NAMES, Blockwise
 from coattn.part import Part
-from coattn.parts import PARTS
-from coattn.place.base import Place
+from coattn.parts import AXES, PARTS
 from coattn.schedule.base import Schedule
 from coattn.select.base import Select
-from coattn.store.base import Store
+from coattn.upkeep.base import Upkeep
 
 ORIGIN = {
-    "near": "a store with a GPU tier",
-    "far": "a store with an arena in DRAM",
-    "window": "a store that is a window of sinks and recent tokens",
-    "weights": "a store that weighs its entries",
-    "codes": "a store that keeps codes or keys of far tokens in its GPU tier",
-    "value_mean": "a store that knows the mean value of a sequence",
-    "values": "a store that keeps values in DRAM and scores them by what it keeps near",
-    "all_tokens": "a store that keeps every token",
-    "digests": "a store with a digest of every block",
-    "whole_blocks": "a selection rule that picks the same whole blocks for every head",
-    "all_near": "a store that keeps every token in GPU memory",
-    "keeps_entries": "a selection rule that says which entries stay, such as average_weight",
+    "host": "a cache with a DRAM tier",
+    "whole_kv": "a cache that keeps keys and values of every token",
+    "all_tokens": "a cache that keeps every token",
+    "averages": "an index of moving averages",
+    "codes": "an index of codes",
+    "digests": "an index of digests",
+    "entries": "upkeep that lists the entries that stay",
+    "picks": "a selection rule that picks blocks by digests",
+    "keeps_entries": "a selection rule that says which entries stay, such as maw_threshold",
     "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
-    "host_place": "a place that computes on the host",
+    "cpu": "the CPU as the place",
 }
 """What a need means, for people."""
+WHERE = {"gpu": "in GPU memory", "host": "in DRAM", "rows": "as weighted rows in DRAM", "term": "as terms"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table."""
+    """A row of the table. Four questions: what is kept where and remembered (cache, index), what is attended (select),
+    who attends to what lies in DRAM (place), and when (schedule, upkeep)."""
 
     name: str
-    store: str
+    cache: str
     select: str
-    place: tuple[str, ...]
-    schedule: str
+    place: str = "gpu"
+    schedule: str = "inline"
+    index: str = "none"
+    upkeep: str = "none"
     summary: str = ""
     paper: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -50,12 +54,7 @@ class Method:
 
     def parts(self) -> list[tuple[str, str]]:
         """`(axis, part name)` of every part."""
-        return [
-            ("store", self.store),
-            ("select", self.select),
-            *(("place", name) for name in self.place),
-            ("schedule", self.schedule),
-        ]
+        return [(axis, getattr(self, axis)) for axis in AXES]
 
     def scheduled(self, schedule: str) -> Method:
         """The row with another schedule, without parameters that only its own one has."""
@@ -86,29 +85,28 @@ class Composed:
             kind = PARTS[axis][name]
             return kind(**{k: self.params[k] for k in kind.parameters()})
 
-        method = self.method
-        places = tuple(make("place", name) for name in method.place)
-        return Parts(
-            make("store", method.store), make("select", method.select), places, make("schedule", method.schedule)
-        )
+        made = {axis: make(axis, name) for axis, name in self.method.parts()}
+        return Parts(made["cache"], *(made[axis] for axis in AXES[1:]))
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one running method."""
+    """The parts of one row, not opened yet."""
 
-    store: Store
+    config: CacheConfig
+    index: Index
     select: Select
-    places: tuple[Place, ...]
+    place: Executor
     schedule: Schedule
+    upkeep: Upkeep
 
     def most(self) -> int | None:
         """Entries that a KV head attends to at most in a decode step, where the rule has such a number."""
         return self.select.most()
 
     def all(self) -> tuple[Part, ...]:
-        """Store, rule, places, schedule."""
-        return self.store, self.select, *self.places, self.schedule
+        """Cache, index, rule, place, schedule, upkeep."""
+        return self.config, self.index, self.select, self.place, self.schedule, self.upkeep
 
 
 def compose(method: Method, **overrides: Any) -> Composed:
@@ -117,7 +115,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
     overrides: parameters that replace the row's own.
     """
     kinds = _find_parts(method)
-    problems = [*_mismatches(method, kinds)]
+    problems = _mismatches(kinds)
     if problems:
         raise MethodError(
             f"Method {method.name!r} does not fit together: " + "; ".join(problems) + ".",
@@ -128,16 +126,17 @@ def compose(method: Method, **overrides: Any) -> Composed:
     params = _parameters(method, kinds, {name: value for name, value in given.items() if name not in NAMES})
     composed = Composed(method, params, exact=False, blockwise=blockwise)
     parts = composed.build()  # they check their own values
-    for place in parts.places:
-        place.check(parts.store)
-    nobody = parts.select.fills(parts.store) - {place.covers for place in parts.places}
+    for part in parts.all():
+        part.check(parts.config)
+    nobody = parts.select.works(parts.config) - Gpu.runs - parts.place.runs
     if nobody:
+        where = ", ".join(WHERE[kind] for kind in sorted(nobody))
         raise MethodError(
             f"Method {method.name!r} does not fit together: with these parameters rule {method.select!r} selects "
-            f"entries as {', '.join(map(repr, sorted(nobody)))}, which none of its places attends to.",
-            "Add such a place (`coattn methods hcattention` has all), or set tail=renormalise.",
+            f"entries {where}, which place {method.place!r} does not attend to.",
+            "Set place to one that does; `coattn methods` shows rows that fit.",
         )
-    exact = parts.store.is_exact() and parts.select.is_exact() and parts.schedule.is_exact() and blockwise is None
+    exact = all(part.is_exact() for part in parts.all()) and blockwise is None
     extra = {} if blockwise is None else {"prefill_block": blockwise.block, "anchor": blockwise.anchor}
     return replace(composed, exact=exact, params={**params, **extra})
 
@@ -152,31 +151,29 @@ def _find_parts(method: Method) -> list[type[Part]]:
         raise MethodError(
             f"Method {method.name!r} names parts that do not exist: " + "; ".join(missing) + ".", "Correct the names."
         )
-    if not method.place:
-        raise MethodError(f"Method {method.name!r} names no place.", 'Add place = ["gpu"] or another place.')
     return [PARTS[axis][name] for axis, name in method.parts()]
 
 
-def _mismatches(method: Method, kinds: list[type[Part]]) -> list[str]:
+def _mismatches(kinds: list[type[Part]]) -> list[str]:
     provided = frozenset().union(*(kind.provides for kind in kinds))
-    found = [
+    return [
         f"{kind.axis} {kind.name!r} needs {ORIGIN.get(need, need)}"
         for kind in kinds
         for need in sorted(kind.needs - provided)
     ]
-    covered = [place.covers for place in kinds if issubclass(place, Place)]
-    for tier, where in (("near", "GPU tier"), ("far", "arena"), ("weighted", "arena of values")):
-        if tier in kinds[0].provides and tier not in covered:
-            found.append(f"store {method.store!r} keeps tokens in its {where}, which none of its places attends to")
-        if covered.count(tier) > 1:
-            found.append(f"more than one place attends to the {where}, so its tokens would count twice")
-    return found
 
 
 def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for kind in kinds:
         known |= kind.parameters()
+    fixed = {name: value for kind in kinds for name, value in getattr(kind, "fixes", {}).items() if name in known}
+    for name, value in fixed.items():
+        if given.get(name, value) != value:
+            raise ConfigError(
+                f"{name} is {given[name]!r}, but {method.select} works with {name}={value} only.", f"Leave {name} out."
+            )
+    known |= fixed
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(

@@ -3,136 +3,125 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coattn.errors import ConfigError, MethodError
 from coattn.method import Method
+from coattn.parts import AXES
+
+_HGCA = Method(
+    "hgca",
+    cache="tiered",
+    index="averages",
+    select="maw_threshold",
+    place="cpu",
+    schedule="same_layer",
+    upkeep="entries",
+    summary="Lossy. Window on the GPU; of the rest, in DRAM, the CPU attends to what each head attended to.",
+    paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
+)
+_SCOUT = Method(
+    "scout",
+    cache="tiered",
+    index="digests",
+    select="digest_top",
+    place="cpu",
+    schedule="layer_ahead",
+    upkeep="recall",
+    summary="Lossy. KV in DRAM; the GPU attends to the blocks it holds, the CPU, one layer ahead, to others "
+    "whose digests promise most.",
+    paper="ScoutAttention, 2026",
+    params={"window_blocks": 2, "slack": 0.5, "sink_blocks": 1},
+)
+_HCATTENTION = Method(
+    "hcattention",
+    cache="values",
+    index="codes",
+    select="pq_top_p",
+    place="cpu",
+    schedule="same_layer",
+    summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most; the "
+    "others count with the mean.",
+    paper="Yang et al., HCAttention, 2025",
+    params={"window_blocks": 4},
+)
 
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
         Method(
             "full",
-            store="pool",
+            cache="gpu",
             select="everything",
-            place=("gpu",),
-            schedule="inline",
             summary="Exact. Every token in GPU memory.",
             paper="Vaswani et al., Attention Is All You Need, 2017",
         ),
         Method(
             "offload",
-            store="arena",
+            cache="tiered",
             select="everything",
-            place=("gpu", "pull"),
-            schedule="inline",
+            place="pull",
             summary="Exact. KV in DRAM, read by the GPU over PCIe, block by block as it attends.",
             paper="Sheng et al., FlexGen, 2023",
         ),
         Method(
             "cpu",
-            store="arena",
+            cache="tiered",
             select="everything",
-            place=("gpu", "cpu"),
+            place="cpu",
             schedule="same_layer",
             summary="Exact. KV in DRAM, attended there by the CPU; only queries and results cross PCIe.",
             paper="He and Zhai, FastDecode, 2024; Jiang et al., NEO, 2024",
         ),
-        Method(
-            "hgca",
-            store="contextual",
-            select="average_weight",
-            place=("gpu", "cpu"),
-            schedule="same_layer",
-            summary="Lossy. Window on the GPU; of the rest, in DRAM, the CPU attends to what each head attended to.",
-            paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
-        ),
+        _HGCA,
         Method(
             "streaming",
-            store="window",
-            select="sinks_recent",
-            place=("gpu",),
-            schedule="inline",
+            cache="recent",
+            select="everything",
             summary="Lossy. Keeps the first tokens and the most recent ones, forgets the rest.",
             paper="Xiao et al., Efficient Streaming Language Models with Attention Sinks (StreamingLLM), 2023",
         ),
         Method(
             "quest",
-            store="digest_pool",
+            cache="gpu",
+            index="digests",
             select="digest_top",
-            place=("gpu",),
-            schedule="inline",
             summary="Lossy. Every token in GPU memory; attends to the blocks whose digests promise the most.",
             paper="Tang et al., Quest, 2024",
             params={"block": 16, "dense_layers": 2},
         ),
-        Method(
-            "scout",
-            store="residents",
-            select="digest_top",
-            place=("gpu", "cpu"),
-            schedule="layer_ahead",
-            summary="Lossy. KV in DRAM; the GPU attends to the blocks it holds, the CPU, one layer ahead, to others "
-            "whose digests promise most.",
-            paper="ScoutAttention, 2026",
-            params={"slack": 0.5, "sink_blocks": 1},
-        ),
-        Method(
-            "hcattention",
-            store="coded",
-            select="pq_top_p",
-            place=("gpu", "cpu_values", "tail_mean"),
-            schedule="same_layer",
-            summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most; the "
-            "others count with the mean.",
-            paper="Yang et al., HCAttention, 2025",
-            params={"window_blocks": 4},
-        ),
-        Method(
-            "hgca-paper",
-            store="contextual",
-            select="average_weight",
-            place=("gpu", "cpu"),
-            schedule="same_layer",
+        _SCOUT,
+        _HCATTENTION,
+        replace(
+            _HGCA,
+            name="hgca-paper",
             summary="Lossy. `hgca` as published: entries in DRAM weigh what queries give on average, not at most.",
-            paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
             params={"peak": False},
         ),
-        Method(
-            "scout-paper",
-            store="residents",
-            select="digest_top",
-            place=("gpu", "cpu"),
-            schedule="layer_ahead",
+        replace(
+            _SCOUT,
+            name="scout-paper",
             summary="Lossy. `scout` as published: digests as bounds, no first block for good, ahead from layer 1.",
-            paper="ScoutAttention, 2026",
-            params={"slack": 1.0, "sink_blocks": 0, "ahead_from": 1},
+            params={"window_blocks": 2, "slack": 1.0, "sink_blocks": 0, "ahead_from": 1},
         ),
-        Method(
-            "hcattention-paper",
-            store="coded",
-            select="pq_top_p",
-            place=("gpu", "cpu_values"),
-            schedule="same_layer",
+        replace(
+            _HCATTENTION,
+            name="hcattention-paper",
             summary="Lossy. `hcattention` as published: each query head its own entries, the rest counts nothing.",
-            paper="Yang et al., HCAttention, 2025",
-            params={"window_blocks": 1, "tail": "renormalise", "union": False},
+            params={"window_blocks": 1, "tail": "none", "union": False},
         ),
         Method(
             "oracle",
-            store="pool",
+            cache="gpu",
             select="oracle",
-            place=("gpu",),
-            schedule="inline",
             summary="Lossy, for evaluation. The tokens of largest true weight: the ceiling of a budget.",
         ),
         Method(
             "random",
-            store="pool",
+            cache="gpu",
             select="random",
-            place=("gpu",),
-            schedule="inline",
             summary="Lossy, for evaluation. Tokens drawn at random: the floor of a budget.",
         ),
     )
@@ -140,16 +129,14 @@ METHODS: dict[str, Method] = {
 
 SLIDING = Method(
     "sliding",
-    store="window",
-    select="sinks_recent",
-    place=("gpu",),
-    schedule="inline",
+    cache="recent",
+    select="everything",
     summary="Layers whose own attention is a sliding window: exact, bounded, always in GPU memory.",
     params={"sinks": 0},
 )
 """Not in the table: the runtime uses it under every method for layers that look back a fixed number of tokens."""
 
-_KEYS = {"store", "select", "place", "schedule", "summary", "paper", "params"}
+_KEYS = {*AXES, "summary", "paper", "params"}
 
 
 def find_method(spec: str | Method) -> Method:
@@ -179,7 +166,7 @@ def find_method(spec: str | Method) -> Method:
 
 
 def read_rows(path: Path) -> dict[str, Method]:
-    """The rows of a TOML file: tables `[method.NAME]` with store, select, place, schedule and, if wanted, params."""
+    """The rows of a TOML file: tables `[method.NAME]` with cache, select and, if wanted, the other axes and params."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -197,23 +184,13 @@ def read_rows(path: Path) -> dict[str, Method]:
 def _row(path: Path, name: str, row: Any) -> Method:
     if not isinstance(row, dict):
         raise ConfigError(f"{path}: method.{name} is not a table.", f"Write [method.{name}] on a line of its own.")
-    unknown, missing = sorted(set(row) - _KEYS), sorted({"store", "select", "place", "schedule"} - set(row))
+    unknown, missing = sorted(set(row) - _KEYS), sorted({"cache", "select"} - set(row))
     if unknown or missing:
         problems = [f"unknown key {k!r}" for k in unknown] + [f"missing key {k!r}" for k in missing]
         raise ConfigError(f"{path}: [method.{name}] has {', '.join(problems)}.", f"Keys: {', '.join(sorted(_KEYS))}.")
-    place = row["place"] if isinstance(row["place"], list) else [row["place"]]
-    texts = [row["store"], row["select"], row["schedule"], row.get("summary", ""), row.get("paper", ""), *place]
-    if not all(isinstance(text, str) for text in texts):
+    given = {key: value for key, value in row.items() if key != "params"}
+    if not all(isinstance(text, str) for text in given.values()):
         raise ConfigError(f"{path}: [method.{name}] has a part that is not a name.", 'Write parts as "name".')
     if not isinstance(row.get("params", {}), dict):
         raise ConfigError(f"{path}: method.{name}.params is not a table.", f"Write [method.{name}.params].")
-    return Method(
-        name,
-        row["store"],
-        row["select"],
-        tuple(place),
-        row["schedule"],
-        row.get("summary", ""),
-        row.get("paper", ""),
-        row.get("params", {}),
-    )
+    return Method(name, params=row.get("params", {}), **given)

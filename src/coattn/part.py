@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from coattn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coattn.cache.config import CacheConfig
+    from coattn.types import Step
 
 
 @dataclass
 class Part:
     """One answer on one axis. A part never knows method names; it says what it needs and what it provides.
 
-    The fields of the dataclass that `__init__` takes are the part's parameters; `help_text` explains each.
+    The fields of the dataclass that `__init__` takes are the part's parameters; `help_text` explains each. A parameter
+    belongs to one part.
     """
 
     axis: ClassVar[str]
@@ -22,6 +27,8 @@ class Part:
     needs: ClassVar[frozenset[str]] = frozenset()
     provides: ClassVar[frozenset[str]] = frozenset()
     help_text: ClassVar[dict[str, str]] = {}
+    capturable: ClassVar[bool] = True
+    """Whether its part of a decode step can be captured in a CUDA graph: nothing on the host, no synchronisation."""
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
@@ -32,12 +39,30 @@ class Part:
                 found[f.name] = f.default if f.default is not MISSING else None
         return found
 
+    def is_exact(self) -> bool:
+        """Whether nothing is lost with the parameters it has; a method is exact if all its parts are."""
+        return True
+
     def whole(self, tokens: int) -> dict[str, Any] | None:
         """Parameters under which this part leaves nothing out of sequences of at most so many tokens.
 
         None: it cannot, or does not say. `coattn methods --check` compares a row with full attention under these.
         """
         return {}
+
+    def check(self, config: CacheConfig) -> None:
+        """Raises ConfigError where its parameters and those of the cache do not go together."""
+
+    def uncaptured(self) -> str | None:
+        """Why a decode step with this part cannot be captured in a CUDA graph, or None. After it was opened."""
+        return None if self.capturable else "its class says `capturable = False`"
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """What it has to say of the last decode step, for reports. May wait for the GPU."""
+        return {}
+
+    def release(self) -> None:
+        """Gives every byte back to the ledger, and stops what it started."""
 
 
 MOST = (1 << 31) - 1

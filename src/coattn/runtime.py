@@ -1,26 +1,76 @@
-"""The step: append, pick, launch, merge. One runtime per cache."""
+"""The step: append, pick, run, merge. One runtime per set of sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.cache.kv import KVCache, min_gpu_bytes
+from coattn.cache.ledger import Ledger
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.call import Call
+from coattn.execute.base import Executor
+from coattn.execute.gpu import Gpu
+from coattn.handover.base import Hand
+from coattn.handover.threads import Threads
+from coattn.index.base import Index
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
 from coattn.ops.blockwise import Prompt
 from coattn.ops.merge import merge_output, merge_states
 from coattn.ops.prefill import extend, follow, prefill
 from coattn.ops.reference.attend_causal import attend_causal
-from coattn.place.base import Call, Place, State
-from coattn.place.pull import Pull
+from coattn.part import Part
+from coattn.probe import Probe
+from coattn.schedule.base import Schedule, executor_of, nothing
+from coattn.select.base import Select
+from coattn.side import SideStream
 from coattn.state import AttnState, merge
-from coattn.store.base import Opening
-from coattn.store.ledger import Ledger, Tier
-from coattn.store.step_table import StepTable, TableMemory
-from coattn.types import LayerShape, Phase, Selection, Step, require_covered
+from coattn.types import LayerShape, Phase, Selection, Step, Tier
+from coattn.upkeep.base import Upkeep
+
+
+@dataclass
+class Group:
+    """The parts of one running method, for layers of one kind."""
+
+    cache: KVCache
+    index: Index
+    select: Select
+    gpu: Gpu
+    place: Executor
+    """Who attends to what lies in DRAM; the GPU's own executor where nothing does."""
+    schedule: Schedule
+    upkeep: Upkeep
+    hand: Hand
+    """Of steps that are not captured."""
+    table: StepTable | None = None
+    """Of the running decode step."""
+    mailboxes: Any = None
+    """The hand-over of captured steps, once there is one."""
+    replayed: bool = False
+    """Whether the last decode step was one."""
+    predicted: dict[int, Selection] = field(default_factory=dict)
+    """By layer: what the query that was predicted for it picked, in the running decode step."""
+
+    def all(self) -> tuple[Part, ...]:
+        """Every part, the cache's configuration first."""
+        return self.cache.config, self.index, self.select, self.gpu, self.place, self.schedule, self.upkeep
+
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        return (self.gpu, self.place)
+
+    def reaches_host(self, step: Step) -> bool:
+        """Whether a decode step may attend to anything in DRAM."""
+        gpu = self.cache.gpu
+        return self.cache.host is not None and gpu.first(max(step.lengths, default=0)) > gpu.sinks
 
 
 class Runtime:
@@ -38,72 +88,66 @@ class Runtime:
         seqs: int,
         tokens: int | None,
         fixed: bool = False,
-        spare: bool | None = None,
+        padding: bool | None = None,
+        probes: Sequence[Probe] = (),
     ) -> None:
-        """Serves slots `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
+        """Serves sequences `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
 
         fixed: takes at once what the budgets allow, and never moves it; needed for `capturing`.
-        spare: one block more, so that a step may have padding rows; by default on a GPU only.
+        padding: one block more, so that a step may have padding rows; by default on a GPU only.
         """
-        self.layers, self.ledger = layers, ledger
-        self._pulls: dict[int, Pull] = {}
-        """By id of a group's parts: what brings its far blocks to the GPU when many queries want them."""
+        self.layers, self.ledger, self.probes = layers, ledger, list(probes)
         self.step: Step | None = None
         self.blockwise = composed.blockwise
         self._prompts: dict[tuple[int, int], Prompt] = {}
-        """By slot and layer: a prompt that is being read block by block."""
-        self._parts: dict[int, Parts] = {}
-        self.groups: list[Parts] = []
-        """The parts of each group of layers: sliding windows first, then the method's."""
+        """By sequence and layer: a prompt that is being read block by block."""
+        self._by_layer: dict[int, Group] = {}
+        self.groups: list[Group] = []
+        """Of layers of one kind: sliding windows first, then the method's."""
         self._closers: list[Callable[[], None]] = []
-        self._seqs = seqs
-        self._tables: dict[int, TableMemory] = {}
-        """By number of a group: the memory of its step tables."""
-        self._predicted: dict[int, Selection] = {}
-        """By layer: what the query that was predicted for it picked, in the running decode step."""
-        groups: dict[tuple[int | None, int, int, torch.dtype, str], list[int]] = {}
+        self._side = SideStream()
+        kinds: dict[tuple[int | None, int, int, torch.dtype, str], list[int]] = {}
         for i, shape in enumerate(layers):
             key = (shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, str(shape.device))
-            groups.setdefault(key, []).append(i)
-        if spare is None:
-            spare = fixed and layers[0].device.type == "cuda"
-        spares = int(spare)
+            kinds.setdefault(key, []).append(i)
+        if padding is None:
+            padding = fixed and layers[0].device.type == "cuda"
         plan = []
         # windows first: their need is fixed, the method takes what is left
-        for (window, *_), members in sorted(groups.items(), key=lambda item: item[0][0] is None):
+        for (window, *_), members in sorted(kinds.items(), key=lambda item: item[0][0] is None):
             row = composed if window is None else compose(SLIDING, recent=window)
-            plan.append((row.build(), Opening({i: layers[i] for i in members}, ledger, seqs, tokens, fixed, spares)))
-        least = sum(_least(parts, opening) for parts, opening in plan)
+            spec = CacheSpec({i: layers[i] for i in members}, ledger, seqs, tokens, fixed, int(padding))
+            plan.append(_group(row.build(), spec))
+        least = sum(_least(group) for group in plan)
         # in an engine, `least` is for the shortest of sequences; what a longer one needs is said when it comes
         amount = _amount(seqs, None if fixed else tokens)
         ledger.require("gpu", least, f"Method {composed.method.name!r} for {amount}")
         try:
-            for parts, opening in plan:
-                self._open(parts, opening)
+            for group in plan:
+                self._open(group)
         except Exception:
             self.release()
             raise
+        self.composed, self.seqs, self.tokens = composed, seqs, tokens
+        for probe in self.probes:
+            probe.open(self)
 
-    def _open(self, parts: Parts, opening: Opening) -> None:
-        self.groups.append(parts)
-        parts.store.open(opening)
-        self._closers.append(parts.store.release)
-        parts.select.open(parts.store)
-        for place in parts.places:
-            place.open(opening, parts.store)
-            self._closers.append(place.release)
-        far = [place for place in parts.places if place.covers == "far"]
-        if far and next(iter(opening.layers.values())).device.type == "cuda":
-            pull = next((place for place in far if isinstance(place, Pull)), None)
-            if pull is None:
-                pull = Pull()
-                pull.open(opening, parts.store)
-                self._closers.append(pull.release)
-            self._pulls[id(parts)] = pull
-        self._closers.append(parts.schedule.release)
-        parts.schedule.open(parts.places, parts.select, list(opening.layers))
-        for layer in opening.layers:
-            self._parts[layer] = parts
+    def _open(self, group: Group) -> None:
+        self.groups.append(group)
+        group.cache.open()
+        self._closers.append(group.cache.release)
+        for part in (group.index, group.upkeep, group.select, group.gpu, group.place, group.schedule):
+            self._closers.append(part.release)
+        self._closers.append(group.hand.close)
+        group.index.open(group.cache)
+        group.gpu.open(group.cache)
+        if group.place is not group.gpu:
+            group.place.open(group.cache)
+        group.upkeep.open(group.cache, group.index, group.select)
+        group.select.open(group.cache, group.index, group.upkeep)
+        group.schedule.open(group.executors)
+        for layer in group.cache.spec.layers:
+            self._by_layer[layer] = group
 
     def uncaptured(self) -> str | None:
         """Why a decode step cannot be one CUDA graph, with the part that is the reason; None where it can."""
@@ -112,136 +156,132 @@ class Runtime:
             return "the model is not on a GPU"
         if len(devices) > 1:
             return f"the layers are on {len(devices)} devices"
-        for parts in self.groups:
-            for part in (parts.store, parts.select):
+        for group in self.groups:
+            for part in group.all():
                 reason = part.uncaptured()
                 if reason is not None:
                     return f"{part.axis} {part.name!r}: {reason}"
         return None
 
     def begin(self, step: Step) -> None:
-        """Makes room for a step. Raises BudgetError before anything has changed."""
-        for parts in self.groups:
-            parts.store.plan(step)
+        """Makes room for a step, and writes a decode step's tables. Raises BudgetError before anything has changed."""
+        for group in self.groups:
+            group.cache.plan(step)
+            group.upkeep.plan(step)
         self.step = step
-        if step.phase is Phase.DECODE:
-            self._predicted.clear()
-            if self._prompts:
-                self._end_prompts(step.slots)
-            self.write_tables(step)
+        for group in self.groups:
+            if step.phase is Phase.DECODE:
+                group.predicted.clear()
+                group.replayed = False
+                memory = group.cache.tables
+                longest = {
+                    tier: max(memory.host(f"{tier}_lens")[: step.seqs].tolist(), default=0)
+                    for tier in ("gpu", "host")
+                    if memory.has(f"{tier}_lens")
+                }
+                host = group.reaches_host(step)
+                group.table = StepTable(memory, step.seqs, group.cache.block, host, group.hand, longest)
+        if step.phase is Phase.DECODE and self._prompts:
+            self._end_prompts(step.slots)
+        for probe in self.probes:
+            probe.begin(step)
 
-    def reaches_far(self, step: Step) -> bool:
-        """Whether any token of a decode step may be attended far."""
-        return any(parts.store.reaches_far(step) for parts in self.groups)
-
-    def write_tables(self, step: Step) -> None:
-        """Puts a planned decode step into its tables, on the host and, on the current stream, on the device."""
-        for number, parts in enumerate(self.groups):
-            store = parts.store
-            memory = self._table(number)
-            store.write(memory, step)
-            memory.send()
-            longest = {
-                tier: max(memory.host(f"{tier}_tokens")[: step.seqs].tolist(), default=0)
-                for tier in ("near", "far")
-                if memory.has(tier)
-            }
-            far = store.reaches_far(step)
-            store.step_table = StepTable(memory, step.seqs, store.block, far, longest, by_hand=store.is_plain(step))
-
-    def _table(self, number: int) -> TableMemory:
-        """A table for as many sequences as there are slots; made anew where the store has outgrown it."""
-        store = self.groups[number].store
-        columns, made = store.columns(), self._tables.get(number)
-        if made is None or made.columns != columns:
-            device = next(iter(store.opening.layers.values())).device
-            self._tables[number] = made = TableMemory(columns, self._seqs, device)
-        return made
+    def reaches_host(self, step: Step) -> bool:
+        """Whether any token of a decode step may be attended in DRAM."""
+        return any(group.reaches_host(step) for group in self.groups)
 
     @contextmanager
-    def capturing(self, rows: int, far: bool) -> Iterator[None]:
+    def capturing(self, rows: int, host: bool) -> Iterator[None]:
         """`attend` inside this block is a decode step of `rows` sequences, whatever stands in its tables.
 
-        far: whether anything far is attended; on a GPU it is handed over by mailbox.
+        host: whether anything in DRAM is attended; on a GPU it is handed over by mailbox.
         """
         before = self.step
         self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
-        self._predicted.clear()
         try:
-            for number, parts in enumerate(self.groups):
-                memory = self._table(number)
-                table = StepTable(memory, rows, parts.store.block, far, mailbox=memory.device.type == "cuda")
-                parts.store.step_table = table
-                for place in parts.places:
-                    place.prepare(table)
+            for group in self.groups:
+                group.predicted.clear()
+                memory, hand = group.cache.tables, group.hand
+                assert rows <= memory.batch, f"{rows} rows in a table of {memory.batch}"
+                if memory.device.type == "cuda" and host:
+                    hand = self._mailboxes(group)
+                group.table = StepTable(memory, rows, group.cache.block, host, hand)
             yield
         finally:
             self.step = before
 
+    def _mailboxes(self, group: Group) -> Hand:
+        from coattn.handover.mailboxes import Mailboxes
+
+        if group.mailboxes is None:
+            group.mailboxes = Mailboxes(group.cache, "host" in group.place.runs and not group.place.asynchronous)
+        hand: Hand = group.mailboxes
+        return hand
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
-        assert self.step is not None, "begin() comes first"
-        if self.step.phase is Phase.DECODE:
-            return self.decode(self.step, layer, q, k, v, scale)
-        return self.extend(self.step, layer, q, k, v, scale)
+        step = self.step
+        assert step is not None, "begin() comes first"
+        for probe in self.probes:
+            probe.attend(step, layer, q, k, v, scale)
+        run = self.decode if step.phase is Phase.DECODE else self.extend
+        out = run(step, layer, q, k, v, scale)
+        for probe in self.probes:
+            probe.output(step, layer, out)
+        return out
 
     def decode(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """One new token per sequence, which sees itself in the store. Tensors only: no decision hangs on a length."""
-        parts = self._parts[layer]
-        parts.store.append(layer, k, v, step)
-        call = self._call(layer, q, scale, step, parts)
-        picked = self._predicted.pop(layer, None)
-        if picked is None:
-            parts.select.scale = scale
-            picked = parts.select.pick(layer, call.q, parts.store, step)
-        states = parts.schedule.launch(call, picked)
-        self.observe(parts, layer, states, picked)
-        parts.store.after(layer, step)
+        """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
+        group = self._by_layer[layer]
+        group.cache.append(layer, k, v, step)
+        call = self._call(group, layer, q, scale, step)
+        selection = group.predicted.pop(layer, None) or group.select.pick(call)
+        states = group.schedule.run(call, selection)
+        for probe in self.probes:
+            probe.selected(group, call, selection, states)
+        if group.index.beside or group.upkeep.beside:
+            table = group.table
+            assert table is not None
+            self._side.run(q.device, lambda: group.upkeep.after(layer, table))
         return merge_output(states, q)
 
-    def foresees(self, layer: int) -> bool:
+    def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
-        decoding = self.step is not None and self.step.phase is Phase.DECODE
-        parts = self._parts[layer]
-        return decoding and parts.schedule.foresees(layer) and parts.store.step_table.far
+        group = self._by_layer[layer]
+        decoding = self.step is not None and self.step.phase is Phase.DECODE and group.table is not None
+        return decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
 
     @contextmanager
-    def aside(self, layer: int, hidden: Tensor) -> Iterator[None]:
+    def side_stream(self, layer: int, hidden: Tensor) -> Iterator[None]:
         """Inside this block a layer's query is predicted; `hidden` is what it is made of."""
-        parts = self._parts[layer]
-        with parts.schedule.aside(layer, hidden, parts.store.step_table.mailbox):
+        table = self._by_layer[layer].table
+        assert table is not None, "begin() comes first"
+        with table.hand.side(layer, hidden):
             yield
 
-    def foresee(self, layer: int, q: Tensor, scale: float) -> None:
+    def predict(self, layer: int, q: Tensor, scale: float) -> None:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
         assert self.step is not None, "begin() comes first"
-        parts = self._parts[layer]
-        parts.select.scale = scale
-        call = self._call(layer, q, scale, self.step, parts, beside=True)
-        picked = parts.select.pick(layer, call.q, parts.store, self.step)
-        self._predicted[layer] = picked
-        parts.schedule.foresee(call, picked)
+        group = self._by_layer[layer]
+        call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
+        group.predicted[layer] = selection = group.select.pick(call)
+        group.schedule.predict(call, selection)
 
-    def _call(self, layer: int, q: Tensor, scale: float, step: Step, parts: Parts, beside: bool = False) -> Call:
-        mailbox = parts.store.step_table.mailbox
-        return Call(layer, self.layers[layer], q[:, None], scale, step, parts.store, beside=beside, mailbox=mailbox)
+    def _call(self, group: Group, layer: int, q: Tensor, scale: float, step: Step) -> Call:
+        return Call(layer, self.layers[layer], q[:, None], scale, step, group.cache, group.index, group.table)
 
-    def rejoin(self) -> bool:
-        """The last of what a decode step does: whatever was started beside it is waited for. Whether anything was."""
-        waited = [parts.store.rejoin() for parts in self.groups]
-        return any(waited)
-
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        """What a layer attended to in a decode step, before its parts are merged; for who wants to look on."""
+    def join_side(self) -> bool:
+        """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
+        return self._side.join()
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
-        parts, shape = self._parts[layer], self.layers[layer]
+        group, shape = self._by_layer[layer], self.layers[layer]
         out = torch.empty_like(q)
         for i, (start, end) in enumerate(step.spans):
             if start == end:
                 continue
-            alone = Step(step.phase, step.slots[i : i + 1], step.history[i : i + 1], step.new[i : i + 1])
+            alone = step.alone(i)
             own_q, own_k, own_v = q[start:end], k[start:end], v[start:end]
             prompt = self._prompt(step.slots[i], layer, step.history[i])
             if prompt is not None:
@@ -250,21 +290,26 @@ class Runtime:
             if not step.history[i]:
                 out[start:end] = prefill(own_q, own_k, own_v, scale, shape)
                 continue
-            run = parts.store.run(layer, step.slots[i], alone)
-            if run is not None and run.window is None:
-                state = follow(own_q, own_k, own_v, run.k, run.v, scale, shape)
-            elif run is not None:
-                keys, values = torch.cat([run.k, own_k]), torch.cat([run.v, own_v])
-                state = attend_causal(own_q, keys, values, scale, shape.softcap, run.window, run.sinks)
+            history = group.cache.history(layer, step.slots[i], alone)
+            if history is not None and history.window is None:
+                state = follow(own_q, own_k, own_v, history.k, history.v, scale, shape)
+            elif history is not None:
+                keys, values = torch.cat([history.k, own_k]), torch.cat([history.v, own_v])
+                state = attend_causal(own_q, keys, values, scale, shape.softcap, history.window, history.sinks)
             else:
-                call = Call(layer, shape, own_q[None], scale, alone, parts.store)
-                history = self._attend_history(parts, call, last=step.seqs > 1)
+                call = Call(layer, shape, own_q[None], scale, alone, group.cache, group.index)
+                seen = self._attend_history(group, call, last=step.seqs > 1)
                 own = extend(own_q, own_k, own_v, scale, shape)
-                state = merge(own, AttnState(history.out[0], history.lse[0]))
+                state = merge(own, AttnState(seen.out[0], seen.lse[0]))
             out[start:end] = state.out.to(q.dtype)
-        parts.store.notice(layer, q, step, scale)
-        parts.store.append(layer, k, v, step)
+        group.upkeep.hear(layer, q, step, scale)
+        self._store(group, layer, k, v, step)
         return out
+
+    def _store(self, group: Group, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        filled = group.cache.append(layer, k, v, step)
+        if filled:
+            group.index.update(layer, filled, None)
 
     def _prompt(self, slot: int, layer: int, history: int) -> Prompt | None:
         """The prompt whose next tokens these are, where prompts are read block by block; not those of a later turn."""
@@ -279,115 +324,169 @@ class Runtime:
         for key in [key for key in self._prompts if key[0] in slots]:
             del self._prompts[key]
 
-    def _attend_history(self, parts: Parts, call: Call, last: bool) -> AttnState:
+    def _attend_history(self, group: Group, call: Call, last: bool) -> AttnState:
         """Many queries over what a sequence has stored. last: the next layer is not what comes next."""
-        parts.select.scale = call.scale
-        picked = parts.select.pick(call.layer, call.q, parts.store, call.step)
-        pull = self._pulls.get(id(parts))
-        if pull is None:
-            return merge_states(parts.schedule.launch(call, picked))
-        # so many queries are the GPU's business wherever the keys lie: reading them once is less than computing
-        layers = list(parts.store.opening.layers)
+        layers = list(group.cache.spec.layers)
         following = layers.index(call.layer) + 1
-        if not last and following < len(layers):
-            pull.expect(layers[following], picked)
-        places = [place for place in parts.places if place.covers == "near" and picked.near is not None]
-        require_covered(picked, {"far", *(place.covers for place in places)}, parts.select.name)
-        return merge_states([place.run(call, picked) for place in (*places, pull)])
+        upcoming = None if last or following == len(layers) else layers[following]
+        works = group.select.pick(call).works
+        states = [executor_of(group.executors, work).read(call, work, upcoming) for work in works]
+        return merge_states(states or nothing(call))
 
-    def adopt(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
+    def import_kv(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
         """Stores keys and values that somebody else has computed, packed as the step that has begun.
 
-        q: the queries of the same tokens, where they are known; rules that choose by them hear them.
+        q: the queries of the same tokens, where they are known; upkeep that chooses by them hears them.
         """
         assert self.step is not None, "begin() comes first"
-        store, device = self._parts[layer].store, self.layers[layer].device
+        group, device = self._by_layer[layer], self.layers[layer].device
         if q is not None:
-            store.notice(layer, q.to(device), self.step, scale)
-        store.append(layer, k.to(device), v.to(device), self.step)
+            group.upkeep.hear(layer, q.to(device), self.step, scale)
+        self._store(group, layer, k.to(device), v.to(device), self.step)
 
     def commit(self) -> None:
         """The step is over: its tokens are history now."""
-        assert self.step is not None, "begin() comes first"
-        if self.step.phase is Phase.DECODE:
-            self.rejoin()
-        for parts in self.groups:
-            parts.store.commit(self.step)
+        step = self.step
+        assert step is not None, "begin() comes first"
+        if step.phase is Phase.DECODE:
+            self.join_side()
+        for group in self.groups:
+            group.cache.commit(step)
+            group.index.commit(step)
+            group.upkeep.commit(step)
+        for probe in self.probes:
+            probe.commit(step)
         self.step = None
-
-    def tiered(self) -> bool:
-        """Whether anything can lie far."""
-        return any(place.covers == "far" for place in self.places())
-
-    def places(self) -> list[Place]:
-        """Every place of every group."""
-        return [place for parts in self.groups for place in parts.places]
-
-    def attended(self, step: Step) -> tuple[int, int]:
-        """Entries that a decode step attends to near and far, over its sequences and averaged over the layers."""
-        near = far = 0.0
-        for parts in self.groups:
-            found, most = parts.store.attended(step), parts.select.most()
-            if most is not None and not found[1]:  # sequences of about the same length, or an estimate
-                found = min(found[0], most * step.seqs), 0.0
-            share = len(parts.store.opening.layers) / len(self.layers)
-            near, far = near + share * found[0], far + share * found[1]
-        return round(near), round(far)
-
-    def token_bytes(self) -> tuple[int, int]:
-        """Bytes of one token of all layers, near and far."""
-        near = sum(shape.token_bytes for shape in self.layers)
-        return near, sum(parts.store.far_token_bytes() for parts in self.groups)
 
     def abort(self) -> None:
-        """Gives up a step that failed midway: the stores are what their history says."""
-        if self.step is not None:
-            self._end_prompts(self.step.slots)
-        for parts in self.groups:
-            parts.store.abort()
-        self.step = None
-
-    def needs(self, tokens: int) -> dict[Tier, int]:
-        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-        return _sum([parts.store.cost(tokens) for parts in self.groups])
-
-    def free(self) -> dict[Tier, int | None]:
-        """Bytes per tier that sequences can still be given; None: no limit."""
-        found: dict[Tier, int | None] = {}
-        for parts in self.groups:
-            for tier, count in parts.store.vacant().items():
-                before = found.get(tier, 0)
-                found[tier] = None if count is None or before is None else before + count
-        return found
+        """Gives up a step that failed midway: cache, index and upkeep are what their history says."""
+        step, self.step = self.step, None
+        for group in self.groups:
+            group.cache.abort()
+        if step is None:
+            return
+        self._end_prompts(step.slots)
+        for group in self.groups:
+            for slot, history in zip(step.slots, step.history, strict=True):
+                group.index.truncate(slot, history)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         self._end_prompts((slot,))
-        for parts in self.groups:
-            parts.store.truncate(slot, length, keep)
+        for group in self.groups:
+            group.upkeep.truncate(slot, length, keep)
+            group.cache.truncate(slot, length, keep)
+            group.index.truncate(slot, keep)
+        for probe in self.probes:
+            probe.truncate(slot, length, keep)
+
+    # what is known of steps and memory
+
+    def tiered(self) -> bool:
+        """Whether anything can lie in DRAM."""
+        return any(group.cache.host is not None for group in self.groups)
+
+    def hands(self) -> list[Any]:
+        """The mailboxes of captured steps that hand over."""
+        return [group.mailboxes for group in self.groups if group.mailboxes is not None]
+
+    def drop_captures(self) -> None:
+        """No step captured so far will be replayed again."""
+        for group in self.groups:
+            if group.mailboxes is not None:
+                group.mailboxes.close()
+                group.mailboxes = None
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """What the parts say of the last decode step. May wait for the GPU."""
+        found: dict[str, Any] = {}
+        for group in self.groups:
+            found |= _report(group, step)
+        return found
+
+    def attended(self, step: Step) -> tuple[int, int]:
+        """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
+
+        Codes that are scored on the GPU count there, by their bytes.
+        """
+        gpu = host = 0.0
+        for group in self.groups:
+            found, most = _report(group, step), group.select.most()
+            near, far = found["attended_gpu"], found["attended_host"]
+            if most is not None and not far:  # sequences of about the same length, or an estimate
+                near = min(near, most * step.seqs)
+            share = len(group.cache.spec.layers) / len(self.layers)
+            gpu, host = gpu + share * near, host + share * far
+        return round(gpu), round(host)
+
+    def token_bytes(self) -> tuple[int, int]:
+        """Bytes of one token of all layers, on the GPU and in DRAM."""
+        gpu, host = sum(shape.token_bytes for shape in self.layers), 0
+        for group in self.groups:
+            tier = group.cache.host
+            host += group.cache.spec.block_bytes(1) if tier is None else tier.memory.block_bytes // tier.block
+        return gpu, host
+
+    def bytes_for(self, tokens: int) -> dict[Tier, int]:
+        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
+        total: dict[Tier, int] = {}
+        for group in self.groups:
+            for tier, count in group.cache.bytes_for(tokens).items():
+                total[tier] = total.get(tier, 0) + count
+        return total
+
+    def free_bytes(self) -> dict[Tier, int | None]:
+        """Bytes per tier that sequences can still be given; None: no limit."""
+        found: dict[Tier, int | None] = {}
+        for group in self.groups:
+            for tier, count in group.cache.free_bytes().items():
+                before = found.get(tier, 0)
+                found[tier] = None if count is None or before is None else before + count
+        return found
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
+        self.drop_captures()
         while self._closers:
             self._closers.pop()()
         self.groups.clear()
-        self._parts.clear()
-        self._pulls.clear()
+        self._by_layer.clear()
         self._prompts.clear()
-        self._predicted.clear()
-        self._tables.clear()
 
 
-def _sum(counts: list[dict[Tier, int]]) -> dict[Tier, int]:
-    total: dict[Tier, int] = {}
-    for each in counts:
-        for tier, count in each.items():
-            total[tier] = total.get(tier, 0) + count
-    return total
+def _group(parts: Parts, spec: CacheSpec) -> Group:
+    spec = parts.upkeep.wants(spec, parts.config, parts.select)
+    cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
+    gpu = Gpu()
+    place = gpu if parts.place.name == gpu.name else parts.place
+    hand = Threads() if spec.device.type == "cuda" else Hand()
+    return Group(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.upkeep, hand)
 
 
-def _least(parts: Parts, opening: Opening) -> int:
-    return parts.store.least(opening) + sum(place.least(opening, parts.store) for place in parts.places)
+def _least(group: Group) -> int:
+    spec, config = group.cache.spec, group.cache.config
+    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.place.min_gpu_bytes(spec, config)
+
+
+def _report(group: Group, step: Step) -> dict[str, Any]:
+    """Of one group; entries attended among it."""
+    cache = group.cache
+    gpu = host = 0
+    for slot, history, seen in zip(step.slots, step.history, step.visible, strict=True):
+        tokens = cache.gpu.stored_tokens(slot, history) + seen - history
+        gpu += cache.gpu.entries(slot, tokens)
+        if cache.host is not None:
+            host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block
+    found: dict[str, Any] = {"attended_gpu": float(gpu), "attended_host": float(host)}
+    for part in group.all():
+        found |= part.report(step)
+    if group.replayed and group.mailboxes is not None:
+        found |= group.mailboxes.report()
+    if "row_entries" in found and host:
+        rows = found["row_entries"]
+        found |= {"kept_mean": rows / host, "attended_host": rows}
+        found["attended_gpu"] += host * found.get("code_share", 0.0)
+    return found
 
 
 def _amount(seqs: int, tokens: int | None) -> str:

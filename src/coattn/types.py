@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from coattn.errors import MethodError
-
 if TYPE_CHECKING:
     from coattn.quantise.blocks import PackedBlocks
+
+Tier = Literal["gpu", "host"]
 
 
 class Phase(enum.Enum):
@@ -22,7 +21,7 @@ class Phase(enum.Enum):
 
     PREFILL = "prefill"
     """No sequence has history; attention is dense over the step's own tokens."""
-    APPEND = "append"
+    EXTEND = "extend"
     """Several new tokens after a history: a new turn, or a later chunk of a prompt."""
     DECODE = "decode"
     """Exactly one new token for every sequence."""
@@ -38,7 +37,7 @@ class Step:
 
     phase: Phase
     slots: tuple[int, ...]
-    """Which row of the stores each sequence owns."""
+    """The number by which the cache knows each sequence."""
     history: tuple[int, ...]
     """Tokens stored before this step."""
     new: tuple[int, ...]
@@ -52,13 +51,18 @@ class Step:
         elif all(n == 1 for n in new):
             phase = Phase.DECODE
         else:
-            phase = Phase.APPEND
+            phase = Phase.EXTEND
         return Step(phase, slots, history, new)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence after the step."""
         return tuple(h + n for h, n in zip(self.history, self.new, strict=True))
+
+    @cached_property
+    def visible(self) -> tuple[int, ...]:
+        """Stored tokens of each sequence that the step's queries see: in decode with the new one, else the history."""
+        return self.lengths if self.phase is Phase.DECODE else self.history
 
     @cached_property
     def tokens(self) -> int:
@@ -78,10 +82,14 @@ class Step:
     def seqs(self) -> int:
         return len(self.slots)
 
+    def alone(self, i: int) -> Step:
+        """The same step for its i-th sequence only."""
+        return Step(self.phase, self.slots[i : i + 1], self.history[i : i + 1], self.new[i : i + 1])
+
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What the stores and the attention of one layer need to know of the model."""
+    """What the cache and the attention of one layer need to know of the model."""
 
     q_heads: int
     kv_heads: int
@@ -115,7 +123,7 @@ class BlockList:
     longest: int
     """The largest entry of `tokens`, known on the host: the loop bound of a kernel."""
     memory: Tensor | PackedBlocks | None = None
-    """`[n, kv_heads, 2, block, head_dim]`, or blocks in 8 bits: those that are listed, where they are not the store's
+    """`[n, kv_heads, 2, block, head_dim]`, or blocks in 8 bits: those that are listed, where they are not the cache's
     own; with a stride of zero between KV heads where a block belongs to one head, whichever lists it."""
     owners: Tensor | None = None
     """`[seqs]` int32 on the host: the row of `table` and `tokens` of each sequence, where it is not its own number."""
@@ -132,48 +140,80 @@ class BlockList:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class BlockWork:
+    """Attention over listed blocks of one tier."""
+
+    tier: Tier
+    blocks: BlockList
+
+    @property
+    def kind(self) -> str:
+        return self.tier
+
+
+@dataclass(frozen=True)
+class RowWork:
     """Single entries in DRAM and what they weigh: which, per sequence and KV head; how much, per query head.
 
     Tensors on the host; where a GPU selected them, there.
 
-    table: `[seqs, 1, blocks]` int32 arena block ids of each sequence, on the host.
+    table: `[seqs, 1, blocks]` int32 host block ids of each sequence, on the host.
     index: `[seqs, kv_heads, n]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use.
     weights: `[seqs, q_heads, n]` float32 shares of `exp(lse)`; zero where a query head leaves an entry to its group,
     and past the count.
-    lse: `[seqs, q_heads]` float32. So the sum of values under the weights, with this lse, is an AttnState: over the
-    entries alone where the weights add up to one, over everything far with the others' values as zero where less.
+    lse: `[seqs, q_heads]` float32. So the sum of values under the weights, with this lse, is an AttnState.
     """
 
+    kind = "rows"
     table: Tensor
     index: Tensor
     count: Tensor
     weights: Tensor
     lse: Tensor
-    others: Tensor | None = None
-    """`[seqs, q_heads]` float32 lse of the far entries that were left out; set where the weights are to be computed
-    again from the entries' own keys, which then lie beside the values. -inf: they do not count."""
+    rescored: bool = False
+    """Whether the weights are to be computed again from the entries' own keys, which then lie beside the values."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the result that the rule knows already: out `[seqs, 1, q_heads, d]`, lse `[seqs, 1, q_heads]`."""
+
+    kind = "term"
+    out: Tensor
+    lse: Tensor
+
+
+Work = BlockWork | RowWork | Term
+KINDS = ("gpu", "host", "rows", "term")
+"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows in DRAM, known terms."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is attended in one layer of one step, split by where it lies; None: nothing there."""
+    """What is attended in one layer of one step, as disjoint pieces of work. A kind occurs at most once."""
 
-    near: BlockList | None = None
-    """In the GPU tier: a pool of resident blocks, or a window of recent ones."""
-    far: BlockList | None = None
-    """In the arena, in DRAM."""
-    weighted: Weighted | None = None
-    """In the arena too: entries whose weights are known before anybody looks at them."""
-    tail: Tensor | None = None
-    """`[seqs, q_heads]` float32 lse of what was left out but counts, each with the mean of all values."""
+    works: tuple[Work, ...] = ()
 
+    @staticmethod
+    def of(gpu: BlockList | None = None, host: BlockList | None = None, *more: Work) -> Selection:
+        """Lists of each tier, where there is one, and whatever else."""
+        lists: list[tuple[Tier, BlockList | None]] = [("gpu", gpu), ("host", host)]
+        return Selection((*(BlockWork(tier, found) for tier, found in lists if found is not None), *more))
 
-def require_covered(picked: Selection, covers: Collection[str], rule: str) -> None:
-    """Raises MethodError unless every part of a selection is covered by a place."""
-    for part in fields(picked):
-        if getattr(picked, part.name) is not None and part.name not in covers:
-            raise MethodError(
-                f"Rule {rule!r} selected entries as {part.name!r}, which none of the row's places attends to.",
-                f"Add a place that covers {part.name!r}, or change the rule: `coattn methods` shows rows that fit.",
-            )
+    @property
+    def gpu(self) -> BlockList | None:
+        """Blocks in GPU memory."""
+        return self._blocks("gpu")
+
+    @property
+    def host(self) -> BlockList | None:
+        """Blocks in DRAM."""
+        return self._blocks("host")
+
+    @property
+    def rows(self) -> RowWork | None:
+        """Weighted rows in DRAM."""
+        return next((work for work in self.works if isinstance(work, RowWork)), None)
+
+    def _blocks(self, tier: Tier) -> BlockList | None:
+        return next((work.blocks for work in self.works if isinstance(work, BlockWork) and work.tier == tier), None)

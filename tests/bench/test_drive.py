@@ -1,4 +1,4 @@
-"""Drawn scores: they change at the stated rate, the kernel draws what the reference draws, a store picks by them."""
+"""Drawn scores: they change at the stated rate, the kernel draws what the reference draws, a rule picks by them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from coattn.bench.drift import Drift
-from coattn.bench.drive import DrivenScores, drive, drive_residents
+from coattn.bench.drive import DrivenScores, drive, drive_picks
+from coattn.cache.ledger import Ledger
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.ops.lists import Rows
 from coattn.ops.reference.pick_blocks import CHUNK, Scores
 from coattn.runtime import Runtime
-from coattn.store.digested.residents import Residents
-from coattn.store.ledger import Ledger
+from coattn.select.digest_top import DigestTop
+from coattn.select.picks import rows_of
 from coattn.types import LayerShape, Step
+from coattn.upkeep.recall.recall import Recall
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS = 2
@@ -26,11 +28,11 @@ DRIFT = Drift(0.3, 40, 0.2)
 
 
 def rows(n: int) -> Rows:
-    """A long sequence, a short one, and nobody's."""
+    """A long sequence, a short one, and a padding row."""
     numbers = [[n * 8, 24, 0], [9, 16, 0], [2, 0, 3], [0, 0, 0]]
-    far, window, slots, zero = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in numbers)
+    host, window, slots, zero = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in numbers)
     table = torch.zeros(3, n, dtype=torch.int32, device=DEVICE)
-    return Rows(table, far, table, window, slots, zero, zero)
+    return Rows(table, host, table, window, slots, zero, zero)
 
 
 def test_scores_change_with_every_step_layer_and_prediction() -> None:
@@ -86,7 +88,7 @@ def values(scores: Scores) -> Tensor:
     return (scores.blocks - scores.sums.logsumexp(-1, keepdim=True)).logsumexp(2)
 
 
-def test_a_store_picks_by_drawn_scores_and_misses_what_has_changed_since() -> None:
+def test_a_rule_picks_by_drawn_scores_and_misses_what_has_changed_since() -> None:
     shape = LayerShape(6, 2, 16, torch.float32, torch.device("cpu"))
     row = compose(METHODS["scout"], block=4, budget=48, recall_interval=0, sink_blocks=0)
     runtime = Runtime([shape], row, Ledger(), 2, 400)
@@ -94,29 +96,29 @@ def test_a_store_picks_by_drawn_scores_and_misses_what_has_changed_since() -> No
     runtime.begin(Step.of((0, 1), (0, 0), (300, 300)))
     runtime.attend(0, q, k, v, 0.25)
     runtime.commit()
-    store = runtime.groups[0].store
-    assert isinstance(store, Residents)
-    store._new.clear()
+    group = runtime.groups[0]
+    rule, upkeep = group.select, group.upkeep
+    assert isinstance(rule, DigestTop)
+    assert isinstance(upkeep, Recall)
+    upkeep._new.clear()
     drift = Drift(0.0, 100, 0.0)
     missed = []
     for age in (0, 10, 1000):
-        drive_residents(store, drift, (0, 1), 301, age)
+        drive_picks(group, drift, (0, 1), 301, age)
         runtime.begin(Step.of((0, 1), (300, 300), (1, 1)))
         runtime.attend(0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)), 0.25)
-        picks, table = store.picks, store.step_table
+        picks, table = rule.picks, group.table
         assert picks is not None
+        assert table is not None
         lists = picks.made[0]
-        far = table.column("far_tokens")[0] // 4
-        scores = drive(
-            Rows(*(table.column(c) for c in ("far", "far_tokens", "near", "near_tokens", "slots", "ids", "spill"))),
-            2, 0, drift,
-        )[..., :far]  # fmt: skip
+        in_dram = table.column("host_lens")[0] // 4
+        scores = drive(rows_of(table), 2, 0, drift)[..., :in_dram]
         assert torch.equal(lists.chosen[:2].long(), scores.topk(10, -1).indices.sort(-1).values)
         missed.append(int(lists.far_tokens[:2].sum()) // 4)
         runtime.commit()
         runtime.truncate(0, 301, 300)
         runtime.truncate(1, 301, 300)
-        store._new.clear()
+        upkeep._new.clear()
     assert missed[0] == 0
     assert 0 < missed[1] < missed[2]
     assert math.isclose(missed[2], 40, rel_tol=0.3), "of ten blocks of four heads nearly all"

@@ -12,10 +12,10 @@ from tests.cli.run import coattn
 from coattn.bench.decode import Case
 from coattn.bench.drift import noise_for
 from coattn.bench.scout import FIGURES, Asked, Fits, scout, speedups
+from coattn.cache.ledger import Ledger
 from coattn.method import compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape
 
 SHAPES = [LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))] * 3
@@ -44,30 +44,30 @@ def test_the_ablation_has_every_combination() -> None:
 @pytest.mark.parametrize("method", ["full", "quest", "scout"])
 def test_what_fits_is_what_a_runtime_takes(method: str) -> None:
     case = Case(method, 1, 1024, {"block": 32, **({} if method == "full" else {"budget": 256})})
-    near, far = Fits(SHAPES, None, None).bytes(case)
+    gpu, host = Fits(SHAPES, None, None).bytes(case)
     ledger = Ledger()
     runtime = Runtime(SHAPES, compose(find_method(method), **case.params), ledger, 4, 1024 + 32, fixed=True)
-    assert ledger.held["gpu"] <= 4 * near + 32 * TOKEN
-    assert ledger.held["gpu"] >= 4 * near * 0.7
-    assert ledger.held["host"] == 4 * far
+    assert ledger.held["gpu"] <= 4 * gpu + 32 * TOKEN
+    assert ledger.held["gpu"] >= 4 * gpu * 0.7
+    assert ledger.held["host"] == 4 * host
     runtime.release()
 
 
-@pytest.mark.parametrize("dram", ["model", "int8"])
-def test_of_hgca_what_may_be_chosen_takes_room_too(dram: str) -> None:
-    case = Case("hgca", 1, 1024, {"block": 32, "window_blocks": 4, "context": 0.25, "dram": dram})
+@pytest.mark.parametrize("host_dtype", ["model", "int8"])
+def test_of_hgca_what_may_be_chosen_takes_room_too(host_dtype: str) -> None:
+    case = Case("hgca", 1, 1024, {"block": 32, "window_blocks": 4, "capacity": 0.25, "host_dtype": host_dtype})
     runtime = Runtime(SHAPES, compose(find_method("hgca"), **case.params), Ledger(), 4, 1024 + 32, fixed=True)
-    assert Fits(SHAPES, None, None).bytes(case)[1] == runtime.groups[0].store.cost(1024 + 32)["host"]
+    assert Fits(SHAPES, None, None).bytes(case)[1] == runtime.groups[0].cache.bytes_for(1024 + 32)["host"]
     runtime.release()
 
 
 def test_the_largest_batch_fits_both_tiers() -> None:
     case = scout(ASKED, 1024)
-    near, far = Fits(SHAPES, None, None).bytes(case)
-    assert Fits(SHAPES, 3 * near, 10 * far).batch(case, 64) == 3
-    assert Fits(SHAPES, 30 * near, 10 * far).batch(case, 64) == 10
-    assert Fits(SHAPES, 30 * near, 10 * far).batch(case, 4) == 4
-    assert Fits(SHAPES, near - 1, None).batch(case, 4) == 0
+    gpu, host = Fits(SHAPES, None, None).bytes(case)
+    assert Fits(SHAPES, 3 * gpu, 10 * host).batch(case, 64) == 3
+    assert Fits(SHAPES, 30 * gpu, 10 * host).batch(case, 64) == 10
+    assert Fits(SHAPES, 30 * gpu, 10 * host).batch(case, 4) == 4
+    assert Fits(SHAPES, gpu - 1, None).batch(case, 4) == 0
 
 
 def test_noise_makes_the_change_that_was_asked_for() -> None:

@@ -10,8 +10,9 @@ import torch
 from tests.cli.run import coattn
 
 from coattn.bench.decode import _time, layer_us, waiting
-from coattn.place.pull import Pull
-from coattn.trace.step import Crossing, Span, Timing, on_host_clock
+from coattn.handover.mailboxes import Mailboxes
+from coattn.handover.span import Span
+from coattn.trace.step import Crossing, Timing, on_host_clock
 
 HANDED = Timing(0, 10_000, (Span(0, posted=1000, ready=2000, answered=6000, seen=1500, done=5500),), ())
 PULLED = Timing(0, 10_000, (), (Crossing("layer 0", 200, 5000), Crossing("layer 1", 5200, 10_000)))
@@ -40,17 +41,17 @@ def test_looks_are_taken_at_steps_that_count() -> None:
     assert done == ["step", "step", *["step", "look"] * 4]
 
 
-def test_the_pulling_place_gives_its_stamps_by_layer() -> None:
-    pull = Pull()
-    pull.opening = SimpleNamespace(layers={3: None, 5: None})  # type: ignore[assignment]
-    assert pull.fetches() == []
-    pull._stamps = torch.zeros(2, 2, 2, dtype=torch.int64)
-    for which, time in ((0, 100), (1, 400)):
-        pull._stamp(5, which).fill_(time)
-    assert pull.fetches() == [("layer 3", 0, 0), ("layer 5", 100, 400)]
-    assert on_host_clock(pull.fetches(), last=500, begin=0, end=1500) == [Crossing("layer 5", 1100, 1400)]
-    pull.drop_captures()
-    assert pull.fetches() == []
+def test_what_is_pulled_is_stamped_by_layer() -> None:
+    spec = SimpleNamespace(layers={3: None, 5: None}, device=torch.device("cpu"))
+    asking, pulling = (Mailboxes(SimpleNamespace(spec=spec), pulls) for pulls in (False, True))  # type: ignore[arg-type]
+    assert asking.fetches() == []
+    assert asking.stamp(5, "pull") is None
+    for who, time in (("gpu", 100), ("pull", 400)):
+        stamp = pulling.stamp(5, who)
+        assert stamp is not None
+        stamp.fill_(time)
+    assert pulling.fetches() == [("layer 3", 0, 0), ("layer 5", 100, 400)]
+    assert on_host_clock(pulling.fetches(), last=500, begin=0, end=1500) == [Crossing("layer 5", 1100, 1400)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

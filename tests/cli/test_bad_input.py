@@ -59,12 +59,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["demo", "--gpu-share", "0.01"], ["1.0% of the KV", "--gpu-share of 0.05 or more"]),
         (["eval", "perplexity", "--text", "/nowhere/at-all.txt"], ["no file"]),
         (["models", "get", "bigllm2"], ["bigllm2", "smollm2"]),
-        (["generate", "hello", "--method", "offload", "--set", "dram=int8"], ["'pull'", "method cpu"]),
-        (["generate", "hello", "--method", "hcattention", "--set", "dram=int8"], ["no parameter 'dram'"]),
-        (["generate", "hello", "--method", "cpu", "--set", "dram=int9"], ["'int9'"]),
+        (["generate", "hello", "--method", "offload", "--set", "host_dtype=int8"], ["'pull'", "method cpu"]),
+        (["generate", "hello", "--method", "full", "--set", "host_dtype=int8"], ["no parameter 'host_dtype'"]),
+        (["generate", "hello", "--method", "cpu", "--set", "host_dtype=int9"], ["'int9'"]),
         (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
         (["generate", "hello", "--set", "block=99999999999999999999"], ["at most"]),
-        (["bench", "scout", "--set", "dram=int9"], ["'int9'"]),
+        (["bench", "scout", "--set", "host_dtype=int9"], ["'int9'"]),
         (
             ["generate", "hello", "--method", "scout", "--set", "recall_file=/nowhere/i.json"],
             ["no file /nowhere/i.json"],
@@ -99,7 +99,7 @@ def test_a_window_that_is_larger_than_the_machine(folder: Path) -> None:
 
 def test_a_window_that_the_system_would_promise_and_not_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is allocated: such a process is killed only when it writes to its memory."""
-    monkeypatch.setattr("coattn.store.available.memory", lambda: (128 << 20, 100 << 20))
+    monkeypatch.setattr("coattn.cache.available.memory", lambda: (128 << 20, 100 << 20))
     done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=200000")
     assert_refused(done, "this machine does not have: 100.0 MiB is free")
 
@@ -178,18 +178,22 @@ def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
 
 def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
-    parts = {"store": '"window"', "select": '"everything"', "place": '["cpu"]', "schedule": '"layer_ahead"'}
-    rows.write_text("\n".join(["[method.odd]", *(f"{axis} = {name}" for axis, name in parts.items())]))
+    parts = {"cache": "recent", "select": "maw_threshold", "place": "cpu", "index": "averages", "upkeep": "recall"}
+    rows.write_text("\n".join(["[method.odd]", *(f'{axis} = "{name}"' for axis, name in parts.items())]))
     done = coattn("generate", "hello", "--method", str(rows))
-    assert_refused(
-        done, "select 'everything' needs", "place 'cpu' needs", "schedule 'layer_ahead' needs", "none of its places"
-    )
+    assert_refused(done, "index 'averages' needs", "select 'maw_threshold' needs", "upkeep 'recall' needs", "DRAM tier")
+
+
+def test_a_row_that_attends_where_nobody_does(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.toml"
+    rows.write_text('[method.odd]\ncache = "tiered"\nselect = "everything"\nplace = "gpu"\n')
+    assert_refused(coattn("generate", "hello", "--method", str(rows)), "in DRAM", "place 'gpu' does not attend to")
 
 
 def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
     rows.write_text(
-        '[method.mine]\nstore = "window"\nselect = "sinks_recent"\nplace = "gpu"\nschedule = "inline"\n'
+        '[method.mine]\ncache = "recent"\nselect = "everything"\nplace = "gpu"\nschedule = "inline"\n'
         "[method.mine.params]\nsinks = 2\nrecent = 6\n"
     )
     command = ["generate", "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10", "--model", str(folder), "--json", "--max-new-tokens", "5"]

@@ -34,7 +34,7 @@ __all__ = ["folder"]
         (["plan", "--shapes", "tiny", "--gpu-memory", f"{HUGE}GiB"], ["--gpu-memory", "no machine"]),
         (["plan", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
         (["plan", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
-        (["plan", "--method", "hcattention", "--set", "shared=1"], ["shared is 1"]),
+        (["plan", "--method", "hcattention", "--set", "union=1"], ["union is 1"]),
         (["generate", "w1", "--temperature", "inf"], ["--temperature", "finite"]),
         (["generate", "w1", "--temperature", "nan"], ["--temperature", "finite"]),
         (["generate", "w1", "--temperature", "1", "--top-p", "nan"], ["--top-p", "finite"]),
@@ -80,7 +80,7 @@ def test_every_number_of_every_method_is_a_finite_one(method: str, value: Any) -
 
 
 def test_there_are_numbers_to_check() -> None:
-    assert {"beta", "alpha", "context", "strong"} <= set(compose(METHODS["hgca"]).params)
+    assert {"beta", "alpha", "capacity"} <= set(compose(METHODS["hgca"]).params)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from coattn.cli.main import main
 
 ROW = """
 [method.mine]
-store = "arena"
+cache = "tiered"
 select = "everything"
-place = ["gpu", "cpu"]
+place = "cpu"
 schedule = "{schedule}"
 params = {{ window_blocks = 2, block = 8 }}
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,16 @@ import pytest
 import torch
 from tests.engine.small import small, tokenizer
 
+from coattn.call import Call
 from coattn.cli.demo import why
 from coattn.demo.prompt import FACT, plant
 from coattn.demo.run import BOOK, ENTRIES, Asked, check_cap, run_demo
 from coattn.demo.seen import Names, Seen
 from coattn.errors import InputError
+from coattn.execute.base import State
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import prefill
-from coattn.method import Parts
-from coattn.place.base import State
+from coattn.runtime import Group
 from coattn.types import Selection
 
 TOKENS, ANSWER, SHARE = 900, 6, 0.25
@@ -84,14 +86,13 @@ class Counting(Seen):
 
     listed = 0
 
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        super().observe(parts, layer, states, picked)
-        heads = self.layers[layer].kv_heads
-        for part in (picked.near, picked.far):
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        super().selected(group, call, selection, states)
+        for part in (selection.gpu, selection.host):
             if part is not None:
-                self.listed += int(part.tokens[0].expand(heads).sum())
-        if picked.weighted is not None:
-            self.listed += int(picked.weighted.count.sum())
+                self.listed += int(part.tokens[0].expand(call.shape.kv_heads).sum())
+        if selection.rows is not None:
+            self.listed += int(selection.rows.count.sum())
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -113,7 +114,7 @@ def test_every_entry_that_is_attended_is_recognised(name: str, tmp_path: Path, m
     own.model.generation_config.eos_token_id = -1  # no answer ends early
     Asked(own, document, planted, Names(document), tmp_path, ANSWER, SHARE).answer(name, lambda *_: None)
     layers, heads = 2, 2
-    new = sum(range(1, ANSWER)) * layers * heads  # of the answer, in every step all that is there: never far
+    new = sum(range(1, ANSWER)) * layers * heads  # of the answer, in every step all that is there: never in DRAM
     assert sum(float(count.sum()) for count in made[0].seen.values()) == made[0].listed - new
 
 

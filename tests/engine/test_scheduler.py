@@ -13,7 +13,7 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
 from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
 from coattn.errors import BudgetError, InputError
-from coattn.store.ledger import Tier
+from coattn.types import Tier
 
 GPU, HOST = 8, 4
 """Tokens per block in each tier of the pretended memory; a block is 100 bytes."""

@@ -11,9 +11,9 @@ from tests.cli.run import coattn
 from tests.engine.small import small
 from tests.evaluate.tiny import save_model
 
+from coattn.calibrate.codebooks import collect, fit_layers
 from coattn.evaluate.codes import compare_codes
 from coattn.hf.architectures import describe_layers
-from coattn.quantise.calibrate import collect, fit_layers
 from coattn.quantise.file import Origin, save
 
 

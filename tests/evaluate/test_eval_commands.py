@@ -95,12 +95,12 @@ def test_perplexity_over_windows(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_start_moves_the_windows(folder: Path) -> None:
-    far, near = (
+    first, later = (
         run(folder, "perplexity", "--prefill", p, "--decode", "8", "--start", s) for p, s in (("90", "0"), ("30", "60"))
     )
-    assert far["starts"] == [0]
-    assert near["starts"] == [60]
-    assert far["decode"]["tokens"] == near["decode"]["tokens"] == 7
+    assert first["starts"] == [0]
+    assert later["starts"] == [60]
+    assert first["decode"]["tokens"] == later["decode"]["tokens"] == 7
 
 
 def test_attention(folder: Path, tmp_path: Path) -> None:

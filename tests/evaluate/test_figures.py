@@ -15,8 +15,9 @@ from coattn.bench import figures as bench
 from coattn.evaluate import attention_figures, figures, heatmap, sweep_figure
 from coattn.evaluate.drawing import tokens, wrap
 from coattn.evaluate.wording import deciding, describe, host_dtype, share
+from coattn.handover.span import Span
 from coattn.trace.figure import timeline_figure
-from coattn.trace.step import Crossing, Span, StepTrace
+from coattn.trace.step import Crossing, StepTrace
 
 HARDWARE = {"hardware": {"cpu": "Intel(R) Xeon(R) Processor", "cores": 16, "gpu": "NVIDIA H200"}}
 SIMULATED = ["random weights", "random keys and values", "assumed lists: 1.6% of DRAM's entries kept"]
@@ -31,8 +32,8 @@ def speed(method: str, batch: int, context: int, ms: float, **more: Any) -> dict
 
 
 HGCA = {
-    "params": {"window_blocks": 32, "block": 32, "context": 0.039841269841269844, "kept": [0.015873015873015872]},
-    "settings": {"window_blocks": 32, "block": 32, "beta": 1, "context": 0.039841269841269844},
+    "params": {"window_blocks": 32, "block": 32, "capacity": 0.039841269841269844, "kept": [0.015873015873015872]},
+    "settings": {"window_blocks": 32, "block": 32, "beta": 1, "capacity": 0.039841269841269844},
     "kept_share": 0.015873015873015872,
 }
 LONG = {
@@ -59,10 +60,10 @@ OPS = [
     for isa in ("amx", "avx512") for dtype in ("bf16", "int8") for group in (1, 4, 8) for size in (64, 128)
 ]  # fmt: skip
 SWEEP = [
-    {"row": f"hcattention,codebook=t{groups}.safetensors,tau={tau},window_blocks=4,keep_keys=true",
+    {"row": f"hcattention,codebook=t{groups}.safetensors,tau={tau},window_blocks=4,union=false",
      "method": "hcattention", "ratio": 1.0 + 0.01 * i, "ratio_95": [0.99 + 0.01 * i, 1.03 + 0.01 * i],
-     "attended_near": 900.0, "attended_far": 4000.0,
-     "params": {"block": 32, "window_blocks": 4, "codebook": f"t{groups}.safetensors", "tau": tau, "keep_keys": True}}
+     "attended_gpu": 900.0, "attended_host": 4000.0,
+     "params": {"block": 32, "window_blocks": 4, "codebook": f"t{groups}.safetensors", "tau": tau, "union": False}}
     for i, (groups, tau) in enumerate(itertools.product((16, 32), (0.9, 0.95, 0.99)))
 ]  # fmt: skip
 NEEDLE = {
@@ -187,14 +188,13 @@ def test_lines_end_after_commas() -> None:
     [
         ({"method": "full"}, "full"),
         ({"method": "hgca", **HGCA}, "hgca, window 1,024, kept 1.6%"),
-        ({"method": "hgca", "params": {"gpu_ratio": 0.25, "beta": 16, "alpha": 0.1}},
-         "hgca, window 25% of the tokens, beta 16"),
-        ({"method": "scout", "params": {"budget": 2048, "dram": "int8"}, "ms_per_step": 1.0},
+        ({"method": "hgca", "params": {"window_blocks": 4, "beta": 16, "alpha": 0.1}}, "hgca, window 128, beta 16"),
+        ({"method": "scout", "params": {"budget": 2048, "host_dtype": "int8"}, "ms_per_step": 1.0},
          "scout, budget 2,048, DRAM int8"),
-        ({"method": "hcattention", "params": {"groups": 32, "tau": 0.95, "values": "int4", "code_bits": 13}},
-         "hcattention, tau 0.95, 32 groups, codes of 13 bits, values int4"),
-        ({"method": "hcattention", "params": {"groups": 0, "tau": 1.0, "cap": 9, "tail": "zero"}},
-         "hcattention, tau 1, at most 9 entries, exact keys, left out: zero"),
+        ({"method": "hcattention", "params": {"groups": 32, "tau": 0.95, "host_dtype": "int4", "code_bits": 13}},
+         "hcattention, tau 0.95, 32 groups, codes of 13 bits, DRAM int4"),
+        ({"method": "hcattention", "params": {"groups": 0, "tau": 1.0, "cap": 9, "tail": "none"}},
+         "hcattention, tau 1, at most 9 entries, exact keys, left out: none"),
         ({"method": "streaming", "gpu_share": 0.125}, "streaming, GPU 12.5% of the KV"),
         ({"method": "cpu", "params": {"handover": True, "window_blocks": 258}, "ms_per_step": 1.0},
          "cpu, window 8,256, handover"),
@@ -207,5 +207,5 @@ def test_what_decides_is_said(row: dict[str, Any], said: str) -> None:
 
 def test_the_numbers_in_dram() -> None:
     assert host_dtype({"host_kv_bytes": 0}) == ""
-    assert host_dtype({"host_kv_bytes": 1, "dtype": "bfloat16", "settings": {"dram": "model"}}) == "bfloat16"
-    assert host_dtype({"host_kv_bytes": 1, "settings": {"values": "int4"}}) == "int4"
+    assert host_dtype({"host_kv_bytes": 1, "dtype": "bfloat16", "settings": {"host_dtype": "model"}}) == "bfloat16"
+    assert host_dtype({"host_kv_bytes": 1, "settings": {"host_dtype": "int4"}}) == "int4"

@@ -20,7 +20,7 @@ WHERE = {
     "hardware": {"cpu": "a CPU", "cores": 16, "gpu": "a GPU"},
 }  # fmt: skip
 EVERY = ["random weights", "random keys and values"]
-SETTINGS = {"block": 32, "window_blocks": 128, "gpu_ratio": 0.25, "beta": 1, "context": 0.1, "alpha": 0.1}
+SETTINGS = {"block": 32, "window_blocks": 128, "beta": 1, "capacity": 0.1, "alpha": 0.1}
 
 
 def row(method: str, tokens_per_s: float, batch: int = 4, **more: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ QUALITY = {
     "evaluation": "sweep", "model": "smollm2", "dtype": "float32", "length": 8192, "prefill": 8064, "starts": [0],
     "text": {"name": "pride.txt", "sha256": "00"}, "complete": True,
     "rows": [{"row": "hgca,window_blocks=128,beta=16", "method": "hgca", "ratio": 1.0185, "ratio_95": [1.0011, 1.0362],
-              "kl": 0.011, "params": {**SETTINGS, "beta": 16, "context": 1.0}, "kept_mean": 0.072}],
+              "kl": 0.011, "params": {**SETTINGS, "beta": 16, "capacity": 1.0}, "kept_mean": 0.072}],
     **WHERE,
 }  # fmt: skip
 LISTED = """
@@ -121,14 +121,14 @@ def test_unlike_settings_are_not_joined(speed: dict[str, Any], quality: dict[str
 
 
 def test_a_codebook_is_compared_by_what_it_is() -> None:
-    own = {"tau": 1.0, "cap": 99, "groups": 32, "centroids": 8192, "codebook": None, "values": "model"}
-    other = {"tau": 0.95, "cap": None, "groups": None, "centroids": None, "codebook": "t16", "values": "model"}
+    own = {"tau": 1.0, "cap": 99, "groups": 32, "centroids": 8192, "codebook": None, "host_dtype": "model"}
+    other = {"tau": 0.95, "cap": None, "groups": None, "centroids": None, "codebook": "t16", "host_dtype": "model"}
     notes = {"group_width": 4, "code_centroids": 8192}
     speed = row("hcattention", 9.0, settings=own, kept_share=0.065, notes=notes)
     quality = {"method": "hcattention", "params": other, "kept_mean": 0.066, **notes}
     assert unlike(speed, quality) is None
     assert unlike(speed, {**quality, "code_centroids": 256}) == "code_centroids 8192 and 256"
-    assert unlike(speed, {**quality, "params": {**other, "values": "int4"}}) == "values model and int4"
+    assert unlike(speed, {**quality, "params": {**other, "host_dtype": "int4"}}) == "host_dtype model and int4"
 
 
 @pytest.mark.parametrize(

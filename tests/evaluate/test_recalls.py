@@ -9,14 +9,15 @@ import pytest
 import torch
 from tests.hf.families import tiny
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.evaluate.recalls import Drifting, profile
 from coattn.evaluate.windows import Windows
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
+from coattn.upkeep.recall.recall import Recall
 
 
 def test_an_interval_is_the_longest_whose_mean_share_is_under_beta() -> None:
@@ -58,15 +59,16 @@ def test_every_layer_recalls_at_its_own_interval(tmp_path: Path) -> None:
     shape = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))
     method = compose(METHODS["scout"], recall_file=str(path), block=4, budget=24)
     runtime = Runtime([shape] * 3, method, Ledger(), 1, None)
-    store, draws = runtime._parts[0].store, torch.Generator().manual_seed(0)
+    upkeep, draws = runtime.groups[0].upkeep, torch.Generator().manual_seed(0)
+    assert isinstance(upkeep, Recall)
     moved: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for new, length in [(80, 0), *((1, 80 + i) for i in range(21))]:
         step = Step.of((0,), (length,), (new,))
         runtime.begin(step)
         for layer in range(3):
-            before = store.residency.held[layer].clone()  # type: ignore[attr-defined]
+            before = upkeep.residency.held[layer].clone()
             runtime.attend(layer, *(torch.randn(new, h, 16, generator=draws) for h in (4, 2, 2)), 0.4)
-            if not torch.equal(before, store.residency.held[layer]):  # type: ignore[attr-defined]
+            if not torch.equal(before, upkeep.residency.held[layer]):
                 moved[layer].append(step.lengths[0])
         runtime.commit()
     assert moved[0] == []

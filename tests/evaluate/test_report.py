@@ -116,9 +116,9 @@ DECODE = {
     "gpu_kv_bytes": 1024, "host_kv_bytes": 2048, "gpu_budget": None,
 }  # fmt: skip
 SWEEP = {
-    "row": "hgca,beta=4,queries=32", "method": "hgca", "ratio": 1.01, "ratio_95": [1.0, 1.02], "kl": 0.003,
-    "top1": 0.5, "attended_near": 100.0, "attended_far": 20.0, "kept_mean": 0.25,
-    "params": {"block": 32, "window_blocks": None, "gpu_ratio": 0.25, "beta": 4, "alpha": 0.1, "queries": 32},
+    "row": "hgca,beta=4,alpha=0.1", "method": "hgca", "ratio": 1.01, "ratio_95": [1.0, 1.02], "kl": 0.003,
+    "top1": 0.5, "attended_gpu": 100.0, "attended_host": 20.0, "kept_mean": 0.25,
+    "params": {"block": 32, "window_blocks": 4, "beta": 4, "alpha": 0.1},
 }  # fmt: skip
 OPS = {
     "kernel": "attend", "isa": "amx", "dtype": "bf16", "group": 4, "head_size": 128, "threads": 2, "gbps": 30.0,
@@ -157,7 +157,7 @@ LINES = {
     "attention": "| m (float32) | 64 | 512 (25.0%) for 99% | 20.0% by mass | 0.900, -, -, - |",
     "longbench": "| qasper | 3 | 42.00 |",
     "ruler": "| mean | 3 | 42.00 |",
-    "sweep": "| `hgca`, window 25% of the tokens, beta 4, queries 32 | 1.0100 (1.0000 to 1.0200) | 0.003 | 50.0% |",
+    "sweep": "| `hgca`, window 128, beta 4, alpha 0.1 | 1.0100 (1.0000 to 1.0200) | 0.003 | 50.0% |",
     "decode": "| `hgca`, window 128, kept 7% | 1 | 4.00 | 2.00 | 2.00 | 250.0 | 31% (CPU 30%, PCIe 1%) |",
     "ops": "| attend | amx | bf16 | 4 | 128 | 2 | 30.0 | 40.0 | 75% | 2.00 |",
     "prefill": "| s | `offload` | 1.0 GiB | 32,768 | 2.00 | 16,384 | 1.10 | 1.0e-09 |",
@@ -196,9 +196,22 @@ def test_a_result_without_a_clean_commit_is_marked(folder: Path) -> None:
     assert "**not to be published: it is not finished**" in text
 
 
+def test_a_result_of_an_earlier_version_reads_the_same(folder: Path) -> None:
+    text = page(read_folder(folder), folder)
+    gone, decode = {"attended_gpu": "attended_near", "attended_host": "attended_far"}, FILES["decode"]["rows"][0]
+    sweep = {gone.get(name, name): value for name, value in SWEEP.items()}
+    (folder / "sweep.json").write_text(json.dumps({**FILES["sweep"], "rows": [sweep]}))
+    settings = {**decode["settings"], "dram": "int8", "context": 0.1}
+    (folder / "decode.json").write_text(json.dumps({"rows": [{**decode, "settings": settings}], **WHERE}))
+    other = page(read_folder(folder), folder)
+    assert other == text.replace("DRAM as the model has it", "DRAM in int8").replace(
+        "`hgca`, window 128, kept 7%", "`hgca`, window 128, DRAM int8, kept 7%"
+    )
+
+
 def test_unlike_rows_of_speed_stand_in_tables_of_their_own(folder: Path) -> None:
     other = [
-        {**DECODE, "settings": {**DECODE["settings"], "dram": "int8"}},
+        {**DECODE, "settings": {**DECODE["settings"], "host_dtype": "int8"}},
         {**DECODE, "batch": 2},
         {**DECODE, "context": 4096},
         {**DECODE, "shapes": "t"},

@@ -41,17 +41,17 @@ def test_alternatives_are_all_run() -> None:
 
 def test_exact_rows_have_a_ratio_of_one_and_others_say_what_they_keep(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "sweep.json"
-    rows = ["full", "hgca,beta=0|1,window_blocks=1,block=8,queries=2,peak=false", "streaming,recent=16,sinks=0"]
+    rows = ["full", "hgca,beta=0|1,window_blocks=1,block=8,peak=false", "streaming,recent=16,sinks=0"]
     found = {row["row"]: row for row in run(folder, *rows, "--out", str(target))["rows"]}
     full, exact, lossy, recent = found.values()
     assert full["ratio"] == 1.0
     assert full["kl"] == 0.0
     assert exact["ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert exact["attended_near"] + exact["attended_far"] == 128
+    assert exact["attended_gpu"] + exact["attended_host"] == 128
     assert exact["kept_lowest"] == exact["kept_highest"] == 1.0
     assert 0 < lossy["kept_mean"] < 1
-    assert lossy["attended_far"] < exact["attended_far"]
-    assert recent["attended_near"] == 16
+    assert lossy["attended_host"] < exact["attended_host"]
+    assert recent["attended_gpu"] == 16
     assert lossy["context_bytes"] < exact["context_bytes"]
     assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     again = run(folder, *rows, "--out", str(target))

@@ -10,15 +10,16 @@ from tests.dense import dense
 from tests.hf.families import tiny
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.evaluate import fidelity
 from coattn.evaluate.fidelity import MEASURES
 from coattn.evaluate.forced import force
 from coattn.evaluate.paired import Comparison
-from coattn.evaluate.watch import Probe, Watched
+from coattn.evaluate.watch import Fidelity
 from coattn.evaluate.windows import choose
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.store.ledger import Ledger
+from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 IDS = torch.randint(3, 160, (150,), generator=torch.Generator().manual_seed(4))
@@ -29,8 +30,8 @@ def watched(method: str, **params: Any) -> tuple[dict[str, float], Tensor, Tenso
     """Measures of one decode step after 30 tokens, its query, all keys and values; one layer, two groups of two."""
     torch.manual_seed(2)
     shape = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))
-    probe = Probe([[]], 1)
-    runtime = Watched([shape], compose(METHODS[method], **params), Ledger(), 1, None, probe)
+    probe = Fidelity()
+    runtime = Runtime([shape], compose(METHODS[method], **params), Ledger(), 1, None, probes=[probe])
     q, k, v = (torch.randn(31, heads, 16) for heads in (4, 2, 2))
     for start, end in ((0, 30), (30, 31)):
         runtime.begin(Step.of((0,), (start,), (end - start,)))
@@ -51,9 +52,9 @@ def test_the_measures_are_those_of_their_definitions() -> None:
     assert found["cpu_ratio"] == 0.0
 
 
-def test_a_cpu_place_counts_and_a_pulling_gpu_does_not() -> None:
+def test_what_the_cpu_attends_to_counts_and_what_the_gpu_pulls_does_not() -> None:
     found = watched("cpu", block=8)[0]
-    # 31 tokens in blocks of 8: the newest block, of 7 tokens, is near
+    # 31 tokens in blocks of 8: the newest block, of 7 tokens, is on the GPU
     assert found["cpu_ratio"] == 24 / 31
     assert found["share_attended"] == 1.0
     assert found["mass"] == pytest.approx(1.0, abs=1e-6)
@@ -67,8 +68,8 @@ def test_full_attention_is_its_own_shadow_to_the_bit() -> None:
 
 
 def compare(method: str, batch: int = 2, **params: Any) -> dict[str, Any]:
-    comparison, probe = Comparison(tiny("llama"), compose(METHODS[method], **params)), Probe()
-    pairs = [*comparison.pairs(IDS, WINDOWS, batch=batch, score_prefill=False, watch=probe.open)]
+    comparison, probe = Comparison(tiny("llama"), compose(METHODS[method], **params)), Fidelity()
+    pairs = [*comparison.pairs(IDS, WINDOWS, batch=batch, score_prefill=False, probes=[probe])]
     assert [pair.start for pair in pairs] == [0, 40, 80]
     parts = [fidelity.window(*pair, measures) for pair, measures in zip(pairs, probe.measures(), strict=True)]
     return fidelity.summarise(parts)
@@ -123,8 +124,8 @@ def test_a_budget_is_for_one_window() -> None:
 
 
 def test_sliding_layers_are_exact_under_every_method() -> None:
-    comparison, probe = Comparison(tiny("gemma2"), compose(METHODS["streaming"], sinks=2, recent=6)), Probe()
-    assert len([*comparison.pairs(IDS, WINDOWS, batch=3, watch=probe.open)]) == 3
+    comparison, probe = Comparison(tiny("gemma2"), compose(METHODS["streaming"], sinks=2, recent=6)), Fidelity()
+    assert len([*comparison.pairs(IDS, WINDOWS, batch=3, probes=[probe])]) == 3
     shares = probe.measures()[..., MEASURES.index("mass")].mean((0, 1)).tolist()
     sliding = [kind == "sliding_attention" for kind in comparison.model.config.layer_types]
     assert any(sliding)

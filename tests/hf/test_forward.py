@@ -12,13 +12,13 @@ from tests.hf.test_attach import IDS, SHORT, assert_same, footprint
 from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
 import coattn
+from coattn.cache.ledger import Ledger
 from coattn.engine.runner import EagerRunner
 from coattn.errors import UnsupportedError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.method import compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 
 LENGTHS = (37, 1, 60)
 EXACT: list[tuple[str, dict[str, Any]]] = [("full", {"block": 8}), ("offload", {"block": 8}), ("cpu", {"block": 8})]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
+from coattn.index.codes.index import Codes
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Selection, Step
 
 SCALE, BLOCK, KV, GROUP, D = 0.5, 8, 2, 3, 16
@@ -20,15 +22,17 @@ SCALE, BLOCK, KV, GROUP, D = 0.5, 8, 2, 3, 16
 class World:
     """A runtime of one layer with two sequences; every key and value it was given is kept."""
 
-    def __init__(self, lengths: tuple[int, int] = (90, 37), **params: Any) -> None:
+    def __init__(self, lengths: tuple[int, int] = (90, 37), rescored: bool = False, **params: Any) -> None:
+        """rescored: keys lie in DRAM too, and what is selected is scored again by them."""
         self.draws = torch.Generator().manual_seed(1)
         self.shape = LayerShape(
             KV * GROUP, KV, D, torch.float32, torch.device("cpu"), softcap=params.pop("softcap", None)
         )
         self.ledger = Ledger()
-        given = {"block": BLOCK, "window_blocks": 1, "centroids": 64, "union": False, "tail": "renormalise", **params}
-        self.runtime = Runtime([self.shape], compose(METHODS["hcattention"], **given), self.ledger, 2, None)
-        self.parts = self.runtime._parts[0]
+        given = {"block": BLOCK, "window_blocks": 1, "centroids": 64, "union": False, "tail": "none", **params}
+        row = replace(METHODS["hcattention"], cache="tiered") if rescored else METHODS["hcattention"]
+        self.runtime = Runtime([self.shape], compose(row, **given), self.ledger, 2, None)
+        self.group = self.runtime.groups[0]
         self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
         self.lengths = (0, 0)
         self.step(lengths)
@@ -40,12 +44,12 @@ class World:
         step = Step.of((0, 1), self.lengths, new)
         q, k, v = (self.randn(step.tokens, heads, D) for heads in (KV * GROUP, KV, KV))
         picked: list[Selection] = []
-        pick = self.parts.select.pick
-        self.parts.select.pick = lambda *a: picked.append(pick(*a)) or picked[0]  # type: ignore[method-assign,func-returns-value]
+        pick = self.group.select.pick
+        self.group.select.pick = lambda *a: picked.append(pick(*a)) or picked[0]  # type: ignore[method-assign,func-returns-value]
         self.runtime.begin(step)
         out = self.runtime.attend(0, q, k, v, SCALE)
         self.runtime.commit()
-        self.parts.select.pick = pick  # type: ignore[method-assign]
+        self.group.select.pick = pick  # type: ignore[method-assign]
         for i, (start, end) in enumerate(step.spans):
             self.k[i], self.v[i] = torch.cat([self.k[i], k[start:end]]), torch.cat([self.v[i], v[start:end]])
         self.lengths = step.lengths
@@ -53,10 +57,10 @@ class World:
 
     def weights(self, seq: int, q: Tensor) -> Tensor:
         """q `[q_heads, d]` -> the scores to select by, `[q_heads, n]` float64: coded keys, then exact ones."""
-        store, keys = self.parts.store, self.k[seq].clone()
+        index, keys = cast("Codes", self.group.index), self.k[seq].clone()
         far = self.far(seq)
-        if store.split and self.first(seq) < far:  # type: ignore[attr-defined]
-            book = store.books.made[0]  # type: ignore[attr-defined]
+        if index.books.groups and self.first(seq) < far:
+            book = index.books.made[0]
             first = self.first(seq)
             keys[first:far] = book.decode(book.encode(keys[first:far]))
         scores = torch.einsum("hd,nhd->hn", q.double(), keys.double().repeat_interleave(GROUP, 1)) * SCALE
@@ -68,11 +72,11 @@ class World:
         return (self.lengths[seq] - 1) // BLOCK * BLOCK
 
     def first(self, seq: int) -> int:
-        """Tokens before it stay near."""
-        return min(self.far(seq), self.parts.store.sinks * BLOCK)  # type: ignore[attr-defined]
+        """Tokens before it stay on the GPU."""
+        return min(self.far(seq), self.group.cache.gpu.sinks * BLOCK)
 
 
-def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, renormalise: bool, exact: bool) -> Tensor:
+def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, exact: bool) -> Tensor:
     """One sequence's output `[q_heads, d]`, written out head by head."""
     far, first, out = world.far(seq), world.first(seq), []
     scores = world.weights(seq, q)
@@ -90,25 +94,21 @@ def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, ren
         final = scores[head].clone()
         if exact:
             final[attended] = true[head, attended]
-        share = final.softmax(0) if not renormalise else None
-        chosen = final[attended].softmax(0) if share is None else share[attended]
+        chosen = final[attended].softmax(0)
         out.append(chosen @ world.v[seq][attended, head // GROUP].double())
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize("keep_keys", [False, True])
+@pytest.mark.parametrize("rescored", [False, True])
 @pytest.mark.parametrize(
     ("groups", "tau", "cap"), [(8, 0.8, None), (4, 0.6, None), (0, 0.7, None), (8, 1, 5), (8, 1, None)]
 )
-def test_equals_the_method_written_out(
-    groups: int, tau: float, cap: int | None, keep_keys: bool, renormalise: bool
-) -> None:
-    world = World(groups=groups, tau=tau, cap=cap, keep_keys=keep_keys, tail="renormalise" if renormalise else "zero")
+def test_equals_the_method_written_out(groups: int, tau: float, cap: int | None, rescored: bool) -> None:
+    world = World(groups=groups, tau=tau, cap=cap, rescored=rescored)
     for _ in range(20):
         q, out, _ = world.step((1, 1))
         for seq in range(2):
-            wanted = expected(world, seq, q[seq], tau, cap, renormalise, keep_keys)
+            wanted = expected(world, seq, q[seq], tau, cap, rescored)
             torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
 
 
@@ -119,13 +119,13 @@ def test_first_blocks_can_stay_as_they_are(sinks: int) -> None:
         q, out, _ = world.step(new)
         if new == (1, 1):
             for seq in range(2):
-                wanted = expected(world, seq, q[seq], 0.7, None, True, False)
+                wanted = expected(world, seq, q[seq], 0.7, None, False)
                 torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("params", [{"code_bits": 12}, {"code_bits": 13}, {"shared": False}, {"window_blocks": 3}])
+@pytest.mark.parametrize("params", [{"code_bits": 12}, {"code_bits": 13}, {"window_blocks": 3}])
 def test_forms_of_codes_give_the_same_as_codes_of_16_bits(params: dict[str, Any]) -> None:
-    world, plain = World(groups=4, tau=0.8, **params), World(groups=4, tau=0.8, shared=params.get("shared"))
+    world, plain = World(groups=4, tau=0.8, **params), World(groups=4, tau=0.8)
     for _ in range(10):
         one, two = world.step((1, 1))[1], plain.step((1, 1))[1]
         if "window_blocks" not in params:
@@ -136,19 +136,19 @@ def test_forms_of_codes_give_the_same_as_codes_of_16_bits(params: dict[str, Any]
 
 @pytest.mark.parametrize(("form", "error"), [("int8", 0.02), ("int4", 0.3)])
 def test_values_in_few_bits_are_near(form: str, error: float) -> None:
-    world, plain = World(groups=4, tau=0.8, values=form), World(groups=4, tau=0.8)
+    world, plain = World(groups=4, tau=0.8, host_dtype=form), World(groups=4, tau=0.8)
     for _ in range(20):
         one, two = world.step((1, 1))[1], plain.step((1, 1))[1]
         assert 0 < (one - two).abs().max() < error
     assert world.ledger.held["host"] < plain.ledger.held["host"]
-    assert world.parts.store.attended(Step.of((0, 1), world.lengths, (1, 1)))[1] < 40
+    assert world.runtime.attended(Step.of((0, 1), world.lengths, (1, 1)))[1] < 2 * 120
     one, two = world.step((30, 3))[1], plain.step((30, 3))[1]
     assert (one - two).abs().max() < error
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_a_prompt_in_pieces_shorter_than_a_block(form: str) -> None:
-    world, plain = World((4, 3), groups=4, tau=0.8, values=form), World((4, 3), groups=4, tau=0.8)
+    world, plain = World((4, 3), groups=4, tau=0.8, host_dtype=form), World((4, 3), groups=4, tau=0.8)
     for new in ((3, 1), (2, 9), (1, 1)):
         one, two = world.step(new)[1], plain.step(new)[1]
         torch.testing.assert_close(one, two, atol=0.3, rtol=0)
@@ -156,15 +156,15 @@ def test_a_prompt_in_pieces_shorter_than_a_block(form: str) -> None:
 
 def test_centroids_in_8_bits_are_near() -> None:
     world, plain = World(groups=4, tau=1, centroid_bits=8), World(groups=4, tau=1)
-    store: Any = world.parts.store
-    book = store.books.made[0]
+    index = cast("Codes", world.group.index)
+    book = index.books.made[0]
     assert book.small is not None
     numbers, steps = book.small
     torch.testing.assert_close((numbers.float() - 128) * steps, book.centroids[0])
     for _ in range(5):
         one, two = world.step((1, 1))[1], plain.step((1, 1))[1]
         assert 0 < (one - two).abs().mean() < 0.02  # a code may change where two centroids are about as near
-    assert sum(x.nbytes for x in (book.centroids, *book.small)) == store.books.bytes
+    assert sum(x.nbytes for x in (book.centroids, *book.small)) == index.books.bytes
 
 
 def test_soft_capped_scores_are_selected_by() -> None:
@@ -179,62 +179,62 @@ def test_each_query_head_has_its_mass_and_not_an_entry_more() -> None:
     world = World(groups=8, tau=0.75)
     q, _, picked = world.step((1, 1))
     assert picked is not None
-    assert picked.weighted is not None
+    assert picked.rows is not None
     for seq in range(2):
         weights, far = world.weights(seq, q[seq]).softmax(-1), world.far(seq)
         for head in range(KV * GROUP):
-            chosen = picked.weighted.weights[seq, head] > 0
-            at = picked.weighted.index[seq, head // GROUP][chosen].long()
+            chosen = picked.rows.weights[seq, head] > 0
+            at = picked.rows.index[seq, head // GROUP][chosen].long()
             mass = weights[head, far:].sum() + weights[head, at].sum()
             assert mass >= 0.75 - 1e-6
             if len(at):
                 assert mass - weights[head, at].min() < 0.75 + 1e-6
 
 
-@pytest.mark.parametrize("tail", ["zero", "renormalise", "mean"])
-@pytest.mark.parametrize("keep_keys", [True, False])
-def test_heads_of_a_group_attend_to_what_any_of_them_keeps(keep_keys: bool, tail: str) -> None:
-    given = {"groups": 8, "tau": 0.6, "keep_keys": keep_keys, "tail": tail}
+@pytest.mark.parametrize("tail", ["none", "mean"])
+@pytest.mark.parametrize("rescored", [True, False])
+def test_heads_of_a_group_attend_to_what_any_of_them_keeps(rescored: bool, tail: str) -> None:
+    given = {"groups": 8, "tau": 0.6, "rescored": rescored, "tail": tail}
     world, apart = World(**given, union=True), World(**given)
     (q, out, picked), (_, _, alone) = world.step((1, 1)), apart.step((1, 1))
     assert picked is not None
     assert alone is not None
-    assert picked.weighted is not None
-    assert alone.weighted is not None
-    assert torch.equal(picked.weighted.index, alone.weighted.index), "no value more is read"
+    assert picked.rows is not None
+    assert alone.rows is not None
+    assert torch.equal(picked.rows.index, alone.rows.index), "no value more is read"
     for seq in range(2):
         coded, far = world.weights(seq, q[seq]), world.far(seq)
         keys = world.k[seq].double().repeat_interleave(GROUP, 1)
         exact = torch.einsum("hd,nhd->hn", q[seq].double(), keys) * SCALE
         values = world.v[seq].double()
         for head in range(KV * GROUP):
-            count = int(picked.weighted.count[seq, head // GROUP])
-            at = picked.weighted.index[seq, head // GROUP, :count].long()
+            count = int(picked.rows.count[seq, head // GROUP])
+            at = picked.rows.index[seq, head // GROUP, :count].long()
             scores = coded[head].clone()
             left = torch.ones(far, dtype=torch.bool)
             left[at] = False
-            if keep_keys:
+            if rescored:
                 scores[at] = exact[head, at]
-            if tail == "renormalise":
+            if tail == "none":
                 scores[:far][left] = -torch.inf
             weights = scores.softmax(0)
             own = values[:, head // GROUP].clone()
-            # full blocks are stored when they are full, so the mean is over those of the window too
-            full = world.lengths[seq] // BLOCK * BLOCK
-            own[:far][left] = own[:full].mean(0) if tail == "mean" else 0.0
+            # the mean is over all blocks that were full before the step
+            own[:far][left] = own[:far].mean(0)
             wanted = weights @ own
             torch.testing.assert_close(out[seq, head].double(), wanted, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["model", "int8"])
 def test_the_mean_value_is_that_of_what_is_stored(form: str) -> None:
-    world = World(groups=4, tail="mean", values=form)
-    store: Any = world.parts.store
+    world = World(groups=4, tail="mean", host_dtype=form)
+    means = cast("Codes", world.group.index).means
 
     def check(error: float) -> None:
         for seq in range(2):
             full = world.lengths[seq] // BLOCK * BLOCK
-            found = store.means.of(0, store.step_table, world.shape)[seq, ::GROUP]
+            assert world.group.table is not None
+            found = means.of(0, world.group.table, world.shape)[seq, ::GROUP]
             wanted = world.v[seq][:full].mean(0) if full else torch.zeros(KV, D)
             torch.testing.assert_close(found, wanted, atol=error, rtol=0)
 
@@ -252,7 +252,7 @@ def test_the_mean_value_is_that_of_what_is_stored(form: str) -> None:
     world.lengths = (43, world.lengths[1])
     check(1e-5 if form == "model" else 0.02)
     world.runtime.truncate(1, world.lengths[1], 0)
-    assert not store.means.sums[0][1].any()
+    assert not means.sums[0][1].any()
 
 
 def test_appended_turns_see_the_decoded_history() -> None:
@@ -260,8 +260,7 @@ def test_appended_turns_see_the_decoded_history() -> None:
     world.step((1, 1))
     before = world.lengths
     q, out, _ = world.step((70, 3))
-    store = world.parts.store
-    book, start = store.books.made[0], 0  # type: ignore[attr-defined]
+    book, start = cast("Codes", world.group.index).books.made[0], 0
     for seq, new in enumerate((70, 3)):
         far = (before[seq] - 1) // BLOCK * BLOCK
         keys = world.k[seq].clone()
@@ -277,9 +276,11 @@ def test_appended_turns_see_the_decoded_history() -> None:
     world.step((1, 1))
 
 
-@pytest.mark.parametrize(("keep_keys", "sinks"), [(False, 0), (True, 0), (False, 1), (False, 6)])
-def test_tokens_can_be_taken_back(keep_keys: bool, sinks: int) -> None:
-    world = World(groups=0, tau=1, keep_keys=keep_keys, window_blocks=2, sink_blocks=sinks)
+@pytest.mark.parametrize(
+    ("rescored", "sinks"), [(False, {}), (True, {}), (False, {"sink_blocks": 1}), (False, {"sink_blocks": 6})]
+)
+def test_tokens_can_be_taken_back(rescored: bool, sinks: dict[str, int]) -> None:
+    world = World(groups=0, tau=1, rescored=rescored, window_blocks=2, **sinks)
     for _ in range(30):
         world.step((1, 1))
     world.runtime.truncate(0, world.lengths[0], 41)
@@ -291,5 +292,5 @@ def test_tokens_can_be_taken_back(keep_keys: bool, sinks: int) -> None:
         weights = world.weights(seq, q[seq]).softmax(-1)
         wanted = torch.einsum("hn,nhd->hd", weights, world.v[seq].double().repeat_interleave(GROUP, 1))
         torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
-    world.parts.store.table.check_integrity()  # type: ignore[attr-defined]
-    assert world.parts.store.table.owned == world.parts.store.code_table.owned  # type: ignore[attr-defined]
+    assert world.group.cache.host is not None
+    world.group.cache.host.table.check_integrity()

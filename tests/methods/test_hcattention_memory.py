@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from tests.methods.test_hcattention import BLOCK, GROUP, KV, D, World
 from torch import Tensor
 
+from coattn.bench.kv import fill_randomly
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
+from coattn.index.codes.index import Codes
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.quantise.basis import Basis
 from coattn.quantise.codebook import Codebook, fit
 from coattn.quantise.file import Origin, save
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
 
@@ -44,22 +46,23 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
         ledger = Ledger()
         runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, tokens)
         runtime.begin(Step.of((0,), (0,), (tokens,)))
-        if "books" in runtime._parts[0].store.__dict__:
-            runtime._parts[0].store.books.fill_randomly()  # type: ignore[attr-defined]
+        if method == "hcattention":
+            cast("Codes", runtime.groups[0].index).books.fill_randomly()
         runtime.commit()
         return ledger.held["gpu"], runtime
 
     full, plain = held("full")
     own, runtime = held("hcattention", **params)
-    store: Any = runtime._parts[0].store
-    codebooks = sum(book.centroids.nbytes for book in store.books.made.values())
-    measured = store.window[0].nbytes + store.codes[0].nbytes + codebooks + store.means.sums[0].nbytes
-    pool: Any = plain._parts[0].store
-    assert pool.near[0].nbytes == full == tokens * shape.token_bytes
+    group = runtime.groups[0]
+    index, cache = cast("Codes", group.index), group.cache
+    codebooks = sum(book.centroids.nbytes for book in index.books.made.values())
+    measured = cache.gpu.memory[0].nbytes + index.memory[0].nbytes + codebooks + index.means.sums[0].nbytes
+    assert plain.groups[0].cache.gpu.memory[0].nbytes == full == tokens * shape.token_bytes
     assert measured == own, "what the ledger counts is what the tensors hold"
     assert measured / full == pytest.approx(share, rel=0.02)
-    assert store.codes[0].nbytes / full == share
-    assert store.stored[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
+    assert index.memory[0].nbytes / full == share
+    assert cache.host is not None
+    assert cache.host.memory[0].nbytes == runtime.ledger.held["host"] == tokens * shape.token_bytes // 2
     runtime.release()
     assert runtime.ledger.held == {"gpu": 0, "host": 0}
 
@@ -75,8 +78,9 @@ def test_with_a_basis_a_share_needs_a_longer_context(tmp_path: Path, groups: int
     runtime = Runtime([shape], compose(METHODS["hcattention"], codebook=str(tmp_path / "book")), ledger, 1, tokens)
     runtime.begin(Step.of((0,), (0,), (tokens,)))
     runtime.commit()
-    store: Any = runtime._parts[0].store
-    tensors = [store.window[0], store.codes[0], store.means.sums[0], *held(store.books.made[0])]
+    group = runtime.groups[0]
+    index = cast("Codes", group.index)
+    tensors = [group.cache.gpu.memory[0], index.memory[0], index.means.sums[0], *held(index.books.made[0])]
     assert sum(x.nbytes for x in tensors) == ledger.held["gpu"]
     share = ledger.held["gpu"] / (tokens * shape.token_bytes) / (groups / 256)
     assert 1 < share < 1 + more
@@ -86,12 +90,13 @@ def test_with_a_basis_a_share_needs_a_longer_context(tmp_path: Path, groups: int
 def test_packed_codes_take_what_they_say() -> None:
     for bits, size in ((12, 6), (13, 7), (16, 8)):
         world = World(groups=4, code_bits=bits)
-        assert world.parts.store.codes[0].shape[-1] * world.parts.store.codes[0].element_size() == size  # type: ignore[attr-defined]
-        assert world.parts.store.cost(BLOCK)["gpu"] == BLOCK * KV * size
+        codes = cast("Codes", world.group.index).memory[0]
+        assert codes.shape[-1] * codes.element_size() == size
+        assert world.group.cache.bytes_for(BLOCK)["gpu"] == BLOCK * KV * size
 
 
 def test_keys_in_dram_are_counted() -> None:
-    without, kept = World(groups=4), World(groups=4, keep_keys=True)
+    without, kept = World(groups=4), World(groups=4, rescored=True)
     assert kept.ledger.held["host"] == 2 * without.ledger.held["host"] > 0
     assert kept.ledger.held["gpu"] == without.ledger.held["gpu"]
 
@@ -109,9 +114,9 @@ def test_a_codebook_file_is_used(tmp_path: Path) -> None:
     book = fit(torch.randn(500, D), 4, 32)
     save(path, {0: book}, Origin("mine", "t", "0", 4, 32, True, D, (None,)))
     world = World(codebook=str(path), centroids=None)
-    store: Any = world.parts.store
-    torch.testing.assert_close(store.books.made[0].centroids, book.centroids)
-    assert (store.groups, store.centroids) == (4, 32)
+    index = cast("Codes", world.group.index)
+    torch.testing.assert_close(index.books.made[0].centroids, book.centroids)
+    assert (index.groups, index.centroids) == (4, 32)
     with pytest.raises(ConfigError, match="groups is 8, but the codebook"):
         compose(METHODS["hcattention"], codebook=str(path), groups=8)
 
@@ -123,9 +128,9 @@ def test_keys_are_coded_in_the_basis_of_the_file(tmp_path: Path, bits: int) -> N
     book = replace(fit(basis.keys(seen).flatten(0, 1), 4, 64), basis=basis)
     save(path, {0: book}, Origin("mine", "t", "0", 4, 64, True, D, (None,)))
     world = World(codebook=str(path), centroids=None, tau=1, centroid_bits=bits)
-    store: Any = world.parts.store
-    assert store.books.made[0].basis is not None
-    assert store.books.bytes == sum(x.nbytes for x in held(store.books.made[0]))
+    books = cast("Codes", world.group.index).books
+    assert books.made[0].basis is not None
+    assert books.bytes == sum(x.nbytes for x in held(books.made[0]))
     for new in ((1, 1), (12, 5), (1, 1)):
         q, out, _ = world.step(new)
     for seq in range(2):
@@ -151,11 +156,8 @@ def held(book: Codebook) -> list[Tensor]:
         ({"centroids": 1}, "centroids is 1"),
         ({"centroid_bits": 4}, "centroid_bits is 4"),
         ({"union": "perhaps"}, "union is 'perhaps', but must be true or false"),
-        ({"keep_keys": 2}, "keep_keys is 2, but must be true or false"),
-        ({"shared": "some"}, "shared is 'some', but must be true or false"),
         ({"tail": "median"}, "tail is 'median'"),
-        ({"values": "int2"}, "values is 'int2'"),
-        ({"values": "int8", "keep_keys": True}, "keep_keys needs values"),
+        ({"host_dtype": "int2"}, "host_dtype is 'int2'"),
         ({"groups": -1}, "groups is -1"),
         ({"codebook": "/nowhere"}, "There is no codebook"),
     ],
@@ -175,26 +177,26 @@ def test_exact_only_where_nothing_is_lost() -> None:
         return compose(METHODS["hcattention"], **params).exact
 
     assert exact(groups=0, tau=1)
-    assert exact(keep_keys=True, tau=1)
     assert not exact(tau=1)
     assert not exact(groups=0)
     assert not exact(groups=0, tau=1, cap=100)
 
 
-def test_a_step_moves_codes_near_and_values_far() -> None:
-    """Per token of 2 x 16 floats: codes are 4 x 2 bytes of its 128, values 64; the traced bytes follow."""
+def test_a_step_reads_codes_on_the_gpu_and_values_in_dram() -> None:
+    """Per token of 2 x 2 x 16 floats: codes are 2 x 4 x 2 bytes of its 256; the traced bytes follow."""
     world = World((90, 90), groups=4, tau=0.8)
     _, _, picked = world.step((1, 1))
     assert picked is not None
-    assert picked.weighted is not None
-    near, far = world.parts.store.attended(Step.of((0, 1), (90, 90), (1, 1)))
-    taken = picked.weighted.count.sum().item() / KV
-    assert near == pytest.approx(2 * 3 + 2 * 88 * 8 / 128)
-    assert far == pytest.approx(taken / 2)
+    assert picked.rows is not None
+    said = world.runtime.report(Step.of((0, 1), (90, 90), (1, 1)))
+    taken = picked.rows.count.sum().item() / KV
+    assert said["attended_gpu"] == pytest.approx(2 * 3 + 2 * 88 * 8 / 128)
+    assert said["attended_host"] == pytest.approx(taken)
+    assert said["kept_mean"] == pytest.approx(taken / 176)
     assert 0 < taken < 176
 
 
 def test_random_contents_can_be_decoded() -> None:
     world = World((90, 90), groups=4, centroids=256, code_bits=13, tau=0.8)
-    world.parts.store.fill_randomly()
+    fill_randomly(world.runtime)
     assert world.step((1, 1))[1].isfinite().all()

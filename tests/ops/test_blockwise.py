@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.ops.blockwise import Blockwise, Prompt
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
 SHAPE = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))

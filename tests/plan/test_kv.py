@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.cli.run import coattn
 
+from coattn.cache.ledger import Ledger
 from coattn.hf.random_model import random_model
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.plan.kv import held, plan
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
 SHAPES = [LayerShape(4, 2, 64, torch.float32, torch.device("cpu"))] * 3
@@ -44,7 +44,7 @@ def test_the_shares_of_the_paper(params: dict[str, Any], share: float) -> None:
 
 def test_four_million_tokens_fit() -> None:
     done = coattn(
-        "plan", "--method", "hcattention", "--set", "groups=32", "--set", "code_bits=13", "--set", "values=int4",
+        "plan", "--method", "hcattention", "--set", "groups=32", "--set", "code_bits=13", "--set", "host_dtype=int4",
         "--context", str(4 << 20), "--gpu-memory", "80GiB", "--host-memory", "120GiB", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

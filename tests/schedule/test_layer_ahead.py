@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import coattn
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.evaluate.forced import force
 from coattn.hf.ahead import Ahead
 from coattn.method import Method, compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
 SCOUT = replace(METHODS["scout"], params={**METHODS["scout"].params, "ahead_from": 1})
@@ -30,7 +30,7 @@ LAYERS = 3
 
 
 class World:
-    """Three layers and two sequences; the queries of a step are known before it, so that any can be foreseen."""
+    """Three layers and two sequences; the queries of a step are known before it, so that any can be predicted."""
 
     def __init__(self, method: Method, **params: Any) -> None:
         self.draws = torch.Generator().manual_seed(3)
@@ -47,8 +47,8 @@ class World:
         self.runtime.begin(step)
         outs = []
         for layer, (q, k, v) in enumerate(made):
-            if predict is not None and layer + 1 < LAYERS and self.runtime.foresees(layer + 1):
-                self.runtime.foresee(layer + 1, predict(made[layer + 1][0]), 0.4)
+            if predict is not None and layer + 1 < LAYERS and self.runtime.predicts(layer + 1):
+                self.runtime.predict(layer + 1, predict(made[layer + 1][0]), 0.4)
             outs.append(self.runtime.attend(layer, q, k, v, 0.4))
         self.runtime.commit()
         self.lengths = step.lengths
@@ -64,14 +64,14 @@ def other(q: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dense_layers", [0, 2])
-def test_foreseeing_the_real_query_changes_nothing(dense_layers: int) -> None:
+def test_predicting_the_real_query_changes_nothing(dense_layers: int) -> None:
     plain, ahead = World(SAME, dense_layers=dense_layers), World(SCOUT, dense_layers=dense_layers)
     for new in STEPS:
         for want, got in zip(plain.step(new, None), ahead.step(new, lambda q: q), strict=True):
             assert torch.equal(want, got)
 
 
-def test_a_wrong_prediction_changes_the_far_part_of_all_layers_but_the_first() -> None:
+def test_a_wrong_prediction_changes_the_cpus_part_of_all_layers_but_the_first() -> None:
     plain, ahead = World(SAME), World(SCOUT)
     want, got = plain.step((1, 1), None), ahead.step((1, 1), other)
     assert torch.equal(want[0], got[0])
@@ -81,42 +81,47 @@ def test_a_wrong_prediction_changes_the_far_part_of_all_layers_but_the_first() -
 
 def test_the_cpu_attends_with_the_predicted_query_to_what_it_picks() -> None:
     world = World(SCOUT)
-    parts = world.runtime._parts[1]
+    group = world.runtime.groups[0]
     started: list[Any] = []
     attended: list[Any] = []
-    start, run = parts.places[1].start, parts.places[0].run
-    parts.places[1].start = lambda call, picked: started.append((call, picked)) or start(call, picked)  # type: ignore[method-assign, func-returns-value]
-    parts.places[0].run = lambda call, picked: attended.append((call, picked)) or run(call, picked)  # type: ignore[method-assign, func-returns-value]
+    ask, run = group.hand.ask, group.gpu.run
+    group.hand.ask = lambda who, call, work: started.append((call, work)) or ask(who, call, work)  # type: ignore[method-assign, func-returns-value]
+    group.gpu.run = lambda call, work: attended.append((call, work)) or run(call, work)  # type: ignore[method-assign, func-returns-value]
+    picked: dict[int, list[Any]] = {}
+    pick = group.select.pick
+    group.select.pick = lambda call: picked.setdefault(call.layer, []).append(pick(call)) or picked[call.layer][-1]  # type: ignore[method-assign, func-returns-value]
     world.step((1, 1), other)
-    # foreseen at layer 0, at its own turn, foreseen at layer 1; near parts with the real query in order
+    # predicted at layer 0, at its own turn, predicted at layer 1; the GPU with the real query in order
     assert [call.layer for call, _ in started] == [1, 0, 2]
     assert [call.layer for call, _ in attended] == [0, 1, 2]
-    for call, picked in attended[1:]:
-        ahead_call, ahead_picked = next(pair for pair in started if pair[0].layer == call.layer)
+    for call, work in attended[1:]:
+        ahead_call, ahead_work = next(pair for pair in started if pair[0].layer == call.layer)
         torch.testing.assert_close(ahead_call.q, other(call.q))
-        assert picked is ahead_picked
+        (selection,) = picked[call.layer]
+        assert selection.works == (work, ahead_work)
 
 
 def test_nothing_is_picked_at_a_layers_own_turn() -> None:
     world = World(SCOUT)
-    parts, store = world.runtime._parts[1], world.runtime._parts[1].store
+    group = world.runtime.groups[0]
     scored: list[int] = []
-    pick = store.pick_blocks  # type: ignore[attr-defined]
-    store.pick_blocks = lambda layer, *rest: scored.append(layer) or pick(layer, *rest)  # type: ignore[attr-defined, func-returns-value]
+    pick = group.select.pick
+    group.select.pick = lambda call: scored.append(call.layer) or pick(call)  # type: ignore[method-assign, func-returns-value]
     attended: list[Any] = []
-    run = parts.places[0].run
-    parts.places[0].run = lambda call, picked: attended.append((call, picked)) or run(call, picked)  # type: ignore[method-assign, func-returns-value]
+    run = group.gpu.run
+    group.gpu.run = lambda call, work: attended.append((call, work)) or run(call, work)  # type: ignore[method-assign, func-returns-value]
+    residency = group.upkeep.residency  # type: ignore[attr-defined]
     world.step((1, 1), other)  # the first step after a prompt chooses residents
     scored.clear()
     attended.clear()
-    held = {layer: store.residency.held[layer].clone() for layer in range(LAYERS)}  # type: ignore[attr-defined]
+    held = {layer: residency.held[layer].clone() for layer in range(LAYERS)}
     world.step((1, 1), other)
     assert scored == [1, 0, 2], "each layer once, and all but the first before its turn"
-    for call, picked in attended:
+    for call, work in attended:
         for seq, length in enumerate(world.lengths):
             far = -(-length // 4) - 2
             there = (held[call.layer][seq] >= 0) & (held[call.layer][seq] < far)
-            assert picked.near.tokens[seq].tolist() == (4 * there.sum(-1) + length - 4 * far).tolist()
+            assert work.blocks.tokens[seq].tolist() == (4 * there.sum(-1) + length - 4 * far).tolist()
 
 
 def test_layers_before_the_first_one_ahead_are_like_same_layer() -> None:
@@ -136,7 +141,7 @@ def test_what_an_aborted_step_started_is_not_used() -> None:
     plain, ahead = World(SAME), World(SCOUT)
     step = Step.of((0, 1), ahead.lengths, (1, 1))
     ahead.runtime.begin(step)
-    ahead.runtime.foresee(1, torch.ones(2, 6, 16), 0.4)
+    ahead.runtime.predict(1, torch.ones(2, 6, 16), 0.4)
     ahead.runtime.abort()
     for want, got in zip(plain.step((1, 1), None), ahead.step((1, 1), None), strict=True):
         assert torch.equal(want, got)
@@ -212,7 +217,7 @@ def test_a_budget_of_everything_is_full_attention_whatever_is_predicted(
     want = logits(model, METHODS["full"], {"block": 8}, ids)
     got = logits(model, SCOUT, {"block": 8, "budget": 104, "window_blocks": window_blocks}, ids)
     torch.testing.assert_close(want, got, atol=2e-5, rtol=2e-5)
-    less = logits(model, SCOUT, {"block": 8, "budget": 104, "window_blocks": window_blocks, "resident": 5}, ids)
+    less = logits(model, SCOUT, {"block": 8, "budget": 104, "window_blocks": window_blocks, "pool_blocks": 5}, ids)
     assert not torch.allclose(want, less, atol=1e-3)
     assert heard
 
@@ -222,8 +227,8 @@ def test_the_engine_looks_ahead_like_an_attachment(monkeypatch: pytest.MonkeyPat
     ids = torch.randint(3, 160, (2, 72), generator=torch.Generator().manual_seed(5))
     params = {"block": 8, "budget": 32, "window_blocks": 1, "ahead_from": 1}
     heard: list[int] = []
-    foresee = Runtime.foresee
-    monkeypatch.setattr(Runtime, "foresee", lambda self, *a: heard.append(a[0]) or foresee(self, *a))  # type: ignore[func-returns-value]
+    predict = Runtime.predict
+    monkeypatch.setattr(Runtime, "predict", lambda self, *a: heard.append(a[0]) or predict(self, *a))  # type: ignore[func-returns-value]
     attached = force(model, ids, 60, "scout", by_steps=False, **params)
     assert heard == [1, 2] * 12
     stepped = force(model, ids, 60, "scout", by_steps=True, **params)

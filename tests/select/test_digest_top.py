@@ -10,16 +10,16 @@ from tests.dense import dense
 from tests.test_padding import World as Padded
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError, ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.digested.pool import best_blocks
-from coattn.store.ledger import Ledger
+from coattn.select.digest_top import best_blocks
 from coattn.types import LayerShape, Selection, Step
 
 SCALE, BLOCK = 0.4, 4
-QUEST = {"block": BLOCK, "dense_layers": 0, "window_blocks": 2}
+QUEST = {"block": BLOCK, "dense_layers": 0}
 
 
 class World:
@@ -30,12 +30,12 @@ class World:
         shape = LayerShape(6, 2, 16, torch.float32, torch.device("cpu"))
         self.ledger = Ledger(gpu)
         self.runtime = Runtime([shape], compose(METHODS[method], **params), self.ledger, 2, tokens)
-        self.parts = self.runtime._parts[0]
+        self.group = self.runtime.groups[0]
         self.lengths = (0, 0)
         self.seen: list[tuple[Tensor, Tensor]] = [(torch.empty(0, 2, 16),) * 2] * 2
         self.picked: list[Selection] = []
-        pick = self.parts.select.pick
-        self.parts.select.pick = lambda *a: self.picked.append(pick(*a)) or self.picked[-1]  # type: ignore[method-assign, func-returns-value]
+        pick = self.group.select.pick
+        self.group.select.pick = lambda *a: self.picked.append(pick(*a)) or self.picked[-1]  # type: ignore[method-assign, func-returns-value]
         self.step((61, 9))
 
     def step(self, new: tuple[int, ...] = (1, 1)) -> Tensor:
@@ -52,15 +52,15 @@ class World:
 
     def blocks(self, slot: int) -> list[list[int]]:
         """Numbers of the blocks that the last step attended to in a sequence, per KV head."""
-        near = self.picked[-1].near
+        near = self.picked[-1].gpu
         assert near is not None
-        owned: list[int] = self.parts.store.table.owned[slot]  # type: ignore[attr-defined]
+        owned: list[int] = self.group.cache.gpu.table.owned[slot]  # type: ignore[attr-defined]
         counts, tables = near.tokens.expand(-1, 2)[slot].tolist(), near.table.expand(-1, 2, -1)[slot].tolist()
         return [[owned.index(b) for b in ids[: -(-n // BLOCK)]] for ids, n in zip(tables, counts, strict=True)]
 
 
 def wanted(
-    q: Tensor, keys: Tensor, count: int, mean: bool = False, slack: float = 1.0, older: bool = False, sinks: int = 0
+    q: Tensor, keys: Tensor, count: int, slack: float = 1.0, older: bool = False, sinks: int = 0
 ) -> list[list[int]]:
     """The rule in other words: q `[6, 16]`, keys `[n, 2, 16]` -> numbers of the blocks, per KV head.
 
@@ -76,8 +76,8 @@ def wanted(
             for b in range(full):
                 part = keys[b * BLOCK : (b + 1) * BLOCK, head].double()
                 x = q[3 * head + i].double()
-                middle = x * (part.mean(0) if mean else (part.amin(0) + part.amax(0)) / 2)
-                best = middle if mean else torch.maximum(x * part.amin(0), x * part.amax(0))
+                middle = x * (part.amin(0) + part.amax(0)) / 2
+                best = torch.maximum(x * part.amin(0), x * part.amax(0))
                 bounds.append((slack * best + (1 - slack) * middle).sum() * SCALE)
             total += torch.stack(bounds).softmax(0)
         total[:sinks] = torch.inf
@@ -88,15 +88,15 @@ def wanted(
 
 
 @pytest.mark.parametrize(
-    ("digest", "slack", "sinks"),
-    [("minmax", 1.0, 0), ("minmax", 0.5, 1), ("minmax", 0, 2), ("mean", 1.0, 0), ("mean", 1.0, 1)],
+    ("slack", "sinks"),
+    [(1.0, 0), (0.5, 1), (0, 2)],
 )
-def test_picks_the_blocks_that_promise_most_and_the_newest(digest: str, slack: float, sinks: int) -> None:
-    world = World("quest", budget=24, digest=digest, slack=slack, sink_blocks=sinks, **QUEST)
+def test_picks_the_blocks_that_promise_most_and_the_newest(slack: float, sinks: int) -> None:
+    world = World("quest", budget=24, slack=slack, sink_blocks=sinks, **QUEST)
     for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
         world.step(new)
         if new == (1, 1):
-            assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, digest == "mean", slack, sinks=sinks)
+            assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, slack, older=True, sinks=sinks)
             assert len(world.blocks(1)[0]) == min(6, -(-world.lengths[1] // BLOCK))
 
 
@@ -137,7 +137,7 @@ def test_tokens_can_be_taken_back() -> None:
     world.seen[0] = (world.seen[0][0][:50], world.seen[0][1][:50])
     for _ in range(6):
         world.step()
-        assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6)
+        assert world.blocks(0) == wanted(world.q[0], world.seen[0][0], 6, older=True)
 
 
 def test_the_bytes_of_the_digests_are_counted() -> None:
@@ -166,16 +166,16 @@ def test_the_best_blocks_come_oldest_first_with_the_newest_and_no_absent_one() -
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("budget", 47), ("budget", "1k"), ("dense_layers", -1), ("window_blocks", 0), ("digest", "max"), ("slack", 2)],
+    [("budget", 47), ("budget", "1k"), ("dense_layers", -1), ("sink_blocks", -1), ("slack", 2)],
 )
 def test_bad_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
         compose(METHODS["quest"], **{name: value})
 
 
-@pytest.mark.parametrize("budget", [24, 64, 400])
+@pytest.mark.parametrize("budget", [32, 64, 400])
 def test_padding_rows_change_nothing(budget: int) -> None:
-    world = Padded("quest", {"budget": budget, "block": 8, "window_blocks": 1, "dense_layers": 1}, None)
+    world = Padded("quest", {"budget": budget, "block": 8, "dense_layers": 1}, None)
     world.join(0, 50)
     world.join(1, 9)
     world.steps(4, [0, 1])

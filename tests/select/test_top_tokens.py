@@ -10,11 +10,11 @@ from tests.dense import dense
 from tests.test_padding import World as Padded
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Selection, Step
 
 LENGTHS, SCALE = (40, 9), 0.4
@@ -46,16 +46,16 @@ class World:
 
     def picked(self) -> list[list[list[int]]]:
         """Positions that the next step attends to, per sequence and KV head, with the step's queries in `self.q`."""
-        parts, found = self.runtime._parts[0], []
-        original = parts.select.pick
+        group, found = self.runtime.groups[0], []
+        original = group.select.pick
         caught: list[Selection] = []
-        parts.select.pick = lambda *a: caught.append(original(*a)) or caught[0]  # type: ignore[method-assign, func-returns-value]
+        group.select.pick = lambda *a: caught.append(original(*a)) or caught[0]  # type: ignore[method-assign, func-returns-value]
         self.q, self.out = self.step()
-        parts.select.pick = original  # type: ignore[method-assign]
-        near = caught[0].near
+        group.select.pick = original  # type: ignore[method-assign]
+        near = caught[0].gpu
         assert near is not None
         for slot in range(2):
-            owned = parts.store.table.owned[slot]  # type: ignore[attr-defined]
+            owned = group.cache.gpu.table.owned[slot]  # type: ignore[attr-defined]
             counts, tables = near.tokens.expand(-1, 2)[slot].tolist(), near.table.expand(-1, 2, -1)[slot].tolist()
             found.append([[owned.index(b) for b in ids[:n]] for ids, n in zip(tables, counts, strict=True)])
         return found
@@ -124,7 +124,7 @@ def test_random_prefers_no_position() -> None:
 
 
 @pytest.mark.parametrize("method", ["oracle", "random"])
-def test_an_append_step_sees_everything(method: str) -> None:
+def test_a_step_with_many_tokens_sees_everything(method: str) -> None:
     own, full = World(method, budget=4), World("full", block=1)
     assert torch.equal(own.step((5, 3))[1], full.step((5, 3))[1])
     assert not torch.equal(own.step()[1], full.step()[1])

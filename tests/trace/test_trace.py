@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tests.cli.run import coattn
 
+from coattn.handover.span import Span
 from coattn.trace.chrome import chrome_trace, intervals
 from coattn.trace.figure import timeline
-from coattn.trace.step import Crossing, Span, StepTrace, covered, on_host_clock
+from coattn.trace.step import Crossing, StepTrace, covered, on_host_clock
 
 STEP = StepTrace(
     begin=1000,

@@ -15,7 +15,9 @@ import torch
 
 from coattn.bench import kv
 from coattn.bench.drift import Drift
-from coattn.bench.drive import drive_residents
+from coattn.bench.drive import drive_picks
+from coattn.bench.preset import preset_entries
+from coattn.cache.ledger import Ledger
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
@@ -23,8 +25,6 @@ from coattn.hf.random_model import weight_bytes
 from coattn.method import Composed, compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
-from coattn.store.digested.residents import Residents
-from coattn.store.ledger import Ledger
 from coattn.trace.step import Timing
 from coattn.types import Step
 
@@ -42,9 +42,9 @@ class Case:
     context: int
     params: dict[str, Any] = field(default_factory=dict)
     kept: tuple[float, ...] = ()
-    """Shares of the far entries that heads attend to, under methods that choose; without, what they choose."""
+    """Shares of the entries in DRAM that heads attend to, under methods that choose; without, what they choose."""
     handover: bool = False
-    """Hand over to the CPU although nothing lies far: what the hand-over itself costs."""
+    """Hand over to the CPU although nothing lies in DRAM: what the hand-over itself costs."""
     drift: Drift | None = None
     """Methods that pick blocks by their digests: how what they pick changes; None: as random weights have it."""
     change: float = 0.0
@@ -96,16 +96,17 @@ class Row:
     """Share of the attended entries that the CPU attends to."""
     gpu_kv_bytes: int
     host_kv_bytes: int
-    far_gbps: float | None
-    """Rate at which far bytes were attended, over the whole step."""
+    host_gbps: float | None
+    """Rate at which bytes in DRAM were attended, over the whole step."""
     dram_gbps: float | None
-    """Rate at which all threads only read as many far blocks as the step attends to, layer after layer."""
-    record_s: float | None
+    """Rate at which all threads only read as many blocks in DRAM as the step attends to, layer after layer."""
+    first_step_s: float | None
+    """The first step, which is captured where steps are."""
     layer_us: dict[str, float] | None = None
     """The mean over the same steps and the layers that hand over: `gpu` and `cpu`, each one's part, and `wait`. Where
     steps run layer by layer: of the last one, its whole attention as the CPU's part."""
     notes: dict[str, float] = field(default_factory=dict)
-    """What store and schedule say of themselves."""
+    """What the parts say of themselves."""
 
 
 @dataclass
@@ -160,7 +161,7 @@ class Bench:
         with self.prepared(case) as ready:
             start = time.perf_counter()
             ready.step()
-            record_s = time.perf_counter() - start
+            first_s = time.perf_counter() - start
             for _ in range(case.warm):
                 ready.step()
             before = _notes(ready)
@@ -169,15 +170,15 @@ class Bench:
             notes = _per_step(before, _notes(ready), min(len(taken) + 2, self.steps - 1))
             slots = tuple(range(case.batch))
             last = Step.of(slots, (ready.length - 1,) * case.batch, (1,) * case.batch)
-            near, far = ready.runtime.attended(last)
+            gpu, host = ready.runtime.attended(last)
             notes |= chosen(ready.runtime, last)
-            token, far_token = ready.runtime.token_bytes()
-            rate = kv.dram_gbps(ready.runtime, case.batch, far // case.batch) if far else None
-            row = self._finish(case, taken, near * token, far * far_token, ready.ledger, rate)
+            token, host_token = ready.runtime.token_bytes()
+            rate = kv.dram_gbps(ready.runtime, case.batch, host // case.batch) if host else None
+            row = self._finish(case, taken, gpu * token, host * host_token, ready.ledger, rate)
             trace = ready.runner.trace() if not timings else None
             parts = layer_us(timings if trace is None else [trace])
             notes |= self._after(case, ready)
-            return Row(**row, **waiting(timings), record_s=record_s, layer_us=parts, notes=notes)
+            return Row(**row, **waiting(timings), first_step_s=first_s, layer_us=parts, notes=notes)
 
     def composed(self, case: Case) -> Composed:
         """The case's method. One that keeps what weighs most keeps as many entries as the case says instead."""
@@ -211,19 +212,20 @@ class Bench:
             runtime.commit()
             kv.fill_randomly(runtime)
             if case.kept and "cap" not in composed.params:
-                for parts in runtime.groups:
-                    parts.store.assume(slots, first, case.kept)
+                for group in runtime.groups:
+                    preset_entries(group, slots, first, case.kept)
             if case.drift is not None:
-                drive_picks(runtime, case.drift, slots, first, case.age)
+                for group in runtime.groups:
+                    drive_picks(group, case.drift, slots, first, case.age)
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
         if runtime.uncaptured() is not None:
             return EagerRunner(session, runtime, case.batch)
-        from coattn.record.runner import GraphRunner
+        from coattn.decode.capture import GraphRunner
 
         runner = GraphRunner(session, runtime, case.batch, (case.batch,))
-        runner.always_far = case.handover
+        runner.always_host = case.handover
         undo.callback(runner.fusion.close)
         undo.callback(runner.drop_captures)
         return runner
@@ -234,24 +236,24 @@ class Bench:
         token = sum(shape.token_bytes for shape in _layers(self.model))
         nbytes = case.batch * case.context * token
         offload = case.method == "transformers-offload"
-        near, far = (0, nbytes) if offload else (nbytes, 0)
-        row = self._finish(case, taken, near, far, None)
-        row |= {"gpu_kv_bytes": near, "host_kv_bytes": far, "cpu_ratio": 0.0}
-        return Row(**row, **waiting([]), record_s=None)
+        gpu, host = (0, nbytes) if offload else (nbytes, 0)
+        row = self._finish(case, taken, gpu, host, None)
+        row |= {"gpu_kv_bytes": gpu, "host_kv_bytes": host, "cpu_ratio": 0.0}
+        return Row(**row, **waiting([]), first_step_s=None)
 
     def _finish(
         self,
         case: Case,
         taken: list[float],
-        near: int,
-        far: int,
+        gpu: int,
+        host: int,
         ledger: Ledger | None,
         dram_gbps: float | None = None,
     ) -> dict[str, Any]:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
         own = None if ledger is None else self.composed(case)
-        on_cpu = own is not None and bool({"cpu", "cpu_values"} & set(own.method.place))
+        on_cpu = own is not None and own.method.place == "cpu"
         return {
             "method": case.method,
             "shapes": self.shapes,
@@ -273,31 +275,21 @@ class Bench:
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,
             "steps": len(taken),
-            "floor_ms": self._floor_ms(near, far, on_cpu, dram_gbps),
+            "floor_ms": self._floor_ms(gpu, host, on_cpu, dram_gbps),
             "dram_gbps": dram_gbps,
-            "cpu_ratio": far / (near + far) if on_cpu and near + far else 0.0,
+            "cpu_ratio": host / (gpu + host) if on_cpu and gpu + host else 0.0,
             "gpu_kv_bytes": held["gpu"],
             "host_kv_bytes": held["host"],
-            "far_gbps": far / median / GB if far else None,
+            "host_gbps": host / median / GB if host else None,
         }
 
-    def _floor_ms(self, near: int, far: int, on_cpu: bool, dram_gbps: float | None) -> float | None:
+    def _floor_ms(self, gpu: int, host: int, on_cpu: bool, dram_gbps: float | None) -> float | None:
         dram = dram_gbps or self.limits["dram_gbps"]
         if self.limits["hbm_gbps"] is None:
-            return float((self.weights + near + far) / dram / GB * 1e3)
-        hbm = (self.weights + near) / self.limits["hbm_gbps"]
-        link = far / (dram if on_cpu else self.limits["pcie_gbps"])
+            return float((self.weights + gpu + host) / dram / GB * 1e3)
+        hbm = (self.weights + gpu) / self.limits["hbm_gbps"]
+        link = host / (dram if on_cpu else self.limits["pcie_gbps"])
         return float(max(hbm, link) / GB * 1e3)
-
-
-def drive_picks(runtime: Runtime, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
-    """Stores with residents pick by scores that change as `drift` says, whatever the queries are.
-
-    Their first residents are what would have been picked `age` steps before sequences of `length` tokens go on.
-    """
-    for parts in runtime.groups:
-        if isinstance(parts.store, Residents):
-            drive_residents(parts.store, drift, slots, length, age)
 
 
 def cap_for(kept: float, context: int, group: int) -> int:
@@ -321,17 +313,19 @@ def simulated(case: Case, exact: bool) -> list[str]:
     return found
 
 
+COUNTS = ("recalled_bytes",)
+"""What grows from step to step, of what the parts report."""
+
+
 def chosen(runtime: Runtime, step: Step) -> dict[str, float]:
-    """What a store says of the entries it attended to, beside its bytes."""
-    found = {name: value for parts in runtime.groups for name, value in parts.store.notes(step).items()}
-    return {name: value for name, value in found.items() if "bytes" not in name}
+    """What the parts say of the entries they attended to, beside bytes."""
+    skipped = ("attended_gpu", "attended_host", "row_entries", "code_share")
+    return {k: v for k, v in runtime.report(step).items() if "bytes" not in k and k not in skipped}
 
 
 def _notes(ready: Ready) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for parts in ready.runtime.groups:
-        found |= parts.store.counted()
-    return found
+    step = Step.of((0,), (ready.length - 1,), (1,))
+    return {name: value for name, value in ready.runtime.report(step).items() if name in COUNTS}
 
 
 def _per_step(before: dict[str, float], after: dict[str, float], steps: int) -> dict[str, float]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from coattn.bench.drift import NOTHING, Drift
+from coattn.index.digests import Digests
 from coattn.ops.lists import Rows
 from coattn.ops.reference.pick_blocks import Scores
-from coattn.store.digested.residents import Residents
+from coattn.runtime import Group
+from coattn.upkeep.recall.recall import Recall
 
 MASK = 0xFFFFFFFF
 
@@ -35,7 +38,7 @@ def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:
 
 
 class DrivenScores:
-    """Stands in for what the digests promise: scores that drift, whatever the query. For `Residents.rescore`.
+    """Stands in for what the digests promise: scores that drift, whatever the query. For `Digests.rescore`.
 
     The real scores are made all the same, and cost what they cost. Those of all layers are drawn at once, when the
     first layer asks: the draw is not in the way of what is measured.
@@ -72,21 +75,26 @@ class DrivenScores:
         return blocks, sums
 
 
-def drive_residents(store: Residents, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
-    """Decode steps over this store pick by scores that change as `drift` says.
+def drive_picks(group: Group, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+    """Decode steps of these layers pick by scores that change as `drift` says; of rows that pick by digests in DRAM.
 
     Residents are what would have been picked `age` steps before these sequences had this length.
     """
-    layers = store.opening.layers
-    store.rescore = DrivenScores(drift, list(layers), next(iter(layers.values())).device)
-    blocks = store.far_blocks(length + 1)
+    cache = group.cache
+    if "digests" not in group.index.provides or cache.host is None:
+        return
+    index, layers = cast("Digests", group.index), cache.spec.layers
+    index.rescore = DrivenScores(drift, list(layers), cache.spec.device)
+    if "pool" not in group.upkeep.provides:
+        return
+    upkeep, blocks = cast("Recall", group.upkeep), cache.gpu.first(length + 1)
     for layer, shape in layers.items():
         whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
-        table = torch.zeros(len(slots), store.table.rows.shape[1], dtype=torch.int32, device=shape.device)
+        table = torch.zeros(len(slots), cache.host.table.rows.shape[1], dtype=torch.int32, device=shape.device)
         zero = torch.zeros_like(whole)
         rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
         scores = drive(rows, shape.kv_heads, layer, drift._replace(wrong=0.0))[..., :blocks]
-        store.residency.hold(layer, scores.topk(min(store.places, blocks), -1).indices)
+        upkeep.residency.hold(layer, scores.topk(min(upkeep.places, blocks), -1).indices)
 
 
 def _hash(x: Tensor) -> Tensor:

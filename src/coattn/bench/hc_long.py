@@ -15,12 +15,12 @@ from coattn.bench.decode import Bench, Case, cap_for, layer_us, simulated, waiti
 from coattn.types import Step
 
 FORMS: dict[str, dict[str, Any]] = {
-    "1m": {"context": 1 << 20, "groups": 32, "code_bits": 16, "values": "model"},
-    "4m": {"context": 4 << 20, "groups": 32, "code_bits": 13, "values": "int4"},
+    "1m": {"context": 1 << 20, "groups": 32, "code_bits": 16, "host_dtype": "model"},
+    "4m": {"context": 4 << 20, "groups": 32, "code_bits": 13, "host_dtype": "int4"},
 }
 """The long rows: 12.5% of the KV in GPU memory; codes at 16 and 13 bits, values in DRAM in 16 and 4."""
 KEPT = 0.065
-"""Share of the far tokens that a KV head attends to: what SmolLM2 measured at tau 0.95."""
+"""Share of the tokens in DRAM that a KV head attends to: what SmolLM2 measured at tau 0.95."""
 
 
 def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: int, seconds: float) -> dict[str, Any]:
@@ -45,10 +45,11 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
             timing = ready.runner.timing()
             if timing is not None:
                 timings.append(timing)
-        store: Any = ready.runtime.groups[-1].store
-        near, far = ready.runtime.attended(Step.of((0,), (ready.length - 1,), (1,)))
+        last, cache = Step.of((0,), (ready.length - 1,), (1,)), ready.runtime.groups[-1].cache
+        gpu, host = ready.runtime.attended(last)
+        said, host_token = ready.runtime.report(last), ready.runtime.token_bytes()[1]
         token = sum(each.token_bytes for each in ready.runtime.layers)
-        entries = sum(store._taken.values()) * shape.kv_heads
+        entries = said["row_entries"] * shape.kv_heads * len(ready.runtime.layers)
         used = torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] if bench.device.type == "cuda" else None
         row = {
             "row": name,
@@ -65,7 +66,7 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
             "ms_per_step": statistics.median(taken) * 1e3,
             "tokens_per_s": case.batch / statistics.median(taken),
             "steps": len(taken),
-            "kept_share": sum(store._taken.values()) / len(store._taken) / (context // store.block * store.block),
+            "kept_share": said["row_entries"] / (context // cache.block * cache.block),
             "weight_bytes": bench.weights,
             "gpu_kv_bytes": ready.ledger.held["gpu"],
             "host_kv_bytes": ready.ledger.held["host"],
@@ -75,21 +76,20 @@ def measure(bench: Bench, name: str, form: dict[str, Any], kept: float, steps: i
             "layer_us": layer_us(timings),
             **waiting(timings),
         }
-        return row | _floor(
-            bench, near * token, far * token, entries * 4 * (1 + shape.q_heads // shape.kv_heads), store
-        )
+        lists = entries * 4 * (1 + shape.q_heads // shape.kv_heads)
+        row_bytes = host_token / sum(s.kv_heads for s in ready.runtime.layers)
+        return row | _floor(bench, gpu * token, host * host_token, lists, row_bytes)
 
 
-def _floor(bench: Bench, near: int, far: int, lists: float, store: Any) -> dict[str, Any]:
+def _floor(bench: Bench, gpu: int, host: int, lists: float, row: float) -> dict[str, Any]:
     """The least time of each link. A layer's values are known when its scores are, so they follow each other."""
-    row = store.stored.block_bytes / store.block / sum(s.kv_heads for s in store.opening.layers.values())
     piece = max(64, int(row) // 64 * 64)
     gather = native.random_gather_gbps(native.default_threads(), piece, 4 << 30)
-    found: dict[str, Any] = {"dram_row_bytes": row, "dram_row_gather_gbps": gather, "values_bytes": far}
+    found: dict[str, Any] = {"dram_row_bytes": row, "dram_row_gather_gbps": gather, "values_bytes": host}
     if bench.limits["hbm_gbps"] is None:
         return found | {"floor_ms": None}
-    hbm = (bench.weights + near) / bench.limits["hbm_gbps"] / 1e6
-    pcie, dram = lists / bench.limits["pcie_gbps"] / 1e6, far / gather / 1e6
+    hbm = (bench.weights + gpu) / bench.limits["hbm_gbps"] / 1e6
+    pcie, dram = lists / bench.limits["pcie_gbps"] / 1e6, host / gather / 1e6
     return found | {"hbm_ms": hbm, "pcie_ms": pcie, "dram_ms": dram, "floor_ms": hbm + pcie + dram}
 
 
@@ -110,9 +110,7 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
             times.append(time.perf_counter())
         report = engine.report()
         timing = engine.runner.timing()
-        attended = engine.engine.runner.runtime.groups[-1].store  # type: ignore[attr-defined]
-        attended.attended(Step.of((0,), (tokens,), (1,)))
-        taken = list(attended._taken.values())
+        said = engine.engine.runner.runtime.report(Step.of((0,), (tokens,), (1,)))  # type: ignore[attr-defined]
     gaps = [b - a for a, b in itertools.pairwise(times)]
     return {
         "tokens": tokens,
@@ -123,7 +121,7 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
         "prefill_tokens_per_s": tokens / (times[0] - start),
         "ms_per_step": statistics.median(gaps[2:] or gaps) * 1e3,
         "steps": len(gaps),
-        "kept_share": sum(taken) / len(taken) / tokens if taken else None,
+        "kept_share": said.get("kept_mean"),
         "layer_us_last_step": None if timing is None else layer_us([timing]),
         **report,
     }

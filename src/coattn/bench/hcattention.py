@@ -9,7 +9,7 @@ from typing import Any
 from coattn.evaluate.fidelity import compare
 from coattn.evaluate.forced import Forced
 from coattn.evaluate.perplexity import interval
-from coattn.ops.reference.top_p import TAILS
+from coattn.select.pq_top_p import RESTS
 
 CENTROIDS = 8192
 TAUS = (0.95, 0.9)
@@ -27,15 +27,12 @@ class Row:
 
 
 def budgets(head_dim: int) -> Iterator[Row]:
-    """50%, 25% and 12.5% of the KV in GPU memory, at two thresholds, with and without keys in DRAM (section 4)."""
+    """50%, 25% and 12.5% of the KV in GPU memory, at two thresholds (section 4)."""
     shares = [("25%", (head_dim // 2, CENTROIDS, True)), ("12.5%", (head_dim // 4, CENTROIDS, True))]
     for tau in TAUS:
         yield Row(f"50%, tau {tau}", {"groups": 0, "tau": tau})
         for share, book in shares:
             yield Row(f"{share}, tau {tau}", {"tau": tau}, book, f"50%, tau {tau}")
-    for tau in TAUS:
-        for share, book in shares:
-            yield Row(f"{share}, tau {tau}, keys kept", {"tau": tau, "keep_keys": True}, book, f"50%, tau {tau}")
 
 
 def thresholds(_head_dim: int) -> Iterator[Row]:
@@ -55,9 +52,9 @@ def quantisers(head_dim: int) -> Iterator[Row]:
 
 
 def renormalising(_head_dim: int) -> Iterator[Row]:
-    """What the paper leaves open: weights that add up to one, or keep their share of the whole."""
+    """What the paper leaves open: what is left out counts or not, and whose entries a head attends to."""
     for union in (True, False):
-        for tail in TAILS:
+        for tail in RESTS:
             name = f"tau 0.9, {'the group' if union else 'each head'}, left out: {tail}"
             yield Row(name, {"groups": 0, "tau": 0.9, "tail": tail, "union": union})
 

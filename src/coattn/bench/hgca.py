@@ -44,10 +44,10 @@ def grid(asked: Asked) -> list[Case]:
     """Figure 10: hybrid attention against loading, by tokens on the GPU and in DRAM; nothing is left out."""
     cases = []
     for batch in asked.batch:
-        for near in (asked.window // 4, asked.window):
-            for far in asked.context:
+        for gpu in (asked.window // 4, asked.window):
+            for host in asked.context:
                 for method in ("offload", "cpu"):
-                    cases.append(Case(method, batch, near + far, window(near)))
+                    cases.append(Case(method, batch, gpu + host, window(gpu)))
     return cases
 
 

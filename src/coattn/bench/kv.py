@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
+import torch
+
 from coattn import native
 from coattn.ops.native.attend import source
+from coattn.quantise.pack import pack
 from coattn.runtime import Runtime
+
+if TYPE_CHECKING:
+    from coattn.index.codes.index import Codes
 
 
 def fill_randomly(runtime: Runtime) -> None:
     """Random numbers wherever keys and values would lie."""
-    for parts in runtime.groups:
-        parts.store.fill_randomly()
+    for group in runtime.groups:
+        cache = group.cache
+        memories = [cache.gpu.memory] if cache.host is None else [cache.gpu.memory, cache.host.memory]
+        for memory in memories:
+            memory.fill_randomly()
+        codes = "codes" in group.index.provides and cast("Codes", group.index).books.groups
+        if codes:
+            _fill_codes(cast("Codes", group.index))
+        for memory in memories:
+            if memory.side is not None and not codes:
+                memory.side.fill_randomly()
 
 
+def _fill_codes(index: Codes) -> None:
+    """Random centroids, and codes that name any of them."""
+    books = index.books
+    books.fill_randomly()
+    for layer, shape in index.memory.layers.items():
+        kept = index.memory[layer]
+        size = (min(len(kept), SOME), *kept.shape[1:3], books.groups)
+        codes = torch.randint(books.count, size, dtype=torch.int16, device=shape.device)
+        some = codes if books.bits == 16 else pack(codes, books.bits)
+        for part in torch.split(kept, SOME):
+            part.copy_(some[: len(part)])
+
+
+SOME = 512
+"""Blocks whose codes are drawn; the others repeat them."""
 PASSES = 3
 
 
 def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:
-    """Rate at which all threads read far blocks: of each layer the first tokens of the first slots, in their order.
+    """Rate at which all threads read blocks in DRAM: of each layer the first tokens of the first slots, in their order.
 
     Layer after layer, so that no cache has them; the best of a few passes.
     """
-    tiered = [parts.store for parts in runtime.groups if "far" in parts.store.provides]
-    if not tiered or tokens < tiered[0].block:
+    tiered = [group.cache.host for group in runtime.groups if group.cache.config.host == "kv"]
+    if not tiered or tiered[0] is None or tokens < tiered[0].block:
         return None
-    store = tiered[0]
-    table = store.far_table(slots, max(1, tokens // store.block))[:, None].contiguous()
-    threads, layers = native.default_threads(), list(store.opening.layers)
+    host = tiered[0]
+    table = host.table.rows[:slots, : max(1, tokens // host.block)][:, None].contiguous()
+    threads, layers = native.default_threads(), list(host.spec.layers)
     seconds_per_gb = []
     for _ in range(PASSES):
-        rates = [native.gather_gbps(source(store.far.listed(layer)), table, threads, repeats=1) for layer in layers]
+        rates = [native.gather_gbps(source(host.memory.listed(layer)), table, threads, repeats=1) for layer in layers]
         seconds_per_gb.append(sum(1 / rate for rate in rates) / len(rates))
     return 1 / min(seconds_per_gb)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from coattn import native
-from coattn.store.host_memory import host_memory
+from coattn.cache.host_memory import host_memory
 
 GPU_BYTES = 4 << 30
 HOST_BYTES = 2 << 30

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.engine.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.method import compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 
 
 @dataclass(frozen=True)

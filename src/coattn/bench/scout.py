@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from coattn.bench.decode import Bench, Case, Ready, Row
 from coattn.bench.drift import Drift, noise_for
+from coattn.cache.blocks import layer_bytes
+from coattn.cache.host_memory import reusing
 from coattn.hf.architectures import describe_layers
 from coattn.method import compose
 from coattn.methods import find_method
-from coattn.store.blocks import layer_bytes
-from coattn.store.digested.residents import Residents
-from coattn.store.host_memory import reusing
 from coattn.types import LayerShape
+
+if TYPE_CHECKING:
+    from coattn.select.digest_top import DigestTop
 
 BLOCK = 32
 CHANGE = 0.124
@@ -59,12 +61,12 @@ class Fits:
 
     def batch(self, case: Case, most: int) -> int:
         """The largest batch of a case, at most `most`; 0: not even one."""
-        near, far = self.bytes(case)
+        gpu, host = self.bytes(case)
         counts = [most]
-        if self.gpu is not None and near:
-            counts.append(self.gpu // near)
-        if self.host is not None and far:
-            counts.append(self.host // far)
+        if self.gpu is not None and gpu:
+            counts.append(self.gpu // gpu)
+        if self.host is not None and host:
+            counts.append(self.host // host)
         return max(0, min(counts))
 
     def bytes(self, case: Case) -> tuple[int, int]:
@@ -77,11 +79,11 @@ class Fits:
             return whole, 0
         if case.method == "quest":
             return whole + digests, 0
-        form = str(case.params.get("dram", "model"))
-        far = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
+        form = str(case.params.get("host_dtype", "model"))
+        host = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
         if case.method == "scout":
-            return int(case.params["budget"]) * self.token + window + digests, far
-        return window + block * self.token, far + int(far * float(case.params.get("context", 0.0)))
+            return int(case.params["budget"]) * self.token + window + digests, host
+        return window + block * self.token, host + int(host * float(case.params.get("capacity", 0.0)))
 
 
 class ScoutBench(Bench):
@@ -100,10 +102,11 @@ class ScoutBench(Bench):
                 yield from super().run([case], seconds)
 
     def _after(self, case: Case, ready: Ready) -> dict[str, float]:
-        stores = [parts.store for parts in ready.runtime.groups if isinstance(parts.store, Residents)]
-        if not stores or stores[0].picks is None:
+        rules = [group.select for group in ready.runtime.groups if "picks" in group.select.provides]
+        picks = cast("DigestTop", rules[0]).picks if rules else None
+        if picks is None:
             return {}
-        store, picks, changed, ratio = stores[0], stores[0].picks, [], []
+        budget, changed, ratio = cast("DigestTop", rules[0]).budget, [], []
         before = None
         for _ in range(4):
             ready.step()
@@ -111,7 +114,7 @@ class ScoutBench(Bench):
             if before is not None:
                 changed.append(_changed(before, now))
             before = now
-            ratio.append((picks.attended(case.batch) or (0.0, 0.0))[1] / case.batch / store.budget)
+            ratio.append((picks.attended(case.batch) or (0.0, 0.0))[1] / case.batch / budget)
         return {"change": sum(changed) / len(changed), "cpu_of_budget": sum(ratio) / len(ratio)}
 
 
@@ -141,7 +144,7 @@ def hgca(asked: Asked, context: int, batch: int = 1) -> Case:
     window = asked.budget // 2
     kept = min(1.0, (asked.budget - window) / max(1, context - window))
     params: dict[str, Any] = {"window_blocks": window // BLOCK, "block": BLOCK}
-    params |= {"context": min(1.0, 1.25 * kept + 0.02)} | {k: v for k, v in asked.params.items() if k == "dram"}
+    params |= {"capacity": min(1.0, 1.25 * kept + 0.02)} | {k: v for k, v in asked.params.items() if k == "host_dtype"}
     return Case("hgca", batch, context, params, (kept,))
 
 

@@ -30,7 +30,7 @@ from coattn.units import format_bytes, parse_bytes
 )
 @click.option("--steps", default=64, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(10.0)
-@click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies far.")
+@click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies in DRAM.")
 @click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
 @click.option("--peers", is_flag=True, help="Add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -112,7 +112,7 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 everything = {**params, "window_blocks": context // 32 + 2}
                 if options["resident"]:
                     cases.append(bench_decode.Case(name, batch, context, everything))
-                if options["handover"] and "cpu" in find_method(name).place:
+                if options["handover"] and find_method(name).place == "cpu":
                     cases.append(bench_decode.Case(name, batch, context, everything, handover=True))
             if options["peers"]:
                 # the offloaded cache moves layers between a GPU and DRAM: without a GPU there is none
@@ -139,15 +139,15 @@ def show(result: dict[str, Any]) -> None:
         "GPU waits",
         "CPU share",
     )
-    for name in (*heads, "far GB/s", "GPU KV", "DRAM KV"):
+    for name in (*heads, "DRAM GB/s", "GPU KV", "DRAM KV"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in result["rows"]:
-        floor, idle, far = row["floor_ms"], row["gpu_idle"], row["far_gbps"]
+        floor, idle, rate = row["floor_ms"], row["gpu_idle"], row["host_gbps"]
         extra = " ".join(f"{k}={v}" for k, v in row["params"].items())
         table.add_row(
             f"{row['method']} {extra}".strip(), str(row["batch"]), f"{row['context']:,}", f"{row['ms_per_step']:.2f}",
             f"{row['p99_ms']:.2f}", f"{row['tokens_per_s']:.1f}", f"{floor:.2f}", f"{row['ms_per_step'] / floor:.2f}",
-            "" if idle is None else f"{idle:.0%}", f"{row['cpu_ratio']:.0%}", "" if far is None else f"{far:.1f}",
+            "" if idle is None else f"{idle:.0%}", f"{row['cpu_ratio']:.0%}", "" if rate is None else f"{rate:.1f}",
             format_bytes(row["gpu_kv_bytes"]), format_bytes(row["host_kv_bytes"]),
         )  # fmt: skip
     out.print(table)

@@ -142,9 +142,9 @@ def pieces(device: Any) -> dict[str, Any]:
     import torch
 
     from coattn.bench.limits import HOST_BYTES
+    from coattn.cache.host_memory import host_memory
     from coattn.ops.triton.limits import read_gbps
     from coattn.provenance import provenance
-    from coattn.store.host_memory import host_memory
 
     memory = host_memory(HOST_BYTES // 4, device).view(torch.int32)
     programs = torch.cuda.get_device_properties(device).multi_processor_count

@@ -42,9 +42,9 @@ def hcattention(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
+    from coattn.calibrate.codebooks import choose_samples, collect, fit_layers
     from coattn.hf.architectures import describe_layers
     from coattn.hf.generate import positions
-    from coattn.quantise.calibrate import choose_samples, collect, fit_layers
     from coattn.quantise.codebook import book_bytes
     from coattn.quantise.file import Origin, save
 

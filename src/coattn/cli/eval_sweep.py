@@ -22,7 +22,7 @@ def sweep(rows: tuple[str, ...], **options: Any) -> None:
     A row is a method and its parameters; alternatives stand beside each other and are all run:
 
     \b
-    coattn eval sweep "hgca,gpu_ratio=0.25|0.5,beta=0.5|1" oracle,budget=2048 --prefill 7168
+    coattn eval sweep "hgca,window_blocks=32|128,beta=0.5|1" oracle,budget=2048 --prefill 7168
     """
     from coattn.evaluate.sweep import expand
 
@@ -80,7 +80,7 @@ def show(result: dict[str, Any], subject: Subject) -> None:
         table.add_column(name, justify="left" if name == "row" else "right")
     for row in result["rows"]:
         interval = row["ratio_95"]
-        near, far = row["attended_near"], row["attended_far"]
+        gpu, host = row["attended_gpu"], row["attended_host"]
         table.add_row(
             row["row"],
             f"{row['perplexity']:.4f}",
@@ -88,8 +88,8 @@ def show(result: dict[str, Any], subject: Subject) -> None:
             f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else "",
             f"{row['kl']:.3g}",
             f"{row['top1']:.1%}",
-            f"{near + far:,.0f}",
-            f"{far:,.0f}",
+            f"{gpu + host:,.0f}",
+            f"{host:,.0f}",
         )
     out.print(table)
     full = result["rows"][0]["perplexity_full"] if result["rows"] else float("nan")

@@ -14,9 +14,9 @@ from coattn.cli.output import err, out, print_json, progress, writable
 if TYPE_CHECKING:
     from coattn.evaluate.paired import Comparison, Pair
     from coattn.evaluate.results import Results
-    from coattn.evaluate.watch import Probe
+    from coattn.evaluate.watch import Fidelity
 
-Part = Callable[["Pair", "Probe", int], dict[str, Any]]
+Part = Callable[["Pair", "Fidelity", int], dict[str, Any]]
 """`(pair, probe, number of the pair in this run)` -> one window in numbers"""
 PEAKS = ("gpu_kv_peak", "host_kv_peak")
 
@@ -53,21 +53,21 @@ def run(
     comparison: Comparison, subject: Subject, results: Results, part: Part, *, watched: bool = False, **how: Any
 ) -> None:
     """Adds the windows that are missing, with a bar that shows the time left."""
-    from coattn.evaluate.watch import Probe
+    from coattn.evaluate.watch import Fidelity
 
     done = {int(start) for start in results.done}
     todo = replace(subject.windows, starts=tuple(start for start in subject.windows.starts if start not in done))
     if not todo.starts:
         return
-    probe, started = Probe(), time.perf_counter()
+    probe, started = Fidelity(), time.perf_counter()
     total = comparison.runs(how.get("reuse", False)) * len(todo.starts) * todo.length
     with progress(comparison.composed.method.name, total) as bar:
 
         def report(name: str, tokens: int) -> None:
             bar.update(bar.task_ids[0], description=name, completed=tokens)
 
-        watch = probe.open if watched else None
-        for number, pair in enumerate(comparison.pairs(subject.ids, todo, watch=watch, report=report, **how)):
+        probes = [probe] if watched else []
+        for number, pair in enumerate(comparison.pairs(subject.ids, todo, probes=probes, report=report, **how)):
             results.note({name: pair.own.report[name] for name in PEAKS}, 0)
             results.add(part(pair, probe, number))
     results.note({}, time.perf_counter() - started)

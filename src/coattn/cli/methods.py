@@ -40,15 +40,25 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
         print_json({"methods": rows})
         return
     table = Table(title="Methods: one part per axis")
-    for column in ("method", "exact", "store", "select", "place", "schedule", "what it does"):
+    for column in ("method", "exact", "cache + index", "select", "place", "schedule + upkeep", "what it does"):
         table.add_column(column)
     for row in rows:
         exact = "yes" if row["exact"] else "no"
         table.add_row(
-            row["name"], exact, row["store"], row["select"], " + ".join(row["place"]), row["schedule"], row["summary"]
+            row["name"],
+            exact,
+            _pair(row, "cache", "index"),
+            row["select"],
+            row["place"],
+            _pair(row, "schedule", "upkeep"),
+            row["summary"],
         )
     out.print(table)
     out.print("`coattn methods NAME` explains one. A TOML file with a row of your own works wherever a name does.")
+
+
+def _pair(row: dict[str, Any], first: str, second: str) -> str:
+    return str(row[first]) if row[second] == "none" else f"{row[first]} + {row[second]}"
 
 
 def run_check(method: Any, as_json: bool) -> None:
@@ -92,16 +102,13 @@ def describe(method: Any) -> dict[str, Any]:
         "exact": composed.exact,
         "summary": method.summary,
         "paper": method.paper,
-        "store": method.store,
-        "select": method.select,
-        "place": list(method.place),
-        "schedule": method.schedule,
+        **dict(method.parts()),
         "params": {key: {"value": value, "help": texts.get(key, "")} for key, value in composed.params.items()},
         "parts": [
             {
                 "axis": kind.axis,
                 "name": kind.name,
-                "does": (kind.__doc__ or "").strip().splitlines()[0],
+                "does": " ".join((kind.__doc__ or "").split("\n\n")[0].split()),
                 "needs": sorted(kind.needs),
                 "provides": sorted(kind.provides),
             }

@@ -21,7 +21,7 @@ POINTS = 16 * CENTROIDS
 
 
 def write_book(document: Prefilled, layers: Sequence[LayerShape], path: Path, on_layer: Callable[[], None]) -> None:
-    """Clusters the keys of every layer, on all cores, into a file that the store `coded` reads."""
+    """Clusters the keys of every layer, on all cores, into a file that an index of codes reads."""
     d = layers[0].head_dim
     groups = d // 2
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.demo.book import write_book
 from coattn.demo.prompt import ANSWER, FACT, QUESTION, Planted, plant
 from coattn.demo.seen import Names, Seen
@@ -25,7 +26,7 @@ from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled, prefill
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.store.ledger import Ledger
+from coattn.runtime import Runtime
 
 Progress = Callable[[str, int, int], None]
 """`(what, done, of how many)`"""
@@ -190,11 +191,12 @@ class Asked:
         composed = compose(METHODS[name], **entry.params(int(total * self.gpu_share), total, self.folder))
         ledger = Ledger(int(whole * self.gpu_share) if entry.capped else None)
         with Session(self.loaded.model) as session:
-            runtime = Seen(session.layers, composed, ledger, total, self.names)
+            seen_by = Seen(self.names)
+            runtime = Runtime(session.layers, composed, ledger, 1, total, probes=[seen_by])
             runner = EagerRunner(session, runtime, 1)
             try:
                 ids = self._generate(runner, name, progress)
-                lies, seen = runtime.lies(), runtime.shares()
+                lies, seen = seen_by.lies(), seen_by.shares()
             finally:
                 runner.close()
         text = str(self.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()

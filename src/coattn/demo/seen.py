@@ -1,24 +1,27 @@
 """Where keys and values lie and which of them are attended, told by the keys themselves.
 
-Every store has its own way to number blocks. What they all share is that a key lies somewhere, as it was computed: so
+Every cache has its own way to number blocks. What they all share is that a key lies somewhere, as it was computed: so
 the rows that a step attends to, and the rows that a tier holds, are looked up among the keys of the document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from coattn.hf.prefilled import Prefilled
-from coattn.method import Composed, Parts
-from coattn.place.base import State
+from coattn.probe import Probe
 from coattn.quantise.blocks import PackedBlocks
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
-from coattn.types import BlockList, LayerShape, Selection
+from coattn.types import BlockList, Selection
+
+if TYPE_CHECKING:
+    from coattn.call import Call
+    from coattn.execute.base import State
+    from coattn.runtime import Group
 
 CHANNELS = 16
 """Of a key, those that name it: with rotary positions the fastest are among them, so that no two keys are alike."""
@@ -56,34 +59,36 @@ def _names(keys: Tensor) -> Tensor:
     return (whole * factors).sum(-1)
 
 
-class Seen(Runtime):
-    """Runs a method on one sequence and notes which positions of its document every decode step attends to."""
+class Seen(Probe):
+    """Notes which positions of a document every decode step of one sequence attends to."""
 
-    def __init__(
-        self, layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, tokens: int, names: Names
-    ) -> None:
-        super().__init__(layers, composed, ledger, 1, tokens)
+    def __init__(self, names: Names) -> None:
         self.names, self.noted = names, 0
         self.seen: dict[str, Tensor] = {how: torch.zeros(names.tokens, dtype=torch.float64) for how in HOW}
         """Over steps, layers and KV heads: how often a position was attended."""
 
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        super().observe(parts, layer, states, picked)
+    def open(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        layer, cache = call.layer, group.cache
         heads = self.names.heads[layer]
         self.noted += heads
-        for place in parts.places:
-            listed: Any = getattr(picked, place.covers)
-            if listed is None or place.covers == "tail":
-                continue
-            how = "gpu" if place.covers == "near" else "cpu" if place.asynchronous else "pulled"
-            if place.covers == "weighted":
-                used = torch.arange(listed.index.shape[-1]) < listed.count[0, :, None]
-                first = getattr(parts.store, "sinks", 0) * parts.store.block
-                positions = (listed.index[0].long() + first).where(used, self.names.tokens)
-            else:
-                memory = listed.memory if listed.memory is not None else getattr(parts.store, place.covers)[layer]
-                positions = self.names.find(layer, _rows(memory, listed, heads))
-            self.seen[how] += positions.flatten().bincount(minlength=self.names.tokens + 1)[: self.names.tokens]
+        there = "cpu" if group.place.asynchronous else "pulled"
+        if selection.gpu is not None:
+            self._count("gpu", self.names.find(layer, _rows(cache.gpu.memory[layer], selection.gpu, heads)))
+        if selection.host is not None:
+            assert cache.host is not None
+            memory = cache.host.memory[layer] if selection.host.memory is None else selection.host.memory
+            self._count(there, self.names.find(layer, _rows(memory, selection.host, heads)))
+        if selection.rows is not None:
+            rows = selection.rows
+            used = torch.arange(rows.index.shape[-1]) < rows.count[0, :, None]
+            positions = rows.index[0].long() + cache.gpu.sinks * cache.block
+            self._count(there, positions.where(used, self.names.tokens))
+
+    def _count(self, how: str, positions: Tensor) -> None:
+        self.seen[how] += positions.flatten().bincount(minlength=self.names.tokens + 1)[: self.names.tokens]
 
     def shares(self) -> dict[str, Tensor]:
         """By how it was attended: float64 `[tokens]`, the share of steps, layers and KV heads that did."""
@@ -92,27 +97,28 @@ class Seen(Runtime):
     def lies(self) -> tuple[Tensor, Tensor]:
         """What the GPU tier and DRAM hold of each position now, as shares of its KV bytes: float64 `[tokens]` each."""
         tiers = [torch.zeros(self.names.tokens, dtype=torch.float64) for _ in range(2)]
-        for parts in self.groups:
-            store = parts.store
-            for layer in store.opening.layers:
-                near = self.names.among(layer, _all_rows(store.near[layer])).double()
-                far = torch.zeros_like(near)
-                if "far" in store.provides:
-                    far = self.names.among(layer, _all_rows(store.far[layer])).double()
-                elif "codes" in store.provides:
+        for group in self.runtime.groups:
+            cache = group.cache
+            for layer in cache.spec.layers:
+                gpu = self.names.among(layer, _all_rows(cache.gpu.memory[layer])).double()
+                host = torch.zeros_like(gpu)
+                if cache.host is not None and cache.config.host == "kv":
+                    host = self.names.among(layer, _all_rows(cache.host.memory[layer])).double()
+                elif cache.host is not None:
                     # of a token in a full block: the key's code in the GPU tier, the value in DRAM
-                    cost, whole = store.cost(store.block), store.opening.block_bytes(store.block)
-                    full = torch.arange(self.names.tokens) < self.names.tokens // store.block * store.block
-                    near = torch.maximum(near, full * cost["gpu"] / whole)
-                    far = (full * cost["host"] / whole).expand_as(near)
-                for tier, share in zip(tiers, (near, far), strict=True):
-                    tier += share.mean(0) / len(self.layers)
+                    cost, whole = cache.bytes_for(cache.block), cache.spec.block_bytes(cache.block)
+                    full = torch.arange(self.names.tokens) < self.names.tokens // cache.block * cache.block
+                    gpu = torch.maximum(gpu, full * cost["gpu"] / whole)
+                    host = (full * cost["host"] / whole).expand_as(gpu)
+                for tier, share in zip(tiers, (gpu, host), strict=True):
+                    tier += share.mean(0) / len(self.runtime.layers)
         return tiers[0], tiers[1]
 
 
 def _rows(memory: Tensor | PackedBlocks, listed: BlockList, heads: int) -> Tensor:
     """The keys that a list names -> `[kv_heads, n, channels]`; rows past a head's count are zero."""
     assert isinstance(memory, Tensor), "the demo's rows keep the model's own numbers"
+    listed = listed.in_reach(1)
     table, tokens = listed.table[0].long().to(memory.device), listed.tokens[0].to(memory.device)
     keys = memory[:, :, 0, :, :CHANNELS]
     which = torch.arange(heads, device=memory.device)[:, None]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coattn.cache.ledger import Ledger
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
@@ -27,7 +28,6 @@ from coattn.method import Method, compose
 from coattn.methods import find_method
 from coattn.part import MOST_BATCH, check_count
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.trace.step import StepTrace
 from coattn.units import parse_bytes
 
@@ -247,7 +247,7 @@ def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
         if session.device.type == "cuda":
             log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
         return EagerRunner(session, runtime, slots)
-    from coattn.record.runner import GraphRunner
+    from coattn.decode.capture import GraphRunner
 
     return GraphRunner(session, runtime, slots)
 

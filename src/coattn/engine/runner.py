@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from coattn.handover.span import Span
 from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
+from coattn.probe import Probe
 from coattn.runtime import Runtime
-from coattn.store.ledger import Tier
 from coattn.trace.account import step_trace
-from coattn.trace.step import Span, StepTrace, Timing
-from coattn.types import Phase, Step
+from coattn.trace.step import StepTrace, Timing
+from coattn.types import Phase, Step, Tier
 
 
 class Runner(Protocol):
@@ -74,15 +75,17 @@ class EagerRunner:
     def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
         self.session, self.runtime, self.slots = session, runtime, slots
         self.weights = weight_bytes(session.model)
+        self._clock = Clock()
+        runtime.probes.append(self._clock)
         self._last: tuple[int, int, Step, list[Span]] | None = None
-        if any(parts.schedule.ahead for parts in runtime.groups):
+        if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
             session.look_ahead()
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
-        return self.runtime.needs(tokens)
+        return self.runtime.bytes_for(tokens)
 
     def free(self) -> Mapping[Tier, int | None]:
-        return self.runtime.free()
+        return self.runtime.free_bytes()
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         step = Step.of((slot,), (history,), (len(tokens),))
@@ -97,10 +100,10 @@ class EagerRunner:
             if first >= last:
                 continue
             try:
-                self.runtime.begin(Step(Phase.APPEND if first else Phase.PREFILL, (slot,), (first,), (last - first,)))
+                self.runtime.begin(Step(Phase.EXTEND if first else Phase.PREFILL, (slot,), (first,), (last - first,)))
                 for layer, (k, v) in enumerate(given.kv):
                     q = given.queries[layer][first - heard : last - heard] if first >= heard else None
-                    self.runtime.adopt(layer, k[first:last], v[first:last], q, given.scales[layer])
+                    self.runtime.import_kv(layer, k[first:last], v[first:last], q, given.scales[layer])
                 self.runtime.commit()
             except BaseException:
                 self.runtime.abort()
@@ -135,32 +138,34 @@ class EagerRunner:
 
     def _run(self, step: Step, tokens: Sequence[int], positions: Tensor, rows: slice | None) -> Tensor | None:
         device = self.session.device
-        clock = Clock(self.runtime)
+        self._clock.start()
         try:
             self.runtime.begin(step)
-            logits = self.session.forward(clock, torch.tensor(tokens, device=device), positions.to(device), rows)
+            logits = self.session.forward(self.runtime, torch.tensor(tokens, device=device), positions.to(device), rows)
             self.runtime.commit()
         except BaseException:
             if self.runtime.step is not None:  # else the step was refused before it began
                 self.runtime.abort()
             raise
         if step.phase is Phase.DECODE:
-            self._last = (clock.begin, time.monotonic_ns(), step, clock.spans)
+            self._last = (self._clock.begun, time.monotonic_ns(), step, self._clock.spans)
         return logits
 
 
-class Clock:
-    """A runtime whose attention is timed, layer by layer."""
+class Clock(Probe):
+    """When each layer's attention ran."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._attend = runtime.attend
-        self.foresees, self.foresee, self.aside = runtime.foresees, runtime.foresee, runtime.aside
-        self.begin = time.monotonic_ns()
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A step is about to begin."""
+        self.begun, self._since = time.monotonic_ns(), 0
         self.spans: list[Span] = []
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        start = time.monotonic_ns()
-        out = self._attend(layer, q, k, v, scale)
-        end = time.monotonic_ns()
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        self._since = time.monotonic_ns()
+
+    def output(self, step: Step, layer: int, out: Tensor) -> None:
+        start, end = self._since, time.monotonic_ns()
         self.spans.append(Span(layer, posted=start, ready=start, answered=end, seen=start, done=end))
-        return out

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from coattn.cache.ledger import PLACE
 from coattn.engine.request import Request
 from coattn.errors import BudgetError, InputError
-from coattn.store.ledger import PLACE, Tier
+from coattn.types import Tier
 from coattn.units import format_bytes
 
 HEADROOM = 64

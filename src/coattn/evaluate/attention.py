@@ -15,8 +15,6 @@ from coattn.evaluate.windows import Windows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.hf.attach import Attachment
-
 
 def analyse(
     model: PreTrainedModel,
@@ -36,11 +34,6 @@ def analyse(
     ahead, where, drift = QueryAhead(model), Mass(mass), Drift(budget, block)
     cut = windows.of(ids)
 
-    def watch(attachment: Attachment, seqs: int, tokens: int | None) -> Shown:
-        drift.forget()
-        ahead.runtime = Shown(attachment, seqs, tokens, [where, drift, ahead])
-        return ahead.runtime
-
     with ahead.hooked():
         for first in range(0, len(cut), batch):
             part, done = cut[first : first + batch], first * windows.length
@@ -49,5 +42,7 @@ def analyse(
                 if progress:
                     progress(done + now * count, cut.numel())
 
-            force(model, part, windows.prefill, "full", progress=report, score_prefill=False, watch=watch)
+            drift.forget()
+            ahead.shown = Shown([where, drift, ahead])
+            force(model, part, windows.prefill, "full", progress=report, score_prefill=False, probes=[ahead.shown])
     return {"locality": where.summary(), "drift": drift.summary(), "query_ahead": ahead.summary()}

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from coattn.evaluate.forced import force
 from coattn.evaluate.look import Shown, attention_weights
-from coattn.hf.attach import Attachment
-from coattn.quantise.codebook import Codebook
+from coattn.ops.encode_keys import encode_keys
 from coattn.quantise.file import load
+from coattn.runtime import Runtime
+from coattn.types import Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,20 +21,24 @@ if TYPE_CHECKING:
 class Compared(Shown):
     """Full attention; the newest token's weights once more from coded keys."""
 
-    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, books: dict[int, Codebook]) -> None:
-        super().__init__(attachment, seqs, tokens, [self])
-        self.books, self.scale = books, 1.0
+    def __init__(self, codebook: str) -> None:
+        super().__init__([self])
+        self.codebook, self.scale = codebook, 1.0
         self.found: list[tuple[Tensor, Tensor]] = []
         """Per layer: weights `[q_heads, n]` from keys, and from codes."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
+        self.books = load(self.codebook, dict(enumerate(runtime.layers)))
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         self.scale = scale
-        return super().attend(layer, q, k, v, scale)
+        super().attend(step, layer, q, k, v, scale)
 
     def see(self, layer: int, q: Tensor, keys: Tensor, weights: Tensor) -> None:
         """Called for every layer of the one decode step."""
         book = self.books[layer]
-        coded = attention_weights(q, book.decode(book.encode(keys)), self.scale, self.layers[layer])
+        coded = attention_weights(q, book.decode(encode_keys(book, keys)), self.scale, self.layers[layer])
         self.found.append((weights[0].double().cpu(), coded[0].double().cpu()))
 
 
@@ -44,15 +49,9 @@ def compare_codes(model: PreTrainedModel, ids: Tensor, codebook: str, shown: int
     differences: the share of the mass that lies elsewhere), the mean over the heads; and of one head in each of four
     layers the first weights themselves.
     """
-    runtimes: list[Compared] = []
-
-    def watch(attachment: Attachment, seqs: int, tokens: int | None) -> Compared:
-        books = load(codebook, dict(enumerate(attachment.layers)))
-        runtimes.append(Compared(attachment, seqs, tokens, books))
-        return runtimes[0]
-
-    force(model, ids, len(ids) - 1, "full", score_prefill=False, watch=watch)
-    found = runtimes[0].found
+    compared = Compared(codebook)
+    force(model, ids, len(ids) - 1, "full", score_prefill=False, probes=[compared])
+    found = compared.found
     last = len(found) - 1
     curves = {layer: [x[0, :shown].tolist() for x in found[layer]] for layer in (0, last // 3, 2 * last // 3, last)}
     return {

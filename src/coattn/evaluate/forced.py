@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,16 +13,13 @@ from coattn.evaluate.steps import Steps
 from coattn.hf.attach import Attachment, attach
 from coattn.hf.logits import head, logit_chunks
 from coattn.method import Method
+from coattn.probe import Probe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.runtime import Runtime
-
 Progress = Callable[[int, int], None]
 """`(tokens done, tokens in all)` of every window of a batch"""
-Watch = Callable[[Attachment, int, "int | None"], "Runtime"]
-"""Makes the runtime that a run uses, and looks on: `(attachment, sequences, tokens) -> Runtime`."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +55,12 @@ class Reader(Protocol):
 
 
 class Attached:
-    """A Reader over an attachment, which somebody may watch."""
+    """A Reader over an attachment, at which probes may look."""
 
-    def __init__(self, attachment: Attachment, windows: Tensor, watch: Watch | None) -> None:
+    def __init__(self, attachment: Attachment, windows: Tensor, probes: Sequence[Probe] = ()) -> None:
         self.attachment, self.windows = attachment, windows
+        attachment.probes.extend(probes)
         self.cache = attachment.new_cache(windows.shape[1])
-        if watch is not None:
-            self.cache.conversation.new_runtime = lambda seqs, tokens: watch(attachment, seqs, tokens)
 
     def prefill(self, tokens: int) -> Tensor:
         return self._read(0, tokens)
@@ -91,7 +87,7 @@ def force(
     host_kv: int | str | None = None,
     progress: Progress | None = None,
     score_prefill: bool = True,
-    watch: Watch | None = None,
+    probes: Sequence[Probe] = (),
     by_steps: bool | None = None,
     **params: Any,
 ) -> Forced:
@@ -103,12 +99,12 @@ def force(
     """
     windows = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
     if by_steps is None:
-        by_steps = windows.device.type == "cuda" and watch is None
+        by_steps = windows.device.type == "cuda" and not probes
     if by_steps:
         with Steps(model, windows, method, gpu_kv, host_kv, params) as steps:
             return _run(model, steps, ids, windows, prefill, score_prefill, progress)
     with attach(model, method, gpu_kv=gpu_kv, host_kv=host_kv, **params) as attachment:
-        return _run(model, Attached(attachment, windows, watch), ids, windows, prefill, score_prefill, progress)
+        return _run(model, Attached(attachment, windows, probes), ids, windows, prefill, score_prefill, progress)
 
 
 def _run(

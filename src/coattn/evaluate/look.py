@@ -7,9 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coattn.hf.attach import Attachment
+from coattn.ops.softcap import softcap
+from coattn.probe import Probe
 from coattn.runtime import Runtime
-from coattn.types import LayerShape, Phase
+from coattn.types import LayerShape, Phase, Step
 
 
 class Look(Protocol):
@@ -19,30 +20,34 @@ class Look(Protocol):
         """q `[seqs, q_heads, d]`, keys `[seqs, n, kv_heads, d]`, weights `[seqs, q_heads, n]` float32."""
 
 
-class Shown(Runtime):
-    """Runs a method on sequences of equal length and shows its decode steps. Costs a second copy of the keys."""
+class Shown(Probe):
+    """Shows the decode steps of sequences of equal length. Costs a second copy of the keys."""
 
-    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, looks: list[Look]) -> None:
-        super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
-        self.looks, self.seqs = looks, seqs
-        self._keys: list[list[Tensor]] = [[] for _ in attachment.layers]
+    def __init__(self, looks: list[Look]) -> None:
+        self.looks = looks
+        self.step: Step | None = None
+
+    def open(self, runtime: Runtime) -> None:
+        self.layers, self.seqs = runtime.layers, runtime.seqs
+        self._keys: list[list[Tensor]] = [[] for _ in runtime.layers]
+
+    def begin(self, step: Step) -> None:
+        self.step = step
 
     def decoding(self) -> bool:
         """Whether the running step is a decode step."""
         return self.step is not None and self.step.phase is Phase.DECODE
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        keys = self._keep(layer, k)
-        if self.decoding():
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        keys = self._keep(step, layer, k)
+        if step.phase is Phase.DECODE:
             weights = attention_weights(q, keys, scale, self.layers[layer])
             for look in self.looks:
                 look.see(layer, q, keys, weights)
-        return super().attend(layer, q, k, v, scale)
 
-    def _keep(self, layer: int, k: Tensor) -> Tensor:
+    def _keep(self, step: Step, layer: int, k: Tensor) -> Tensor:
         """Adds packed k `[tokens, kv_heads, d]`; returns everything so far, `[seqs, n, kv_heads, d]`."""
-        assert self.step is not None
-        new, n = k.reshape(self.seqs, -1, *k.shape[1:]), self.step.lengths[0]
+        new, n = k.reshape(self.seqs, -1, *k.shape[1:]), step.lengths[0]
         if not self._keys[layer]:
             self._keys[layer].append(new.new_empty(self.seqs, 2 * n, *new.shape[2:]))
         room = self._keys[layer][0]
@@ -61,8 +66,7 @@ def attention_weights(q: Tensor, keys: Tensor, scale: float, layer: LayerShape) 
     """q `[seqs, q_heads, d]` of the newest token over keys `[seqs, n, kv_heads, d]` -> `[seqs, q_heads, n]` float32."""
     grouped = group(q.float(), keys.shape[2]) * scale
     scores = torch.einsum("shgd,snhd->shgn", grouped, keys.float()).flatten(1, 2)
-    if layer.softcap is not None:
-        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = softcap(scores, layer.softcap)
     if layer.sliding_window is not None:
         scores[..., : max(0, keys.shape[1] - layer.sliding_window)] = -torch.inf
     return scores.softmax(-1)

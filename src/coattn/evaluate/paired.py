@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from coattn.evaluate.forced import Forced, Watch, force
+from coattn.evaluate.forced import Forced, force
 from coattn.evaluate.watch import full_like
 from coattn.evaluate.windows import Windows
 from coattn.method import Composed, Method
 from coattn.methods import METHODS
+from coattn.probe import Probe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +59,7 @@ class Comparison:
         batch: int = 1,
         score_prefill: bool = True,
         reuse: bool = False,
-        watch: Watch | None = None,
+        probes: Sequence[Probe] = (),
         report: Report | None = None,
     ) -> Iterator[Pair]:
         """Every window of ids `[tokens]`, a batch at a time; report hears of tokens over all windows and both runs.
@@ -83,9 +84,9 @@ class Comparison:
 
         for first in range(0, len(cut), size):
             part = cut[first : first + size]
-            own = forced(row, part, gpu_kv=self.gpu_kv, host_kv=self.host_kv, watch=watch, **self.composed.params)
+            own = forced(row, part, gpu_kv=self.gpu_kv, host_kv=self.host_kv, probes=probes, **self.composed.params)
             # read the same way, so that equal work rounds equally
-            steps = None if watch is None else False
+            steps = False if probes else None
             full = own if self.runs(reuse) == 1 else forced(METHODS["full"], part, by_steps=steps, **reference.params)
             starts = windows.starts[first : first + size]
             yield from map(Pair, starts, own.windows(), full.windows())

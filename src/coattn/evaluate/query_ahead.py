@@ -33,14 +33,14 @@ class QueryAhead:
         self.shapes = describe_layers(model)
         self.layers = [layer_of(model, module) for module in self.modules]
         self.norms = [norm_of(layer) for layer in self.layers]
-        self.runtime: Shown | None = None
+        self.shown: Shown | None = None
         self._inputs: dict[int, Tensor] = {}
         self._predicted: dict[int, dict[str, Tensor]] = {}
         self._found: dict[str, dict[int, list[Tensor]]] = {name: {} for name in VARIANTS}
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Inside this block, decode steps of the model under `runtime` are measured."""
+        """Inside this block, decode steps of the model that are shown are measured."""
         with ExitStack() as undo:
             for i, (layer, module) in enumerate(zip(self.layers, self.modules, strict=True)):
                 for each, hook in ((layer, self._keep), (module, self._predict)):
@@ -61,11 +61,11 @@ class QueryAhead:
         return found
 
     def _keep(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.runtime is not None and self.runtime.decoding():
+        if self.shown is not None and self.shown.decoding():
             self._inputs[i] = args[0] if args else kwargs["hidden_states"]
 
     def _predict(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if i == 0 or self.runtime is None or not self.runtime.decoding():
+        if i == 0 or self.shown is None or not self.shown.decoding():
             return
         here: Tensor = args[0] if args else kwargs["hidden_states"]
         before = self._inputs[i - 1].to(here.device)

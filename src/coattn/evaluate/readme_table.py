@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.renamed import in_names_of_today
 from coattn.evaluate.results import fault, read_result
 from coattn.evaluate.tables import EVERY_ROW, markdown, model, size, spread, windows
 from coattn.evaluate.wording import LENGTHS, deciding, share
@@ -33,7 +34,7 @@ HEAD = ("method", "batch, context", "GPU KV, DRAM KV", "ms a step, x floor", "to
 NONE = "No result has been measured from this source yet; `coattn bench decode` and `coattn eval sweep` measure them.\n"
 ALIKE = 0.15
 """By how much the kept share of an assumed list may differ from that of the quality row, as a part of it."""
-FREE = ("codebook", "context", "groups", "centroids", "shared", *LENGTHS)
+FREE = ("codebook", "capacity", "groups", "centroids", *LENGTHS)
 """Parameters that are not compared by themselves: the file a codebook lies in and how many groups it has, of which the
 channels of a group are compared, since models differ in their head size; room that is set aside; and, where lists are
 assumed, what decides how long they are, of which the kept share is compared."""
@@ -200,7 +201,7 @@ def _where(joined: Joined) -> str:
 def _read(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / name).exists():
         raise InputError(f"readme.toml names {name}, which is not in {folder.name}/.", "Correct the list.")
-    result = read_result(folder / name)
+    result = in_names_of_today(read_result(folder / name))
     why = fault(result)
     if why:
         raise InputError(f"{name} may not be published: {why}.", "Make it again from a clean commit.")

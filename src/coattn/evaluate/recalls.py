@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor
 
 from coattn.evaluate.forced import Progress, force
-from coattn.method import Parts
-from coattn.place.base import State
-from coattn.runtime import Runtime
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.probe import Probe
 from coattn.types import Selection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from coattn.call import Call
     from coattn.evaluate.windows import Windows
-    from coattn.hf.attach import Attachment
+    from coattn.execute.base import State
+    from coattn.runtime import Group
 
 MOST = 64
 """The longest interval that is looked at."""
@@ -74,19 +77,18 @@ class Drifting:
         }
 
 
-class Followed(Runtime):
-    """Runs a method that picks by digests, and shows what it picks."""
+class Followed(Probe):
+    """Shows what a rule that picks by digests picks."""
 
-    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None, drifting: Drifting) -> None:
-        super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
+    def __init__(self, drifting: Drifting) -> None:
         self.drifting = drifting
 
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        picks, table = getattr(parts.store, "picks", None), parts.store.step_table
-        if picks is not None and table.far and layer in picks.made:
-            chosen, far = picks.made[layer].chosen[: table.rows], table.column("far_tokens")
-            if bool((far // table.block >= chosen.shape[-1]).all()):
-                self.drifting.add(layer, chosen.clone())
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        picks, table = getattr(group.select, "picks", None), call.table
+        if picks is not None and table is not None and table.host and call.layer in picks.made:
+            chosen, host = picks.made[call.layer].chosen[: table.rows], table.column("host_lens")
+            if bool((host // table.block >= chosen.shape[-1]).all()):
+                self.drifting.add(call.layer, chosen.clone())
 
 
 def profile(
@@ -103,18 +105,12 @@ def profile(
 
     beta: the most that the CPU's tokens may be of the budget, on average. params: those of the method.
     """
-    drifting: Drifting | None = None
-
-    def watch(attachment: Attachment, seqs: int, tokens: int | None) -> Followed:
-        nonlocal drifting
-        if drifting is None:
-            drifting = Drifting(attachment.composed.params["budget"], attachment.composed.params["block"])
-        drifting.forget()
-        return Followed(attachment, seqs, tokens, drifting)
-
+    settings = compose(METHODS["scout"], **params).params
+    drifting = Drifting(settings["budget"], settings["block"])
     cut = windows.of(ids)
     for first in range(0, len(cut), batch):
         part = cut[first : first + batch]
+        drifting.forget()
         force(
             model,
             part,
@@ -122,8 +118,7 @@ def profile(
             "scout",
             progress=progress,
             score_prefill=False,
-            watch=watch,
+            probes=[Followed(drifting)],
             **params,
         )
-    assert drifting is not None, "there is at least one window"
     return {"beta": beta, "budget": drifting.budget, "block": drifting.block, **drifting.intervals(beta)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.renamed import in_names_of_today
 from coattn.evaluate.results import fault, read_result
 from coattn.evaluate.tables import KINDS, Kind, Row, kind_of, markdown
 from coattn.source import is_clean
@@ -56,7 +57,7 @@ def read_folder(folder: Path, published: bool = False) -> Folder:
         if published and name.startswith("local"):
             continue
         try:
-            data = read_result(path)
+            data = in_names_of_today(read_result(path))
         except InputError:
             found.left_out.append((name, "not a JSON object"))
             continue

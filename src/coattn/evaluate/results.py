@@ -101,7 +101,7 @@ def describe(composed: Composed) -> dict[str, Any]:
         "method": row.name,
         "exact": composed.exact,
         "params": dict(composed.params),
-        "row": {"store": row.store, "select": row.select, "place": list(row.place), "schedule": row.schedule},
+        "row": dict(row.parts()),
     }
 
 

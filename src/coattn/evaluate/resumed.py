@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,18 @@ import torch
 from torch import Tensor
 
 from coattn.evaluate.forced import Attached, Forced, Progress
-from coattn.hf.attach import Attachment, attach
-from coattn.method import Method, Parts
-from coattn.place.base import State
+from coattn.hf.attach import attach
+from coattn.method import Method
+from coattn.probe import Probe
 from coattn.runtime import Runtime
-from coattn.types import Selection
+from coattn.types import Selection, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from coattn.call import Call
+    from coattn.execute.base import State
+    from coattn.runtime import Group
 
 
 @dataclass(frozen=True)
@@ -31,47 +36,39 @@ class Prefilled:
     kv: list[tuple[Tensor, Tensor]]
 
 
-class Keeping(Runtime):
-    """Full attention that also keeps the keys and values of its first step."""
+class FirstKV(Probe):
+    """Keeps the keys and values of the first step."""
 
-    def __init__(
-        self, attachment: Attachment, seqs: int, tokens: int | None, kept: dict[int, tuple[Tensor, Tensor]]
-    ) -> None:
-        super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
-        self.kept = kept
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         if layer not in self.kept:
             self.kept[layer] = k.clone(), v.clone()
-        return super().attend(layer, q, k, v, scale)
 
 
-class Counting(Runtime):
-    """Counts the entries that a query head attends to, the mean over heads, layer after layer."""
+class Shares(Probe):
+    """The share of the entries that a query head attends to, the mean over heads, layer after layer."""
 
-    def __init__(self, attachment: Attachment, seqs: int, tokens: int | None) -> None:
-        super().__init__(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens)
-        self.shares: list[list[float]] = [[] for _ in attachment.layers]
+    def open(self, runtime: Runtime) -> None:
+        self.shares: list[list[float]] = [[] for _ in runtime.layers]
 
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        super().observe(parts, layer, states, picked)
-        assert self.step is not None
-        rows = parts.store.step_table.rows
-        shown = [part.in_reach(rows) for part in (picked.near, picked.far) if part is not None]
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        shown = [part.in_reach(call.step.seqs) for part in (selection.gpu, selection.host) if part is not None]
         entries = sum(float(part.tokens.double().mean()) for part in shown)
-        if picked.weighted is not None:
-            entries += float((picked.weighted.weights > 0).sum(-1).double().mean())
-        self.shares[layer].append(entries / self.step.lengths[0])
+        if selection.rows is not None:
+            entries += float((selection.rows.weights > 0).sum(-1).double().mean())
+        self.shares[call.layer].append(entries / call.step.lengths[0])
 
 
 @torch.inference_mode()
 def prefill_once(model: PreTrainedModel, ids: Tensor, prefill: int) -> Prefilled:
     """ids `[tokens]`; the first `prefill` of them are read, once."""
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    first = FirstKV()
     with attach(model, "full") as attachment:
         device = model.get_input_embeddings().weight.device
-        Attached(attachment, ids[None].to(device), lambda a, s, t: Keeping(a, s, t, kept)).prefill(prefill)
-    return Prefilled(ids, prefill, [kept[i] for i in sorted(kept)])
+        Attached(attachment, ids[None].to(device), [first]).prefill(prefill)
+    return Prefilled(ids, prefill, [first.kept[i] for i in sorted(first.kept)])
 
 
 @torch.inference_mode()
@@ -80,24 +77,19 @@ def resume(
 ) -> tuple[Forced, list[float]]:
     """The rest of the text as decode steps under a method -> predictions, and the share attended of each layer.
 
-    The store is given the keys and values of the prefill; one that listens to queries too hears none.
+    The cache is given the keys and values of the prefill; upkeep that listens to queries too hears none.
     """
-    runtimes: list[Counting] = []
-
-    def watch(attachment: Attachment, seqs: int, tokens: int | None) -> Counting:
-        runtimes.append(Counting(attachment, seqs, tokens))
-        return runtimes[0]
-
+    counted = Shares()
     device = model.get_input_embeddings().weight.device
     windows, kept, losses = begun.ids[None].to(device), [], []
     with attach(model, method, **params) as attachment:
-        reader = Attached(attachment, windows, watch)
+        reader = Attached(attachment, windows, [counted])
         conversation = reader.cache.conversation
         conversation.begin(1, begun.prefill, None)
-        runtime, step = runtimes[0], runtimes[0].step
-        assert step is not None
+        runtime = conversation.runtime
+        assert runtime is not None
         for layer, (k, v) in enumerate(begun.kv):
-            runtime._parts[layer].store.append(layer, k, v, step)
+            runtime.import_kv(layer, k, v, None, 1.0)
         conversation.commit()
         for i in range(begun.prefill, windows.shape[1]):
             kept.append(reader.decode(i).cpu())
@@ -105,6 +97,6 @@ def resume(
                 losses.append(torch.nn.functional.cross_entropy(kept[-1], windows[:, i + 1].cpu()).double())
             if progress:
                 progress(i + 1 - begun.prefill, windows.shape[1] - begun.prefill)
-        shares = [sum(each) / len(each) for each in runtime.shares]
+        shares = [sum(each) / len(each) for each in counted.shares]
         done = Forced(0, torch.stack(losses), torch.cat(kept), attachment.report())
     return done, shares

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.engine.llm import choose_runner
 from coattn.hf.forward import Session
 from coattn.method import Method, compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import Step
 from coattn.units import parse_bytes
 
@@ -64,11 +64,9 @@ class Steps:
         """The method, whether it is exact, its KV bytes, and what the last step attended to, per sequence."""
         count, length = self.windows.shape
         last = Step.of(tuple(range(count)), (length - 1,) * count, (1,) * count)
-        near, far = (entries / count for entries in self.runtime.attended(last))
-        found = {**self.composed.describe(), **self.ledger.describe(), "attended_near": near, "attended_far": far}
-        for parts in self.runtime.groups:
-            found |= parts.store.notes(last)
-        return found
+        gpu, host = (entries / count for entries in self.runtime.attended(last))
+        found = {**self.composed.describe(), **self.ledger.describe(), **self.runtime.report(last)}
+        return found | {"attended_gpu": gpu, "attended_host": host}
 
     def close(self) -> None:
         """Gives every byte back and leaves the model as it was."""

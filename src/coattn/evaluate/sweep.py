@@ -29,7 +29,7 @@ class Row:
 
 
 def expand(spec: str, parse: Any) -> list[Row]:
-    """`hgca,gpu_ratio=0.25|0.5,beta=1` -> a row for each combination. parse: settings to parameters."""
+    """`hgca,window_blocks=32|128,beta=1` -> a row for each combination. parse: settings to parameters."""
     method, *settings = spec.split(",")
     choices = []
     for setting in settings:

@@ -37,9 +37,9 @@ def sweep(result: dict[str, Any]) -> pyplot.Figure:
     ratio.set_ylim(len(rows) - 0.4, -0.6)
     ratio.set_xlabel("perplexity / full attention's")
     drawing.plain(ratio.xaxis, 5)
-    near = [row["attended_near"] for row in rows]
-    entries.barh(places, near, 0.6, color=YELLOW, label="attended in GPU memory")
-    entries.barh(places, [row["attended_far"] for row in rows], 0.6, left=near, color=RED, label="attended in DRAM")
+    gpu = [row["attended_gpu"] for row in rows]
+    entries.barh(places, gpu, 0.6, color=YELLOW, label="attended in GPU memory")
+    entries.barh(places, [row["attended_host"] for row in rows], 0.6, left=gpu, color=RED, label="attended in DRAM")
     entries.set_xlabel("entries per KV head, last step")
     drawing.plain(entries.xaxis, 4)
     figure.suptitle(drawing.wrap(f"{result['model']} ({result['dtype']}), {windows(result)}", 88), fontsize=10)

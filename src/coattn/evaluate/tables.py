@@ -96,8 +96,8 @@ def _sweep(result: Result) -> Iterable[Row]:
         kept = kept if any(kept) else [row.get("kept_mean")]
         yield (
             method(row), number(row["ratio"], ".4f") + spread(row.get("ratio_95")), number(row["kl"], ".2g"),
-            number(row["top1"], ".1%"), number(row["attended_near"] + row["attended_far"], ",.0f"),
-            number(row["attended_far"], ",.0f"), " / ".join(number(x, ".1%") for x in kept if x is not None),
+            number(row["top1"], ".1%"), number(row["attended_gpu"] + row["attended_host"], ",.0f"),
+            number(row["attended_host"], ",.0f"), " / ".join(number(x, ".1%") for x in kept if x is not None),
         )  # fmt: skip
 
 

@@ -4,106 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.evaluate.fidelity import MEASURES
-from coattn.hf.attach import Attachment
-from coattn.method import Composed, Parts, compose
+from coattn.method import Composed, compose
 from coattn.methods import METHODS
 from coattn.ops.merge import merge_states
-from coattn.place.base import State
+from coattn.probe import Probe
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
-from coattn.types import BlockList, LayerShape, Phase, Selection, Step
+from coattn.types import BlockList, Phase, Selection, Step
 
-
-@dataclass
-class Probe:
-    """Collects the measures of every layer, decode step and window of one run after another.
-
-    Pass `open` as `watch` to `force`.
-    """
-
-    _found: list[list[Tensor]] = field(default_factory=list)
-    """Per batch of windows, per decode step and layer in order: `[windows, measures]` float64."""
-    layers: int = 0
-
-    def open(self, attachment: Attachment, seqs: int, tokens: int | None) -> Runtime:
-        """The runtime of the attachment's method, watched. Costs a second KV cache outside the method's budget."""
-        self._found.append([])
-        self.layers = len(attachment.layers)
-        return Watched(attachment.layers, attachment.composed, attachment.ledger, seqs, tokens, self)
-
-    def add(self, measures: Tensor) -> None:
-        """`[windows, measures]` of the next layer."""
-        self._found[-1].append(measures)
-
-    def measures(self) -> Tensor:
-        """`[windows, steps, layers, MEASURES]` float64, windows in the order in which they ran."""
-        runs = [torch.stack(run, 1) for run in self._found]
-        return torch.cat([run.view(len(run), -1, self.layers, len(MEASURES)) for run in runs])
-
-
-class Watched(Runtime):
-    """Runs a method, and full attention beside it on the same queries, keys and values."""
-
-    noted: _Note | None
-
-    def __init__(
-        self,
-        layers: Sequence[LayerShape],
-        composed: Composed,
-        ledger: Ledger,
-        seqs: int,
-        tokens: int | None,
-        probe: Probe,
-    ) -> None:
-        # before the method's own stores: where those are refused, `release` finds both
-        self.shadow = _Noting(layers, full_like(composed), Ledger(), seqs, tokens)
-        self.probe, self.noted = probe, None
-        super().__init__(layers, composed, ledger, seqs, tokens)
-
-    def begin(self, step: Step) -> None:
-        super().begin(step)
-        self.shadow.begin(step)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        out = super().attend(layer, q, k, v, scale)
-        exact = self.shadow.attend(layer, q, k, v, scale)
-        assert self.step is not None
-        if self.step.phase is Phase.DECODE:
-            assert self.noted is not None
-            assert self.shadow.noted is not None
-            self.probe.add(measure(out, self.noted, exact, self.shadow.noted))
-        return out
-
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        super().observe(parts, layer, states, picked)
-        self.noted = _note(parts, states, picked)
-
-    def commit(self) -> None:
-        super().commit()
-        self.shadow.commit()
-
-    def truncate(self, slot: int, length: int, keep: int) -> None:
-        super().truncate(slot, length, keep)
-        self.shadow.truncate(slot, length, keep)
-
-    def release(self) -> None:
-        super().release()
-        self.shadow.release()
-
-
-def full_like(composed: Composed) -> Composed:
-    """Full attention in blocks as large as the method's, so that equal work rounds equally."""
-    block = composed.params.get("block")
-    return compose(METHODS["full"], **({} if block is None else {"block": block}))
+if TYPE_CHECKING:
+    from coattn.call import Call
+    from coattn.execute.base import State
+    from coattn.runtime import Group
 
 
 @dataclass(frozen=True)
-class _Note:
+class Attended:
     """What one layer attended to: lse `[seqs, q_heads]`, entries per KV head `[seqs]`, all and those of the CPU."""
 
     lse: Tensor
@@ -111,20 +33,76 @@ class _Note:
     on_cpu: Tensor
 
 
-class _Noting(Runtime):
-    noted: _Note | None = None
+class Noting(Probe):
+    """Keeps what the last layer attended to."""
 
-    def observe(self, parts: Parts, layer: int, states: list[State], picked: Selection) -> None:
-        self.noted = _note(parts, states, picked)
+    last: Attended | None = None
+
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        lse = merge_states(list(states)).lse[:, 0]
+        gpu, host = (_entries(part, len(lse)) for part in (selection.gpu, selection.host))
+        if selection.rows is not None:  # per query head: its group reads more, but it attends to these
+            host = host + (selection.rows.weights > 0).sum(-1).double().mean(-1).cpu()
+        self.last = Attended(lse, gpu + host, host if group.place.asynchronous else torch.zeros_like(host))
 
 
-def _note(parts: Parts, states: list[State], picked: Selection) -> _Note:
-    lse = merge_states(states).lse[:, 0]
-    near, far = (_entries(part, len(lse)) for part in (picked.near, picked.far))
-    if picked.weighted is not None:  # per query head: its group reads more, but it attends to these
-        far = far + (picked.weighted.weights > 0).sum(-1).double().mean(-1)
-    on_host = any(place.covers in ("far", "weighted") and place.asynchronous for place in parts.places)
-    return _Note(lse, near + far, far if on_host else torch.zeros_like(far))
+@dataclass
+class Fidelity(Noting):
+    """Measures every layer, decode step and window of one run after another.
+
+    Full attention runs beside the method, on the same queries, keys and values: a second KV cache outside the method's
+    budget.
+    """
+
+    _found: list[list[Tensor]] = field(default_factory=list)
+    """Per batch of windows, per decode step and layer in order: `[windows, measures]` float64."""
+    layers: int = 0
+    _shadow: Runtime | None = field(init=False, repr=False, default=None)
+    _noted: Noting = field(init=False, repr=False)
+    _exact: Tensor = field(init=False, repr=False)
+
+    def open(self, runtime: Runtime) -> None:
+        if self._shadow is not None:
+            self._shadow.release()
+        self._found.append([])
+        self.layers, self._noted = len(runtime.layers), Noting()
+        reference = full_like(runtime.composed)
+        self._shadow = Runtime(runtime.layers, reference, Ledger(), runtime.seqs, runtime.tokens, probes=[self._noted])
+
+    @property
+    def shadow(self) -> Runtime:
+        """Full attention beside the method that runs."""
+        assert self._shadow is not None, "a runtime opens it"
+        return self._shadow
+
+    def begin(self, step: Step) -> None:
+        self.shadow.begin(step)
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        self._exact = self.shadow.attend(layer, q, k, v, scale)
+
+    def output(self, step: Step, layer: int, out: Tensor) -> None:
+        if step.phase is Phase.DECODE:
+            assert self.last is not None
+            assert self._noted.last is not None
+            self._found[-1].append(measure(out, self.last, self._exact, self._noted.last))
+
+    def commit(self, step: Step) -> None:
+        self.shadow.commit()
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        self.shadow.truncate(slot, length, keep)
+
+    def measures(self) -> Tensor:
+        """`[windows, steps, layers, MEASURES]` float64, windows in the order in which they ran."""
+        runs = [torch.stack(run, 1) for run in self._found]
+        return torch.cat([run.view(len(run), -1, self.layers, len(MEASURES)) for run in runs])
+
+
+def full_like(composed: Composed) -> Composed:
+    """Full attention in blocks as large as the method's, so that equal work rounds equally."""
+    block = composed.params.get("block")
+    return compose(METHODS["full"], **({} if block is None else {"block": block}))
 
 
 def _entries(part: BlockList | None, seqs: int) -> Tensor:
@@ -134,7 +112,7 @@ def _entries(part: BlockList | None, seqs: int) -> Tensor:
     return part.in_reach(seqs).tokens.double().mean(1).cpu()
 
 
-def measure(out: Tensor, own: _Note, exact: Tensor, full: _Note) -> Tensor:
+def measure(out: Tensor, own: Attended, exact: Tensor, full: Attended) -> Tensor:
     """out, exact `[seqs, q_heads, d]` of one layer -> `[seqs, measures]`, each the mean over the query heads."""
     cosine = torch.cosine_similarity(out.double(), exact.double(), dim=-1).clamp(-1, 1).mean(-1)
     # keys in few bits may give a sum that is larger than the true one

@@ -22,8 +22,6 @@ def deciding(row: Data) -> list[str]:
     found = []
     if whole.get("window_blocks") is not None:
         found.append(f"window {whole['window_blocks'] * block:,}")
-    elif whole.get("gpu_ratio") is not None:
-        found.append(f"window {share(whole['gpu_ratio'])} of the tokens")
     cut = row.get("kept_share") is not None or given.get("kept")
     for name, say in WORDS.items():
         # assumed lists take the place of what would decide how long they are
@@ -53,8 +51,8 @@ def host_dtype(row: Data) -> str:
     if not row.get("host_kv_bytes"):
         return ""
     whole = {**(row.get("params") or {}), **(row.get("settings") or {})}
-    form = next((whole[name] for name in ("dram", "values") if whole.get(name) not in (None, "model")), None)
-    return str(form or row.get("dtype") or "the model's")
+    form = whole.get("host_dtype")
+    return str((form if form != "model" else None) or row.get("dtype") or "the model's")
 
 
 def _kept(row: Data, given: Data) -> str:
@@ -96,9 +94,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "centroids": lambda v: f"{v:,} centroids",
     "code_bits": lambda v: "" if v == 16 else f"codes of {v} bits",
     "tail": lambda v: "" if v == "mean" else f"left out: {v}",
-    "dram": lambda v: "" if v == "model" else f"DRAM {v}",
-    "values": lambda v: "" if v == "model" else f"values {v}",
+    "host_dtype": lambda v: "" if v == "model" else f"DRAM {v}",
 }
 """Parameters that decide what is attended and where it lies."""
-SAID = {*WORDS, "window_blocks", "gpu_ratio", "block", "kept", "context"}
+SAID = {*WORDS, "window_blocks", "block", "kept", "capacity"}
 """What is said above, and room that is set aside."""

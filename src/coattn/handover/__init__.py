@@ -1,1 +1,1 @@
-"""How a captured GPU step and the CPU's workers hand work to each other."""
+"""How a step hands work to the CPU: at once, by a thread, or by the mailboxes of a captured step."""

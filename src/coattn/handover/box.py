@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from coattn import native
+from coattn.cache.host_memory import host_memory
+from coattn.cache.step_table import StepTable
 from coattn.errors import WorkerError
+from coattn.handover.span import Span
 from coattn.native.core import extension
-from coattn.store.host_memory import host_memory
-from coattn.store.step_table import StepTable
-from coattn.trace.step import Span
 
 LINE = 64
 """Bytes between two flags: each has a cache line of its own."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from coattn import native
+from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
 from coattn.handover.box import DEADLINE_S, LINE, Box
 from coattn.ops.native.attend import refuses, source
 from coattn.quantise.blocks import PackedBlocks
 from coattn.state import Split
-from coattn.store.step_table import StepTable
 from coattn.types import BlockList, LayerShape
 
 
@@ -66,7 +66,7 @@ class Mailbox(Box):
             )
         picked = job.picked
         if picked is None:
-            table, tokens = self.table.host("far"), self.table.host("far_tokens")
+            table, tokens = self.table.host("host_blocks"), self.table.host("host_lens")
             picked = BlockList(table.view(self.batch, 1, -1), tokens.view(self.batch, 1), table.shape[-1])
         plan = native.plan_attend(
             letter.q,
@@ -76,7 +76,7 @@ class Mailbox(Box):
             scale=job.scale,
             softcap=shape.softcap or 0.0,
             into=(letter.out, letter.lse),
-            owners=None if picked.owners is None else self.table.host("slots"),
+            owners=None if picked.owners is None else self.table.host("seq"),
         )
         self._add(job.layer, plan, letter.post, letter.reply)
         self.letters[job.layer] = letter

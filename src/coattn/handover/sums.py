@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from coattn import native
+from coattn.cache.host_memory import host_memory
+from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
 from coattn.handover.box import DEADLINE_S, LINE, Box
 from coattn.native.entries import plan_weighted_sum
 from coattn.ops.native.weighted_sum import entries_of, refuses
 from coattn.quantise.values import ValueBlocks
 from coattn.state import Split
-from coattn.store.host_memory import host_memory
-from coattn.store.step_table import StepTable
-from coattn.types import LayerShape, Weighted
+from coattn.types import LayerShape, RowWork
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class SumBox(Box):
             raise UnsupportedError(
                 f"The CPU's kernels cannot take these values: {reason}.", "Use another block size, or another method."
             )
-        letter, table = self._letter(self.shapes[layer]), self.table.host("far")
+        letter, table = self._letter(self.shapes[layer]), self.table.host("host_blocks")
         entries = native.Entries(entries_of(values), table.view(self.batch, 1, -1))
         plan = plan_weighted_sum(self.weights, self.index, letter.count, entries, into=letter.out)
         self._add(layer, plan, letter.post, letter.reply)
         self.letters[layer] = letter
 
-    def post(self, layer: int, picked: Weighted) -> None:
+    def post(self, layer: int, picked: RowWork) -> None:
         """Lists in GPU memory on their way to the CPU, and the wait for the sum, beside what the GPU does next.
 
         The caller keeps the lists until `fetch`.
@@ -77,7 +77,7 @@ class SumBox(Box):
             handover.flag(letter.post, self.step, self._stamp(layer, 0))
             handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(layer, 2), DEADLINE_S)
 
-    def fetch(self, layer: int, picked: Weighted) -> Split:
+    def fetch(self, layer: int, picked: RowWork) -> Split:
         """The CPU's sums, readable by the kernels that follow."""
         torch.cuda.current_stream(self.device).wait_stream(self._side)
         rows = len(picked.lse)

@@ -53,11 +53,11 @@ class Ahead:
         def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             running = user.conversation
             runtime: Any = None if running is None else running.runtime
-            if not hasattr(runtime, "foresee") or not runtime.foresees(following):
+            if not hasattr(runtime, "predict") or not runtime.predicts(following):
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]
-            with torch.no_grad(), runtime.aside(following, hidden):
+            with torch.no_grad(), runtime.side_stream(following, hidden):
                 q = pack(self.predict(following, hidden, options), user.tokens)
-                runtime.foresee(following, q, self.scales[following])
+                runtime.predict(following, q, self.scales[following])
 
         return call

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import torch
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
 from coattn.hf import attention
 from coattn.hf.ahead import Ahead
@@ -19,9 +20,8 @@ from coattn.hf.conversation import Conversation
 from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
-from coattn.parts import PARTS
+from coattn.probe import Probe
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Attachment:
         self.layers = describe_layers(model)
         self.modules = attention_modules(model)
         self.signature = inspect.signature(model.get_decoder().forward)
+        self.probes: list[Probe] = []
+        """See the steps of every cache made from now on."""
         self.conversations: WeakSet[Conversation] = WeakSet()
         self.conversation: Conversation | None = None
         """What the forward call that is running continues; None for a call without a cache."""
@@ -70,7 +72,7 @@ class Attachment:
             conversation.close()
 
     def _new_runtime(self, seqs: int, tokens: int | None) -> Runtime:
-        return Runtime(self.layers, self.composed, self.ledger, seqs, tokens)
+        return Runtime(self.layers, self.composed, self.ledger, seqs, tokens, probes=self.probes)
 
     def before_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[tuple[()], dict[str, Any]]:
         """Starts a step: finds or makes the cache, reads the mask."""
@@ -172,7 +174,7 @@ def attach(
         undo.callback(attention.disable, attachment)
         undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
         config._attn_implementation_internal = attention.NAME
-        if PARTS["schedule"][attachment.composed.method.schedule].ahead:  # type: ignore[attr-defined]
+        if any(map(attachment.composed.build().schedule.predicts, range(len(attachment.layers)))):
             undo.enter_context(Ahead(model).hooked(attachment))
         undo.callback(decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True).remove)
         undo.callback(decoder.register_forward_hook(attachment.after_forward).remove)

@@ -16,13 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
 from coattn.hf.forward import Session, longest
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.part import check_count
+from coattn.probe import Probe
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger
 from coattn.types import LayerShape, Step
 
 if TYPE_CHECKING:
@@ -117,24 +118,24 @@ def _ids(ids: Any) -> Tensor:
     return tokens.long()
 
 
-class Keeping:
-    """Stands for a runtime, and keeps what goes through it."""
+class KeptKV(Probe):
+    """Keeps what goes through a runtime, in host memory: keys, values, the last queries."""
 
-    def __init__(self, runtime: Runtime, on_layer: Callable[[], None] | None = None) -> None:
-        self.runtime, self.scales, self.on_layer = runtime, [1.0] * len(runtime.layers), on_layer
-        self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in runtime.layers]
-        self.queries: list[Tensor] = [torch.empty(0)] * len(runtime.layers)
+    def __init__(self, layers: int, on_layer: Callable[[], None] | None = None) -> None:
+        self.scales, self.on_layer = [1.0] * layers, on_layer
+        self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(layers)]
+        self.queries: list[Tensor] = [torch.empty(0)] * layers
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         self.scales[layer] = scale
         for part, x in zip(self.kv[layer], (k, v), strict=True):
             part.append(x.cpu())
         last = self.queries[layer]
         self.queries[layer] = torch.cat([last, q.cpu()] if len(last) else [q.cpu()])[-QUERIES:].clone()
-        out = self.runtime.attend(layer, q, k, v, scale)
+
+    def output(self, step: Step, layer: int, out: Tensor) -> None:
         if self.on_layer is not None:
             self.on_layer()
-        return out
 
 
 @torch.inference_mode()
@@ -165,18 +166,18 @@ def prefill(
                 f"{session.vocabulary:,} tokens.",
                 "Encode it with the model's own tokenizer.",
             )
-        runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens))
-        keeping = Keeping(runtime, on_layer)
+        kept = KeptKV(len(session.layers), on_layer)
+        runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens), probes=[kept])
         logits: Tensor | None = None
         try:
             for start in range(0, len(tokens), chunk):
                 part = tokens[start : start + chunk].to(session.device)
                 runtime.begin(Step.of((0,), (start,), (len(part),)))
                 positions = torch.arange(start, start + len(part), device=session.device)
-                logits = session.forward(keeping, part, positions, slice(-1, None))
+                logits = session.forward(runtime, part, positions, slice(-1, None))
                 runtime.commit()
         finally:
             runtime.release()
     assert logits is not None
-    kv = tuple((torch.cat(k), torch.cat(v)) for k, v in keeping.kv)
-    return Prefilled(tuple(tokens.tolist()), kv, tuple(keeping.queries), tuple(keeping.scales), logits.cpu())
+    kv = tuple((torch.cat(k), torch.cat(v)) for k, v in kept.kv)
+    return Prefilled(tuple(tokens.tolist()), kv, tuple(kept.queries), tuple(kept.scales), logits.cpu())

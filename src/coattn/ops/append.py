@@ -5,16 +5,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from coattn.ops.reference.append import append as reference
-from coattn.store.step_table import StepTable
 
 
-def append(table: StepTable, near: Tensor, k: Tensor, v: Tensor, far: Tensor | None = None) -> None:
-    """k, v `[rows, kv_heads, d]` into near `[n, kv_heads, 2, block, d]`; full blocks on to far."""
-    spill = table.spill if far is not None else None
-    block = near.shape[3]
-    if near.device.type == "cuda" and (spill is None or block & (block - 1) == 0):
+def append(
+    gpu: Tensor,
+    block: Tensor,
+    offset: Tensor,
+    k: Tensor,
+    v: Tensor,
+    host: Tensor | None = None,
+    flush_to: Tensor | None = None,
+) -> None:
+    """k, v `[rows, kv_heads, d]` to rows `offset` of blocks `block` of gpu `[n, kv_heads, 2, size, d]`.
+
+    flush_to: the host block that each of these blocks, now full, is written through to; negative: it is not full.
+    """
+    size = gpu.shape[3]
+    if gpu.device.type == "cuda" and (flush_to is None or size & (size - 1) == 0):
         from coattn.ops.triton.append import append as kernel
 
-        kernel(near, table.ids, table.places, k, v, far, spill)
+        kernel(gpu, block, offset, k, v, host, flush_to)
     else:
-        reference(near, table.ids, table.places, k, v, far, spill)
+        reference(gpu, block, offset, k, v, host, flush_to)

@@ -18,12 +18,11 @@ class Average:
     """Moving averages of attention weights: `new = (1 - alpha) * old + alpha * weight`.
 
     values: `[n, kv_heads, block]` float32, one for each entry of a block memory. Weights are those of the softmax over
-    what is attended in the same call; of the query heads of a KV head, the largest, or the mean.
+    what is attended in the same call; of the query heads of a KV head, the largest.
     """
 
     values: Tensor
     alpha: float
-    mean: bool
 
 
 def attend_averaging(
@@ -46,12 +45,12 @@ def attend_averaging(
         if triton.refuses(q, blocks) is None:
             scores = triton.room_for_scores(q, picked)
             state = triton.attend(q, blocks, picked, scale, softcap, stamp, scores)
-            update_on_gpu(average.values, average.alpha, average.mean, picked, scores, state.lse)
+            update_on_gpu(average.values, average.alpha, picked, scores, state.lse)
             return state
     elif native.refuses(q, blocks) is None:
         done, weights = native.attend_weighing(q, blocks, picked, scale, softcap)
-        update(average.values, average.alpha, average.mean, picked, weights)
+        update(average.values, average.alpha, picked, weights)
         return done
     done = reference.attend(q, blocks, picked, scale, softcap)
-    update(average.values, average.alpha, average.mean, picked, weigh(q, blocks, picked, scale, softcap))
+    update(average.values, average.alpha, picked, weigh(q, blocks, picked, scale, softcap))
     return done

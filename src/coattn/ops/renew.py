@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
-from coattn.ops.reference.renew import Digests, Due
+from coattn.ops.reference.renew import Due
 from coattn.ops.reference.renew import renew as reference
 
-__all__ = ["Digests", "Due", "renew"]
+__all__ = ["Due", "renew"]
 
 
 def renew(
-    near: Tensor, far: Tensor, digests: Digests, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+    near: Tensor, far: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
 ) -> None:
-    """near, far `[n, kv_heads, 2, block, d]`; see the reference."""
+    """near, far `[n, kv_heads, 2, block, d]`, digests `[n, kv_heads, 2, d]`; see the reference."""
     if near.device.type == "cuda":
         from coattn.ops.triton.renew import renew as kernel
 

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.method import Composed, compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
-from coattn.store.ledger import Ledger, Tier
-from coattn.types import LayerShape, Step
+from coattn.types import LayerShape, Step, Tier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOST_BLOCKS = 1 << 23
-"""The stores list every block: seconds at this number."""
+"""A cache lists every block: seconds at this number."""
 
 
 def held(layers: Sequence[LayerShape], composed: Composed, batch: int, context: int) -> dict[Tier, int]:
-    """Bytes that the stores hold once `batch` prompts of `context` tokens are in them; the stores themselves say so.
+    """Bytes that the cache holds once `batch` prompts of `context` tokens are in it; its own ledger says so.
 
-    On a device without memory. What a GPU needs beside it to bring far blocks in is not counted.
+    On a device without memory. What a GPU needs beside it to bring blocks in from DRAM is not counted.
     """
     ghosts = [replace(shape, device=torch.device("meta"), mark=None) for shape in layers]
     ledger = Ledger()

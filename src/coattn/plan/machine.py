@@ -6,8 +6,8 @@ import os
 import platform
 from typing import Any
 
+from coattn.cache.available import memory
 from coattn.provenance import cpu_name, package_version
-from coattn.store.available import memory
 from coattn.units import format_bytes
 
 COMFORTABLE = 8 << 30

@@ -48,14 +48,12 @@ class Codebook:
         return Codebook((numbers * steps).to(self.centroids.dtype), self.groups, small, self.basis)
 
     def encode(self, keys: Tensor) -> Tensor:
-        """keys `[..., d]`, with a basis `[..., kv_heads, d]` -> codes `[..., groups]` int16."""
+        """keys `[..., d]`, with a basis `[..., kv_heads, d]` -> codes `[..., groups]` int16.
+
+        In PyTorch, wherever the keys are; `ops/encode_keys.py` has a kernel for a GPU.
+        """
         if self.basis is not None:
             keys = self.basis.keys(keys)
-        if keys.device.type == "cuda":
-            from coattn.ops.triton.nearest import nearest
-
-            rows = keys.reshape(-1, keys.shape[-1])
-            return nearest(rows, self.centroids).view(*keys.shape[:-1], self.groups)
         pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
         if self.shared:
             found = self._nearest[0](pieces.reshape(-1, pieces.shape[-1]))

@@ -1,19 +1,28 @@
-"""One place after the other."""
+"""One piece after the other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.place.base import Call, State
-from coattn.schedule.base import Schedule
+from coattn.call import Call
+from coattn.execute.base import State
+from coattn.schedule.base import Schedule, executor_of, nothing
 from coattn.types import Selection
 
 
 @dataclass
 class Inline(Schedule):
-    """Every place at once, in order, on the calling thread."""
+    """Every piece of work in order; who works on the host is waited for at once."""
 
     name = "inline"
 
-    def launch(self, call: Call, picked: Selection) -> list[State]:
-        return [place.run(call, picked) for place in self.needed(picked)]
+    def run(self, call: Call, selection: Selection) -> list[State]:
+        assert call.table is not None
+        states: list[State] = []
+        for work in selection.works:
+            executor = executor_of(self.executors, work)
+            if executor.asynchronous:
+                states.append(call.table.hand.ask(executor, call, work)())
+            else:
+                states.append(executor.run(call, work))
+        return states or nothing(call)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.place.base import Call, State
-from coattn.schedule.base import Schedule
+from coattn.call import Call
+from coattn.execute.base import State
+from coattn.schedule.base import Schedule, nothing
 from coattn.types import Selection
 
 
 @dataclass
 class SameLayer(Schedule):
-    """Host places are started first and fetched last; in between the others work.
+    """What the host does is started first and fetched last; in between the GPU works.
 
-    Without a GPU both would share the same cores, so there the host places simply go first; the results are the same.
+    Without a GPU both would share the same cores, so there the host's part simply goes first; the results are the same.
     """
 
     name = "same_layer"
-    needs = frozenset({"host_place"})
 
-    def launch(self, call: Call, picked: Selection) -> list[State]:
-        places = self.needed(picked)
-        pending = [place.start(call, picked) for place in places if place.asynchronous]
-        inline = [place.run(call, picked) for place in places if not place.asynchronous]
-        return inline + [fetch() for fetch in pending]
+    def run(self, call: Call, selection: Selection) -> list[State]:
+        assert call.table is not None
+        pending = [call.table.hand.ask(executor, call, work) for executor, work in self.runs(selection, True)]
+        states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
+        return states + [fetch() for fetch in pending] or nothing(call)

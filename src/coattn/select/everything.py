@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.select.base import Stored
+from coattn.call import Call
+from coattn.select.base import Select
+from coattn.types import Selection
 
 
 @dataclass
-class Everything(Stored):
-    """Attends to every token."""
+class Everything(Select):
+    """Attends to every token that the cache still has."""
 
     name = "everything"
-    needs = frozenset({"all_tokens"})
-    exact = True
+    capturable = True
+
+    def pick(self, call: Call) -> Selection:
+        return call.visible

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coattn.call import Call
+from coattn.ops.softcap import softcap
 from coattn.select.top_tokens import TopTokens
-from coattn.store.base import Store
-from coattn.types import BlockList
+from coattn.types import BlockList, Tier
 
 
 @dataclass
@@ -18,14 +19,26 @@ class Oracle(TopTokens):
 
     name = "oracle"
 
-    def scores(self, layer: int, q: Tensor, store: Store, near: BlockList) -> Tensor:
-        seqs, _, _, d = q.shape
-        keys = store.near[layer][:, :, 0, 0]
-        keys = keys[near.table[:, 0].long()].float()  # [seqs, n, kv_heads, d]
-        grouped = q.float().view(seqs, keys.shape[2], -1, d) * self.scale
-        scores = torch.einsum("shgd,snhd->shgn", grouped, keys)
-        softcap = store.opening.layers[layer].softcap
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        absent = torch.arange(keys.shape[1], device=q.device) >= near.tokens[:, :, None]
-        return scores.masked_fill(absent[:, :, None], -torch.inf).softmax(-1).sum(2)
+    def scores(self, call: Call, tier: Tier, listed: BlockList) -> Tensor:
+        visible = call.visible
+        total = torch.logsumexp(torch.stack([
+            self._logits(call, name, part).logsumexp(-1)
+            for name, part in (("gpu", visible.gpu), ("host", visible.host)) if part is not None
+        ]), 0)  # fmt: skip
+        return (self._logits(call, tier, listed) - total[..., None]).exp().sum(2)
+
+    def _logits(self, call: Call, tier: str, listed: BlockList) -> Tensor:
+        """`[seqs, kv_heads, group, n]`; -inf past a sequence's count."""
+        host, q = self.cache.host, call.q
+        if tier == "gpu":
+            keys = self.cache.gpu.memory[call.layer][listed.table[:, 0].long()][:, :, :, 0, 0]
+        else:
+            assert host is not None
+            part = listed.in_reach(len(q))
+            ids = part.table[:, 0].long()
+            keys = host.memory.get(call.layer, ids.flatten()).to(q.device)[:, :, 0, 0]
+            keys = keys.view(*ids.shape, *keys.shape[1:])
+        grouped = q.float().view(len(q), keys.shape[2], -1, q.shape[-1]) * call.scale
+        scores = softcap(torch.einsum("shgd,snhd->shgn", grouped, keys.float()), call.shape.softcap)
+        absent = torch.arange(keys.shape[1], device=q.device) >= listed.tokens.to(q.device)[:, :, None]
+        return scores.masked_fill(absent[:, :, None], -torch.inf)

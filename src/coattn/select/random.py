@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.call import Call
 from coattn.part import check_count
 from coattn.select.top_tokens import TopTokens
-from coattn.store.base import Store
-from coattn.types import BlockList
+from coattn.types import BlockList, Tier
 
 
 @dataclass
@@ -28,6 +28,6 @@ class Random(TopTokens):
         check_count("seed", self.seed, 0)
         self._draws = torch.Generator().manual_seed(self.seed)
 
-    def scores(self, layer: int, q: Tensor, store: Store, near: BlockList) -> Tensor:
-        size = (len(q), store.opening.layers[layer].kv_heads, near.table.shape[-1])
-        return torch.rand(size, generator=self._draws).to(q.device)
+    def scores(self, call: Call, tier: Tier, listed: BlockList) -> Tensor:
+        size = (len(call.q), call.shape.kv_heads, listed.table.shape[-1])
+        return torch.rand(size, generator=self._draws).to(call.q.device)

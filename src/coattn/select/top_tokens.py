@@ -9,32 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.errors import ConfigError
+from coattn.call import Call
 from coattn.part import check_count
 from coattn.select.base import Select
-from coattn.store.base import Store
-from coattn.types import BlockList, Phase, Selection, Step
+from coattn.types import BlockList, Selection, Tier
 
 
 @dataclass
 class TopTokens(Select):
     """Base of rules that attend to the best tokens of each KV head, the newest always among them.
 
-    Blocks of one token make a block list a list of tokens. An append step, whose queries would each want their own
-    list, attends to everything; so does a decode step whose sequences all fit in the budget.
+    Blocks of one token make a block list a list of tokens. A step with many tokens, whose queries would each want their
+    own list, attends to everything; so does a decode step whose sequences all fit in the budget.
     """
 
-    needs = frozenset({"all_near"})
-    exact = False
-    help_text = {"budget": "tokens attended per KV head, the newest included", "block": "tokens per block: always 1"}
+    needs = frozenset({"whole_kv"})
+    fixes = {"block": 1}
+    help_text = {"budget": "tokens attended per KV head, the newest included"}
 
     budget: int = 1024
-    block: int = 1
 
     def __post_init__(self) -> None:
         check_count("budget", self.budget, 1)
-        if self.block != 1:
-            raise ConfigError(f"block is {self.block!r}, but {self.name} picks single tokens.", "Leave block out.")
+
+    def is_exact(self) -> bool:
+        return False
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"budget": tokens}
@@ -43,27 +42,50 @@ class TopTokens(Select):
         return self.budget
 
     @abstractmethod
-    def scores(self, layer: int, q: Tensor, store: Store, near: BlockList) -> Tensor:
-        """q `[seqs, 1, q_heads, head_dim]` -> how much each KV head wants each listed token, `[seqs, kv_heads, n]`."""
+    def scores(self, call: Call, tier: Tier, listed: BlockList) -> Tensor:
+        """How much each KV head wants each listed token of a tier, `[seqs, kv_heads, n]` float32.
 
-    def pick(self, layer: int, q: Tensor, store: Store, step: Step) -> Selection:
-        view = store.view(layer, step)
-        if step.phase is not Phase.DECODE or view.near is None or view.near.longest <= self.budget:
-            return view
-        return Selection(best(self.scores(layer, q, store, view.near), view.near, self.budget))
+        What is past a sequence's count may have any number.
+        """
+
+    def pick(self, call: Call) -> Selection:
+        visible = call.visible
+        if call.table is None or sum(part.longest for part in (visible.gpu, visible.host) if part) <= self.budget:
+            return visible
+        assert visible.gpu is not None, "a decode step sees its own token"
+        near = self.scores(call, "gpu", visible.gpu)
+        host = None if visible.host is None else self.scores(call, "host", visible.host).to(near.device)
+        return best(near, visible.gpu, host, visible.host, self.budget)
 
 
-def best(scores: Tensor, near: BlockList, budget: int) -> BlockList:
+def best(scores: Tensor, gpu: BlockList, host_scores: Tensor | None, host: BlockList | None, budget: int) -> Selection:
     """The `budget` tokens of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
 
-    near: every token, in blocks of one, the same for every head. The newest token is always taken; a sequence of fewer
-    tokens gets all of them.
+    Lists are of blocks of one token, the same for every head. The newest token, the last on the GPU, is always taken; a
+    sequence of fewer tokens gets all of them.
     """
     position = torch.arange(scores.shape[-1], device=scores.device)
-    length = near.tokens[:, :, None]
+    length = gpu.tokens[:, :, None]
     wanted = scores.masked_fill(position >= length, -torch.inf).masked_fill(position == length - 1, torch.inf)
-    # in order of position, what a sequence does not have comes last, after what its count says
-    chosen = wanted.topk(budget, dim=-1).indices.sort(dim=-1).values
-    table = near.table.expand(-1, scores.shape[1], -1).gather(2, chosen)
-    tokens = near.tokens.clamp(max=budget).expand(-1, scores.shape[1]).contiguous()
-    return BlockList(table.contiguous(), tokens, budget)
+    split = 0
+    if host is not None and host_scores is not None:
+        split = host_scores.shape[-1]
+        there = torch.arange(split, device=scores.device) < host.tokens.to(scores.device)[:, :, None]
+        wanted = torch.cat([host_scores.masked_fill(~there, -torch.inf), wanted], -1)
+    found = wanted.topk(min(budget, wanted.shape[-1]), dim=-1)
+    chosen = found.indices.masked_fill(found.values == -torch.inf, wanted.shape[-1]).sort(dim=-1).values
+    real = chosen < wanted.shape[-1]
+    own = _listed(gpu, chosen - split, real & (chosen >= split))
+    if host is None or not split:
+        return Selection.of(own)
+    return Selection.of(own, _listed(host, chosen, real & (chosen < split)))
+
+
+def _listed(whole: BlockList, chosen: Tensor, wanted: Tensor) -> BlockList:
+    """The wanted of places `[seqs, kv_heads, k]` in a list that all heads share, at the front of a list for each."""
+    order = (~wanted).to(torch.uint8).argsort(dim=-1, stable=True)
+    places = chosen.gather(-1, order).clamp(0, whole.table.shape[-1] - 1)
+    table = whole.table.expand(-1, chosen.shape[1], -1).gather(2, places).contiguous()
+    tokens = wanted.sum(-1).to(torch.int32)
+    on_host = None if whole.on_host is None else BlockList(table.cpu(), tokens.cpu(), chosen.shape[-1])
+    return BlockList(table, tokens, chosen.shape[-1], on_host=on_host)

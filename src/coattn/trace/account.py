@@ -9,15 +9,14 @@ from coattn.types import Step
 
 def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) -> StepTrace:
     """A decode step that has been done, with the bytes that it needed at least."""
-    near, far = runtime.attended(step)
-    token, far_token = runtime.token_bytes()
-    covered = {place.name for place in runtime.places() if place.covers == "far"}
-    weighted = any(place.covers == "weighted" for place in runtime.places())
-    by_cpu = "cpu" in covered or weighted
-    if weighted:
+    gpu, host = runtime.attended(step)
+    token, host_token = runtime.token_bytes()
+    by_cpu = any(group.place.asynchronous for group in runtime.groups)
+    rows = runtime.report(step).get("row_entries")
+    if rows is not None:
         # positions and weights there, sums back in float32
         crossing = sum(s.q_heads * s.head_dim * 4 for s in runtime.layers) * step.seqs
-        crossing += round(sum(parts.store.lists() for parts in runtime.groups))
+        crossing += round(sum(4 * rows * (s.kv_heads + s.q_heads) for s in runtime.layers))
     else:
         # a query there in the model's dtype, an answer and its log-sum-exp back in float32
         crossing = sum(s.q_heads * (s.head_dim * (s.dtype.itemsize + 4) + 4) for s in runtime.layers) * step.seqs
@@ -28,7 +27,7 @@ def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) 
         timing.crossings,
         step.seqs,
         weight_bytes=weight_bytes,
-        hbm_bytes=weight_bytes + near * token,
-        pcie_bytes=(crossing if by_cpu else far * far_token) if far else 0,
-        dram_bytes=far * far_token,
+        hbm_bytes=weight_bytes + gpu * token,
+        pcie_bytes=(crossing if by_cpu else host * host_token) if host else 0,
+        dram_bytes=host * host_token,
     )

@@ -30,7 +30,7 @@ from coattn.ops.triton import (
 )
 
 KINDS = {
-    "*i32": "table tokens ids places spill order post step reply failed verdict to source place count far_tokens "
+    "*i32": "table tokens ids places spill seq order post step reply failed verdict to source place count far_tokens "
     "window window_tokens slots held chosen far_table present",
     "*i64": "stamp moved",
     "*fp32": "out lse scores values sums wanted worth",
@@ -47,7 +47,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (
         average._average,
-        {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "MEAN": False},
+        {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128},
     ),
     *(
         (append._append, {"SPILL": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})
@@ -89,7 +89,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (drive_kernel._drive, {"GROUP": 5, "CHUNKS_PAD": 32, "TILE": 256}),
     (
         renew._renew,
-        {"RECALL": True, "MEAN": False, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
+        {"RECALL": True, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
     ),
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
@@ -97,10 +97,11 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
     (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
-    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128, "C_PAD": 128}),
-    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64, "C_PAD": 128}),
+    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
+    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
     (nearest._turn_spilled, {"D": 128, "D_PAD": 128, "ROWS": 32, "AXES": 4}),
     (mean_values._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
+    (spill._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
     (spill._spill_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
     (
         score_keys._score_keys,

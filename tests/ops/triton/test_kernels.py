@@ -79,9 +79,8 @@ def test_attend_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got.merged().lse, want.lse, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize(("group", "tokens"), [(4, [70, 0, 1]), (3, [1500, 64, 33])])
-def test_average(group: int, tokens: list[int], mean: bool) -> None:
+def test_average(group: int, tokens: list[int]) -> None:
     q = random(3, 1, 2 * group, 32, dtype=torch.float32)
     blocks = random(64, 2, 2, 32, 32, dtype=torch.float32, seed=1)
     picked = lists(tokens, 1, 32, 64, 3)
@@ -91,10 +90,10 @@ def test_average(group: int, tokens: list[int], mean: bool) -> None:
         row[: len(ids)] = ids[: len(row)].to(DEVICE)
     values = random(64, 2, 32, dtype=torch.float32, seed=2).abs()
     wanted = values.clone()
-    average_reference.update(wanted, 0.1, mean, picked, average_reference.weigh(q, blocks, picked, 0.2, 20.0))
+    average_reference.update(wanted, 0.1, picked, average_reference.weigh(q, blocks, picked, 0.2, 20.0))
     scores = attend_kernel.room_for_scores(q, picked)
     state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
-    average_kernel.update(values, 0.1, mean, picked, scores, state.lse)
+    average_kernel.update(values, 0.1, picked, scores, state.lse)
     torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
     assert not torch.equal(values, random(64, 2, 32, dtype=torch.float32, seed=2).abs())
 
@@ -148,7 +147,7 @@ def test_recall(block: int, d: int) -> None:
 def test_score_digest(group: int, d: int, m: int, slack: float) -> None:
     q = random(2, 2 * group, d, dtype=torch.float32)
     # as a store keeps them: with a dimension between the two sides and the channels
-    digests = digest(random(160, 2, 4, d, dtype=torch.float32, seed=1), "minmax")[:, :, :, None][:, :, :, 0]
+    digests = digest(random(160, 2, 4, d, dtype=torch.float32, seed=1))[:, :, :, None][:, :, :, 0]
     table = torch.stack([torch.randperm(160, generator=torch.Generator().manual_seed(i))[:m] for i in (0, 1)])
     table = table.int().to(DEVICE)
     got = score_digest_kernel.score_digest(q, digests, table, slack)

@@ -15,7 +15,7 @@ from coattn.ops.reference import renew as renew_reference
 from coattn.ops.reference.digest import digest
 from coattn.ops.reference.digest import score_digest as score_digest_reference
 from coattn.ops.reference.pick_blocks import Scores
-from coattn.ops.reference.renew import Digests, Due
+from coattn.ops.reference.renew import Due
 
 pytest.importorskip("triton")
 from coattn.ops.triton import handover
@@ -66,7 +66,7 @@ def same(a: Lists, b: Lists) -> None:
 )
 def test_score_parts(group: int, n: int, slack: float, softcap: float | None) -> None:
     rows, _ = world(n)
-    digests = digest(draw(200, HEADS, 4, D, seed=1), "minmax")
+    digests = digest(draw(200, HEADS, 4, D, seed=1))
     ask = (draw(3, HEADS * group, D), digests, rows.far, rows.far_tokens, BLOCK, 0.3, softcap, slack)
     got, want = score_kernel.score_parts(*ask), pick_reference.score_parts(*ask)
     there = torch.arange(n, device=DEVICE) < rows.far_tokens[:, None] // BLOCK
@@ -79,7 +79,7 @@ def test_score_parts(group: int, n: int, slack: float, softcap: float | None) ->
 @pytest.mark.parametrize(("group", "n", "count"), [(1, 9, 4), (3, 70, 12), (5, 150, 60), (2, 9, 9)])
 def test_pick_blocks(group: int, n: int, count: int) -> None:
     rows, pool = world(n)
-    digests = digest(draw(200, HEADS, 4, D, seed=1), "minmax")
+    digests = digest(draw(200, HEADS, 4, D, seed=1))
     q = draw(3, HEADS * group, D)
     scores = pick_reference.score_parts(q, digests, rows.far, rows.far_tokens, BLOCK, 0.3, None, 0.5)
     got, want = lists(count), lists(count)
@@ -108,13 +108,12 @@ def test_of_equal_scores_the_older_are_picked() -> None:
     assert got.chosen[0, 0].tolist() == [0, 1, 2, 3, 4, 11]
 
 
-@pytest.mark.parametrize("kind", ["minmax", "mean"])
 @pytest.mark.parametrize(("interval", "shift"), [(0, 0), (1, 3), (7, 1)])
-def test_renew(kind: str, interval: int, shift: int) -> None:
+def test_renew(interval: int, shift: int) -> None:
     n, count = 30, 12
     rows, pool = world(n)
     picked = lists(count)
-    digests = digest(draw(200, HEADS, 4, D, seed=1), "minmax")
+    digests = digest(draw(200, HEADS, 4, D, seed=1))
     scores = pick_reference.score_parts(
         draw(3, HEADS * 2, D), digests, rows.far, rows.far_tokens, BLOCK, 0.3, None, 1.0
     )
@@ -124,7 +123,7 @@ def test_renew(kind: str, interval: int, shift: int) -> None:
         near, far = (draw(blocks, HEADS, 2, BLOCK, D, seed=i) for i, blocks in enumerate((FIRST + SLOTS * PLACES, 200)))
         own = Residents(pool.held.clone(), FIRST, BLOCK)
         memory, moved = digests.clone(), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-        run(near, far, Digests(memory, kind), rows, own, picked, Due(interval, shift), moved)
+        run(near, far, memory, rows, own, picked, Due(interval, shift), moved)
         results.append((near, memory, moved, own.held))
     (near, memory, moved, held), want = results
     for a, b in zip(results[0], want, strict=True):
@@ -153,7 +152,7 @@ def test_an_answer_comes_near_but_for_empty_lists() -> None:
 def test_digests_of_sixteen_bits_are_scored_as_well_as_others() -> None:
     q, keys = draw(2, 6, 64), draw(40, 2, 4, 64, seed=1).half()
     table = torch.arange(40, dtype=torch.int32, device=DEVICE).repeat(2, 1)
-    digests = digest(keys, "minmax")
+    digests = digest(keys)
     got = score_kernel.score_digest(q, digests, table, 0.5)
     torch.testing.assert_close(got, score_digest_reference(q, digests.float(), table, 0.5), atol=2e-3, rtol=2e-3)
 

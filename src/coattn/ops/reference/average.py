@@ -25,11 +25,11 @@ def weigh(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: f
     return scores.masked_fill(absent[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
-def update(values: Tensor, alpha: float, mean: bool, picked: BlockList, weights: Tensor) -> None:
+def update(values: Tensor, alpha: float, picked: BlockList, weights: Tensor) -> None:
     """values `[n, kv_heads, block]` of the listed entries get weights `[seqs, q_heads, at least longest]`."""
     kv_heads, block = values.shape[1], values.shape[2]
     grouped = weights.view(len(weights), kv_heads, -1, weights.shape[-1])
-    one = grouped.mean(2) if mean else grouped.amax(2)  # [seqs, kv_heads, n]
+    one = grouped.amax(2)  # [seqs, kv_heads, n]
     for ids, count, own in zip(picked.table[:, 0], picked.tokens[:, 0].tolist(), one, strict=True):
         if not count:
             continue

@@ -5,17 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-KINDS = ("minmax", "mean")
 
-
-def digest(keys: Tensor, kind: str) -> Tensor:
-    """keys `[blocks, kv_heads, block, d]` -> `[blocks, kv_heads, 2, d]`: the lowest and highest of every channel.
-
-    mean: the mean twice, as in MoBA; a score is then the product with the mean key, and no bound.
-    """
-    if kind == "mean":
-        mean = keys.float().mean(2).to(keys.dtype)
-        return torch.stack([mean, mean], 2)
+def digest(keys: Tensor) -> Tensor:
+    """keys `[blocks, kv_heads, block, d]` -> `[blocks, kv_heads, 2, d]`: the lowest and highest of every channel."""
     return torch.stack([keys.amin(2), keys.amax(2)], 2)
 
 

@@ -12,13 +12,6 @@ from coattn.ops.reference.digest import digest
 from coattn.ops.reference.recall import recall
 
 
-class Digests(NamedTuple):
-    """Of a layer's arena blocks, `[n, kv_heads, 2, d]`, and what they are."""
-
-    memory: Tensor
-    kind: str
-
-
 class Due(NamedTuple):
     """A sequence is due when its length and `shift` together are a multiple of `interval`; 0: never."""
 
@@ -27,7 +20,7 @@ class Due(NamedTuple):
 
 
 def renew(
-    near: Tensor, far: Tensor, digests: Digests, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+    near: Tensor, far: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
 ) -> None:
     """Where a sequence is due, the best missed blocks take the places of residents with lower scores, the lowest first.
 
@@ -51,7 +44,7 @@ def renew(
         moved += take.sum()
     full = rows.spill >= 0
     ids = rows.ids.long()[full]
-    digests.memory[rows.spill.long()[full]] = digest(near[ids][:, :, 0], digests.kind)
+    digests[rows.spill.long()[full]] = digest(near[ids][:, :, 0])
     empty = held == -1
     place = empty.int().argmax(-1, keepdim=True)
     take = empty.any(-1, keepdim=True) & full[:, None, None]

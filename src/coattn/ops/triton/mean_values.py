@@ -10,11 +10,11 @@ from torch import Tensor
 
 @triton.jit
 def _mean_values(
-    sums_ptr, ids_ptr, out_ptr, ring, kv_heads, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
+    sums_ptr, seq_ptr, out_ptr, kv_heads, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, D_PAD)
-    slot = (tl.load(ids_ptr + seq) // ring).to(tl.int64)
+    slot = tl.load(seq_ptr + seq).to(tl.int64)
     at = sums_ptr + (slot * kv_heads + head) * (D + 1)
     count = tl.maximum(tl.load(at + D), 1.0)
     mean = tl.load(at + d, mask=d < D, other=0.0) / count
@@ -23,11 +23,11 @@ def _mean_values(
         tl.store(out_ptr + row * D + d, mean, mask=d < D)
 
 
-def mean_values(sums: Tensor, ids: Tensor, ring: int, group: int) -> Tensor:
-    """sums `[slots, kv_heads, d + 1]`, ids `[seqs]` int32 near blocks, `ring` to a slot -> `[seqs, q_heads, d]`."""
+def mean_values(sums: Tensor, seq: Tensor, group: int) -> Tensor:
+    """sums `[slots, kv_heads, d + 1]`, seq `[rows]` int32 -> `[seqs, q_heads, d]`."""
     _, kv_heads, width = sums.shape
-    out = torch.empty(len(ids), kv_heads * group, width - 1, dtype=torch.float32, device=sums.device)
-    _mean_values[(len(ids), kv_heads)](
-        sums, ids, out, ring, kv_heads, GROUP=group, D=width - 1, D_PAD=triton.next_power_of_2(width - 1), num_warps=4
+    out = torch.empty(len(seq), kv_heads * group, width - 1, dtype=torch.float32, device=sums.device)
+    _mean_values[(len(seq), kv_heads)](
+        sums, seq, out, kv_heads, GROUP=group, D=width - 1, D_PAD=triton.next_power_of_2(width - 1), num_warps=4
     )
     return out

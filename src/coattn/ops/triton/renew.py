@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.lists import Lists, Residents, Rows
-from coattn.ops.reference.renew import Digests, Due
+from coattn.ops.reference.renew import Due
 from coattn.ops.triton.packed import halves_of
 from coattn.ops.triton.recall import block_sizes, copy_block
 
@@ -23,7 +23,7 @@ def _renew(
     chosen_ptr, wanted_ptr, worth_ptr, source_out, place_out, count_out, moved_ptr,
     heads, most, places, first, nobody, interval, shift, far_seq, block_stride, head_stride, digest_stride,
     digest_head, side_stride,
-    RECALL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    RECALL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     K_PAD: tl.constexpr, P_PAD: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
@@ -66,12 +66,8 @@ def _renew(
         inside = (d < D)[None, :]
         here = near_ptr + tl.load(ids_ptr + seq).to(tl.int64) * block_stride + head.to(tl.int64) * head_stride
         keys = tl.load(here + at, mask=inside, other=0.0)
-        if MEAN:
-            low = tl.sum(keys.to(tl.float32), 0) / BLOCK
-            high = low
-        else:
-            low = tl.min(keys.to(tl.float32), 0)
-            high = tl.max(keys.to(tl.float32), 0)
+        low = tl.min(keys.to(tl.float32), 0)
+        high = tl.max(keys.to(tl.float32), 0)
         there = digests_ptr + to * digest_stride + head * digest_head + d
         tl.store(there, low.to(digests_ptr.dtype.element_ty), mask=d < D)
         tl.store(there + side_stride, high.to(digests_ptr.dtype.element_ty), mask=d < D)
@@ -102,7 +98,7 @@ def _bring(
 
 
 def renew(
-    near: Tensor, far: Tensor, digests: Digests, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+    near: Tensor, far: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
 ) -> None:
     """See the reference; far may lie in mapped host memory. What comes is decided and copied on the GPU alone."""
     seqs, (_, heads, _, block, d) = len(rows.slots), near.shape
@@ -111,13 +107,13 @@ def renew(
     # what comes from where to which place, and how much of it for each sequence and KV head
     sizes = [count * places, count * places, count] if due.interval else [1, 1, 1]
     source, place, counts = torch.split(torch.empty(sum(sizes), dtype=torch.int32, device=near.device), sizes)
-    memory, pad = digests.memory, triton.next_power_of_2
+    pad = triton.next_power_of_2
     _renew[(seqs, heads)](
-        near, memory, rows.far, rows.far_tokens, rows.window_tokens, rows.slots, rows.ids, rows.spill, pool.held,
+        near, digests, rows.far, rows.far_tokens, rows.window_tokens, rows.slots, rows.ids, rows.spill, pool.held,
         lists.chosen, lists.wanted, lists.worth, source, place, counts, moved,
         heads, most, places, pool.first, len(pool.held) - 1, max(1, due.interval), due.shift, rows.far.stride(0),
-        near.stride(0), near.stride(1), memory.stride(0), memory.stride(1), memory.stride(2),
-        RECALL=due.interval > 0, MEAN=digests.kind == "mean", BLOCK=block, D=d, D_PAD=pad(d),
+        near.stride(0), near.stride(1), digests.stride(0), digests.stride(1), digests.stride(2),
+        RECALL=due.interval > 0, BLOCK=block, D=d, D_PAD=pad(d),
         K_PAD=pad(most), P_PAD=pad(places), num_warps=4,
     )  # fmt: skip
     if due.interval:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 @triton.jit
 def _spill_values(
-    near_ptr, far_ptr, scale_ptr, ids_ptr, spill_ptr, sums_ptr, block_stride, head_stride, far_block, far_head, ring,
+    near_ptr, far_ptr, scale_ptr, ids_ptr, spill_ptr, block_stride, head_stride, far_block, far_head,
     LEVELS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    C_PAD: tl.constexpr,
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
     to = tl.load(spill_ptr + seq).to(tl.int64)
@@ -20,12 +19,6 @@ def _spill_values(
         block = tl.load(ids_ptr + seq).to(tl.int64)
         source = near_ptr + block * block_stride + head * head_stride + ROWS * D
         away = to * far_block + head * far_head
-        # one program for each sequence and KV head: nobody else adds to its sums
-        c = tl.arange(0, C_PAD)
-        values = tl.load(source + r[:, None] * D + c[None, :], mask=(c < D)[None, :], other=0.0).to(tl.float32)
-        sums = sums_ptr + ((block // ring) * tl.num_programs(1) + head) * (D + 1)
-        tl.store(sums + c, tl.load(sums + c, mask=c < D, other=0.0) + tl.sum(values, 0), mask=c < D)
-        tl.store(sums + D, tl.load(sums + D) + ROWS)
         if LEVELS == 0:
             d = tl.arange(0, D_PAD)
             at = r[:, None] * D + d[None, :]
@@ -54,6 +47,22 @@ def _spill_values(
 
 
 @triton.jit
+def _sum_values(
+    near_ptr, ids_ptr, spill_ptr, seq_ptr, sums_ptr, block_stride, head_stride,
+    ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    if tl.load(spill_ptr + row) >= 0:
+        r, c = tl.arange(0, ROWS), tl.arange(0, D_PAD)
+        source = near_ptr + tl.load(ids_ptr + row).to(tl.int64) * block_stride + head * head_stride + ROWS * D
+        values = tl.load(source + r[:, None] * D + c[None, :], mask=(c < D)[None, :], other=0.0).to(tl.float32)
+        # one program for each sequence and KV head: nobody else adds to its sums
+        sums = sums_ptr + (tl.load(seq_ptr + row).to(tl.int64) * tl.num_programs(1) + head) * (D + 1)
+        tl.store(sums + c, tl.load(sums + c, mask=c < D, other=0.0) + tl.sum(values, 0), mask=c < D)
+        tl.store(sums + D, tl.load(sums + D) + ROWS)
+
+
+@triton.jit
 def _spill_keys(
     near_ptr, kept_ptr, ids_ptr, spill_ptr, block_stride, head_stride, kept_block, kept_head,
     ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
@@ -68,21 +77,27 @@ def _spill_keys(
         tl.store(kept_ptr + to * kept_block + head * kept_head + at, rows, mask=(d < D)[None, :])
 
 
-def spill_values(
-    near: Tensor, far: Tensor, halves: Tensor, ids: Tensor, spill: Tensor, levels: int, sums: Tensor, ring: int
-) -> None:
+def spill_values(near: Tensor, far: Tensor, halves: Tensor, ids: Tensor, spill: Tensor, levels: int) -> None:
     """Values of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to far blocks `spill`, unless negative.
 
     far: `[n, kv_heads, block, d]` of the same dtype (`levels` 0), or bytes `[n, kv_heads, size]` with 255 or 15 levels,
     of which `halves` is the same memory as float16. Rows are quantised as `quantise/values.py` says.
-    sums: `[slots, kv_heads, d + 1]` float32, to which the values and their number are added; `ring` near blocks a slot.
     """
     (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
     parts = 2 if levels == 15 else 1
     _spill_values[(seqs, kv_heads)](
-        near, far, halves, ids, spill, sums, near.stride(0), near.stride(1), far.stride(0), far.stride(1), ring,
+        near, far, halves, ids, spill, near.stride(0), near.stride(1), far.stride(0), far.stride(1),
         LEVELS=levels, PARTS=parts, ROWS=block, D=d, D_PAD=triton.next_power_of_2(d if levels == 0 else d // parts),
-        C_PAD=triton.next_power_of_2(d), num_warps=4,
+        num_warps=4,
+    )  # fmt: skip
+
+
+def sum_values(near: Tensor, sums: Tensor, ids: Tensor, spill: Tensor, seq: Tensor) -> None:
+    """Values of near blocks that are full now, and their number, to `sums[seq]` `[seqs + 1, kv_heads, d + 1]`."""
+    (rows,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    _sum_values[(rows, kv_heads)](
+        near, ids, spill, seq, sums, near.stride(0), near.stride(1),
+        ROWS=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
     )  # fmt: skip
 
 

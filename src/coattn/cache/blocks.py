@@ -1,0 +1,314 @@
+"""Block memory: the one storage primitive. A cache is index arithmetic over it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from coattn.cache import available
+from coattn.cache.host_memory import host_memory
+from coattn.cache.ledger import PLACE, Ledger
+from coattn.errors import BudgetError
+from coattn.ops.reference.append import whole_blocks
+from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, unpack_blocks
+from coattn.quantise.values import ValueBlocks
+from coattn.types import LayerShape, Tier
+from coattn.units import format_bytes
+
+NO_MEMORY = ("allocate", "overflow")
+"""Words of PyTorch's errors for tensors that are too large."""
+
+
+class BlockMemory:
+    """Blocks of one tier for a group of layers. Block id i means the i-th block of every layer's tensor.
+
+    Layout of a layer's tensor: `[blocks, kv_heads, 2, block, head_dim]`, i.e. for one block and KV head the K rows,
+    then the V rows, contiguous: one streaming read for the CPU, one burst for a pulling GPU. In 8 bits (`form`):
+    `[blocks, kv_heads, bytes]`, see `quantise/blocks.py`.
+
+    A memory may have a side: block i of the side belongs to block i, and both grow together.
+
+    Owner: the cache that made it. Writer: its `append`. Reader: the executors. A block may be overwritten once the step
+    that attends to it has returned; steps run one after another.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        layers: Mapping[int, LayerShape],
+        block: int,
+        ledger: Ledger,
+        what: str,
+        form: str = "model",
+        side: BlockMemory | None = None,
+        padding: int = 0,
+    ) -> None:
+        """form: element type, `model` or `int8`. side: what an index keeps of every block in the GPU tier.
+
+        padding: as a side, blocks after the last, for the padding rows of a step.
+        """
+        self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
+        self.form, self.side, self.padding = form, side, padding
+        self.block_bytes = sum(map(self.layer_bytes, layers.values()))
+        self.capacity = 0
+        self.fixed = False
+        """Whether the capacity is final, so that addresses never change."""
+        self.arriving: dict[int, torch.cuda.Event] = {}
+        """Layers of a host memory that a GPU is still writing to; who reads on another stream waits for the event."""
+        self._tensors = self._allocate(0)
+
+    def layer_bytes(self, shape: LayerShape) -> int:
+        """Bytes of one block of a layer; memories of another layout say otherwise, here and in the next two."""
+        return layer_bytes(self.form, self.block, shape)
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        """Shape of a layer's tensor of so many blocks."""
+        if self.form != "model":
+            return (blocks, shape.kv_heads, self.layer_bytes(shape) // shape.kv_heads)
+        return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        """Of a layer's tensor."""
+        return shape.dtype if self.form == "model" else torch.uint8
+
+    def pack(self, k: Tensor, v: Tensor) -> Tensor:
+        """Whole blocks of k, v `[n * block, kv_heads, d]`, in the memory's form."""
+        blocks = whole_blocks(k, v, self.block)
+        return blocks if self.form == "model" else pack_blocks(blocks)
+
+    def values(self, layer: int) -> ValueBlocks:
+        """The values of a layer, where they can be read one by one."""
+        return ValueBlocks.of(self[layer][:, :, 1])
+
+    def get(self, layer: int, ids: Tensor) -> Tensor:
+        """Blocks `[len(ids), kv_heads, 2, block, head_dim]` in the layer's dtype, where the memory is."""
+        shape, found = self.layers[layer], self[layer][ids]
+        if self.form == "model":
+            return found
+        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
+
+    def listed(self, layer: int) -> Tensor | PackedBlocks:
+        """What attention over listed blocks reads."""
+        memory = self[layer]
+        return memory if self.form == "model" else PackedBlocks(memory, self.block, self.layers[layer].head_dim)
+
+    def settle(self) -> None:
+        """Waits until what GPUs have written has arrived."""
+        for event in self.arriving.values():
+            event.synchronize()
+        self.arriving.clear()
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self._tensors[layer]
+
+    @property
+    def bytes(self) -> int:
+        return self.capacity * self.block_bytes
+
+    def room(self) -> int | None:
+        """Blocks that could be had beside the capacity; None: no limit."""
+        if self.fixed:
+            return 0
+        left = self.ledger.room(self.tier)
+        own = None if left is None else left // self.block_bytes
+        beside = None if self.side is None else self.ledger.room("gpu")
+        if self.side is None or beside is None:
+            return own
+        there = max(0, beside - self._side_padding()) // self._gpu_bytes()
+        return there if own is None else min(own, there)
+
+    def require(self, blocks: int) -> None:
+        """Raises BudgetError when a capacity of `blocks` would not fit."""
+        if self.fixed and blocks > self.capacity:
+            self.ledger.refuse(self.tier, (blocks - self.capacity) * self.block_bytes, self.what)
+        more = max(0, blocks - self.capacity)
+        self.ledger.require(self.tier, more * self.block_bytes, self.what)
+        if self.side is not None and more:
+            self.ledger.require("gpu", more * self._gpu_bytes() + self._side_padding(), self.side.what)
+
+    def _gpu_bytes(self) -> int:
+        """Bytes of the GPU tier that a block takes, its side included."""
+        own = self.block_bytes if self.tier == "gpu" else 0
+        return own if self.side is None else own + self.side.block_bytes
+
+    def _side_padding(self) -> int:
+        """Bytes of the side's padding, as long as it has not been taken."""
+        return 0 if self.side is None or self.capacity else self.side.padding * self.side.block_bytes
+
+    def reserve(self, blocks: int) -> None:
+        """Grows to at least `blocks` blocks, keeping what is stored. By half at a time where the budget allows."""
+        if blocks <= self.capacity:
+            return
+        self.require(blocks)
+        room = self.room()
+        generous = max(blocks, self.capacity + self.capacity // 2)
+        if room is not None:
+            generous = min(generous, self.capacity + room)
+        self._resize(max(blocks, generous))
+
+    def fix(self, blocks: int) -> None:
+        """Takes `blocks` blocks, or what the budget allows, once and for all."""
+        room = self.room()
+        self._resize(blocks if room is None else min(blocks, room))
+        self.fixed = True
+
+    def fill_randomly(self) -> None:
+        """Random numbers in every block; of host memory, the same few over and over."""
+        for i, shape in self.layers.items():
+            memory = self._tensors[i]
+            if self.tier == "gpu":
+                memory.normal_()
+                continue
+            count = min(len(memory), 256)
+            plain = self.form == "model"
+            size = self.size(count, shape) if plain else (count, shape.kv_heads, 2, self.block, shape.head_dim)
+            some = torch.randn(size, device=shape.device)
+            some = some.to(memory.dtype) if plain else pack_blocks(some)
+            for start in range(0, len(memory), len(some) or 1):
+                part = memory[start : start + len(some)]
+                part.copy_(some[: len(part)])
+
+    def release(self) -> None:
+        """Gives every byte back."""
+        self._resize(0)
+        self.fixed = False
+
+    def _resize(self, capacity: int) -> None:
+        added = (capacity - self.capacity) * self.block_bytes
+        if added > 0:
+            self.ledger.require(self.tier, added, self.what)
+        keep = min(capacity, self.capacity)
+        fresh = self._allocate(capacity)
+        if added > 0:
+            self.ledger.take(self.tier, added, self.what)
+        else:
+            self.ledger.give(self.tier, -added)
+        for i in self.layers:
+            if keep:
+                fresh[i][:keep] = self._tensors[i][:keep]
+        self._tensors, self.capacity = fresh, capacity
+        if self.side is not None:
+            self.side._resize(capacity + self.side.padding if capacity else 0)
+
+    def _allocate(self, blocks: int) -> dict[int, Tensor]:
+        devices = {shape.device.type for shape in self.layers.values()}
+        # a budget that was given is believed: machines exist whose memory grows as it is used
+        unsaid = self.ledger.limit(self.tier) is None
+        if unsaid and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
+            available.require(blocks * self.block_bytes, self.what, PLACE[self.tier])
+        if self.tier == "gpu":
+            # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
+            try:
+                return {
+                    i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
+                    for i, s in self.layers.items()
+                }
+            except RuntimeError as error:  # on the host PyTorch has no other for memory that is not there
+                if not isinstance(error, torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
+                    raise
+                need = format_bytes(blocks * self.block_bytes)
+                raise BudgetError(
+                    f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, which this machine does not have.",
+                    "Shorten the context, lower the batch or the window, or set a budget.",
+                ) from error
+        # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
+        device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
+        memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
+        for i, shape in self.layers.items():
+            end = start + blocks * self.layer_bytes(shape)
+            tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
+            start = end
+        return tensors
+
+
+def runs(ids: list[int]) -> Iterator[tuple[int, int]]:
+    """`(start, end)` of each stretch of consecutive ids: one copy each."""
+    start = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            yield start, i
+            start = i
+
+
+class BlockTable:
+    """Which blocks of a memory each sequence owns, in order. Hands out the lowest free ids, so runs stay contiguous."""
+
+    def __init__(self, memory: BlockMemory) -> None:
+        self.memory = memory
+        self.owned: dict[int, list[int]] = {}
+        self.rows = torch.zeros(0, 0, dtype=torch.int32)
+        """`[slots, width]` int32: the same as a table; both grow with `owned`."""
+        self.version: dict[int, int] = {}
+        """Grows whenever the blocks of a sequence change."""
+        self._free: list[int] = []
+        self._next = 0
+
+    def tabulate(self, slots: int, width: int) -> None:
+        """Gives `rows` room for sequences of `width` blocks; longer ones make it anew, at another address."""
+        self.rows = torch.zeros(slots, width, dtype=torch.int32)
+
+    def used(self) -> int:
+        return sum(map(len, self.owned.values()))
+
+    def free(self) -> int | None:
+        """Blocks that sequences can still be given; None: no limit."""
+        room = self.memory.room()
+        return None if room is None else self.memory.capacity - self.used() + room
+
+    def require(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""
+        more = sum(max(0, blocks - len(self.owned.get(slot, ()))) for slot, blocks in wanted)
+        self.memory.require(self._next + max(0, more - len(self._free)))
+
+    def ensure(self, slot: int, blocks: int) -> None:
+        """The sequence in `slot` owns at least `blocks` blocks afterwards."""
+        owned = self.owned.setdefault(slot, [])
+        had = len(owned)
+        while len(owned) < blocks:
+            if self._free:
+                owned.append(heapq.heappop(self._free))
+            else:
+                owned.append(self._next)
+                self._next += 1
+        self.memory.reserve(self._next)
+        if len(owned) > had:
+            self.version[slot] = self.version.get(slot, 0) + 1
+            self._widen(slot + 1, len(owned))
+            self.rows[slot, had : len(owned)] = torch.tensor(owned[had:], dtype=torch.int32)
+
+    def _widen(self, slots: int, width: int) -> None:
+        had = self.rows
+        if slots > had.shape[0] or width > had.shape[1]:
+            wider = max(width, 2 * had.shape[1]) if width > had.shape[1] else had.shape[1]
+            self.rows = torch.zeros(max(slots, had.shape[0]), wider, dtype=torch.int32)
+            self.rows[: had.shape[0], : had.shape[1]] = had
+
+    def shrink(self, slot: int, blocks: int) -> None:
+        """Gives back all but the first `blocks` blocks of `slot`."""
+        owned = self.owned.get(slot, [])
+        if len(owned) > blocks:
+            self.version[slot] = self.version.get(slot, 0) + 1
+        while len(owned) > blocks:
+            heapq.heappush(self._free, owned.pop())
+
+    def release(self) -> None:
+        """Gives back the blocks of every sequence, and the memory."""
+        self.owned.clear()
+        self._free, self._next = [], 0
+        self.memory.release()
+
+    def check_integrity(self) -> None:
+        """Every handed-out id is owned once or free once."""
+        ids = sorted([i for owned in self.owned.values() for i in owned] + self._free)
+        if ids != list(range(self._next)):
+            raise AssertionError(f"block ids {ids} are not 0..{self._next - 1}, each exactly once")
+
+
+def layer_bytes(form: str, block: int, shape: LayerShape) -> int:
+    """Bytes of one block of a layer."""
+    if form == "model":
+        return block * shape.token_bytes
+    return shape.kv_heads * Layout(block, shape.head_dim).bytes

@@ -1,0 +1,147 @@
+"""What lies where, as data: one class for each answer. `KVCache` does what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from coattn.errors import ConfigError
+from coattn.part import Part, check_count
+from coattn.quantise.blocks import FORMS
+from coattn.quantise.values import FORMS as VALUE_FORMS
+
+LARGEST = 1024
+"""Tokens of the largest block that the CPU's kernels take."""
+BLOCK = "tokens per block"
+WINDOW = "newest blocks of a sequence kept in GPU memory too; unset: most of the GPU budget, else 1"
+
+
+@dataclass
+class CacheConfig(Part):
+    """What of the KV lies on the GPU, what in DRAM, in which blocks."""
+
+    axis: ClassVar[str] = "cache"
+    gpu: ClassVar[str]
+    """`all`: every token; `recent`: the first and the most recent tokens; `newest`: the newest blocks."""
+    host: ClassVar[str | None] = None
+    """`kv`: full blocks are written through; `v`: only their values; None: nothing."""
+
+    block: int = 32
+    """Tokens per block."""
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1, LARGEST if self.host else (1 << 31) - 1)
+
+    def uncaptured(self) -> str | None:
+        odd = self.host is not None and self.block & (self.block - 1)
+        return f"block is {self.block}, which is no power of two" if odd else None
+
+
+@dataclass
+class OnGpu(CacheConfig):
+    """Every token in GPU memory."""
+
+    name = "gpu"
+    gpu = "all"
+    provides = frozenset({"gpu", "all_tokens", "whole_kv"})
+    help_text = {"block": BLOCK}
+
+
+@dataclass
+class Recent(CacheConfig):
+    """The first tokens and the most recent ones in GPU memory; the rest is gone."""
+
+    name = "recent"
+    gpu = "recent"
+    provides = frozenset({"gpu"})
+    help_text = {
+        "block": BLOCK,
+        "sinks": "first tokens that are kept for good",
+        "recent": "most recent tokens kept; unset: what the GPU budget holds, or 1,024 with the sinks",
+    }
+
+    sinks: int = 64
+    recent: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("sinks", self.sinks, 0)
+        if self.recent is not None:
+            check_count("recent", self.recent, 1)
+
+    def is_exact(self) -> bool:
+        return False
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"recent": tokens}
+
+
+@dataclass
+class Tiered(CacheConfig):
+    """Every token in DRAM, the newest blocks in GPU memory too."""
+
+    name = "tiered"
+    gpu = "newest"
+    host = "kv"
+    provides = frozenset({"gpu", "host", "all_tokens", "whole_kv"})
+    help_text = {
+        "block": BLOCK,
+        "window_blocks": WINDOW,
+        "host_dtype": "numbers of the blocks in DRAM: model (the model's own), or int8 (54% of the bytes of bfloat16 "
+        "at block 32 and head size 128, more with smaller blocks; no longer exact; not with place pull)",
+    }
+
+    window_blocks: int | None = None
+    host_dtype: str = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window_blocks is not None:
+            check_count("window_blocks", self.window_blocks, 1)
+        check_dtype(self.host_dtype, FORMS)
+
+    def is_exact(self) -> bool:
+        return self.host_dtype == "model"
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"host_dtype": "model"}
+
+
+@dataclass
+class Values(CacheConfig):
+    """Values of every token in DRAM, their keys only in an index; the newest blocks in GPU memory as they are."""
+
+    name = "values"
+    gpu = "newest"
+    host = "v"
+    provides = frozenset({"gpu", "host", "all_tokens"})
+    needs = frozenset({"codes", "weighs"})
+    help_text = {
+        "block": BLOCK,
+        "window_blocks": "newest blocks of a sequence kept as they are in GPU memory",
+        "sink_blocks": "first blocks of a sequence kept as they are in GPU memory too; not in the paper",
+        "host_dtype": "numbers of the values in DRAM: model (the model's own), int8 or int4",
+    }
+
+    window_blocks: int = 1
+    sink_blocks: int = 0
+    host_dtype: str = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("window_blocks", self.window_blocks, 1)
+        check_count("sink_blocks", self.sink_blocks, 0)
+        check_dtype(self.host_dtype, VALUE_FORMS)
+
+    def is_exact(self) -> bool:
+        return self.host_dtype == "model"
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"host_dtype": "model"}
+
+
+def check_dtype(given: object, known: tuple[str, ...]) -> None:
+    """Raises ConfigError unless there is such a form of blocks in DRAM."""
+    if given not in known:
+        names = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise ConfigError(f"host_dtype is {given!r}, but must be {names}.", "Leave it out for model.")

@@ -1,0 +1,68 @@
+"""The DRAM tier of a cache: full blocks, written through as soon as they are full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory, BlockTable, runs
+from coattn.cache.spec import CacheSpec
+from coattn.types import Step
+
+
+class HostTier:
+    """Block b of sequence s lies at `table.owned[s][b]` from the moment it is full."""
+
+    def __init__(self, block: int, spec: CacheSpec, memory: BlockMemory) -> None:
+        self.block, self.spec, self.memory = block, spec, memory
+        self.table = BlockTable(memory)
+        self._stream: Any = None
+
+    @property
+    def unit(self) -> float:
+        """Bytes of DRAM for a block: its own, and what the upkeep may take beside it."""
+        return self.memory.block_bytes * (1 + self.spec.host_extra)
+
+    def open(self) -> None:
+        """Takes memory for sequences of known length."""
+        spec = self.spec
+        blocks = (spec.tokens or 0) // self.block
+        self.table.tabulate(spec.seqs + 1, max(1, blocks))
+        if spec.fixed:
+            room, wanted = spec.ledger.room("host"), spec.seqs * blocks
+            self.memory.fix(wanted if room is None else min(wanted, int(room / self.unit)))
+        elif spec.tokens is not None:
+            self.memory.reserve(spec.seqs * blocks)
+
+    def plan(self, step: Step) -> None:
+        """Makes room for the blocks that the step fills."""
+        wanted = [(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)]
+        self.table.require(wanted)
+        for slot, blocks in wanted:
+            self.table.ensure(slot, blocks)
+
+    def write(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
+        """Whole blocks of k, v `[len(ids) * block, kv_heads, d]`.
+
+        From a GPU beside what it does next; `settle` of the memory waits for them, pulls for their layer.
+        """
+        memory, made = self.memory[layer], self.memory.pack(k, v)
+        if made.device.type != "cuda":
+            memory[torch.tensor(ids)] = made.to(memory.device, memory.dtype)
+            return
+        made = made.to(memory.dtype)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(made.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(made.device))
+        with torch.cuda.stream(self._stream):
+            for start, end in runs(ids):
+                memory[ids[start] : ids[end - 1] + 1].copy_(made[start:end], non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        made.record_stream(self._stream)
+        self.memory.arriving[layer] = event
+
+    def release(self) -> None:
+        self.table.release()

@@ -1,0 +1,383 @@
+"""The KV cache: every token of a group of layers, where its configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.config import CacheConfig
+from coattn.cache.host import HostTier
+from coattn.cache.layout import AllBlocks, Layout, NewestBlocks, RecentTokens
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import NO_BLOCK, TableMemory
+from coattn.cache.values import ValueMemory
+from coattn.ops.append import append
+from coattn.ops.flush import flush_values
+from coattn.ops.reference.append import read_rows, write_rows
+from coattn.types import BlockList, Phase, Selection, Step, Tier
+from coattn.units import ceil_div
+
+T = TypeVar("T")
+Keys = Callable[[int, Tensor], Tensor]
+"""`(layer, ids of host blocks) -> keys [blocks, kv_heads, block, head_dim]`, as far as an index knows them."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Blocks of a sequence that a step with many tokens has filled: its blocks `first` and on, at `ids`.
+
+    k, v: `[len(ids) * block, kv_heads, d]` on the layer's device.
+    """
+
+    slot: int
+    first: int
+    ids: list[int]
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class DenseHistory:
+    """Stored tokens that must be attended position by position: k, v `[tokens, kv_heads, head_dim]`, oldest first."""
+
+    k: Tensor
+    v: Tensor
+    sinks: int
+    """The first so many are always visible."""
+    window: int | None
+    """Tokens that a query looks back, itself included; None for all."""
+
+
+class KVCache:
+    """Keeps the KV of a group of layers as a CacheConfig says.
+
+    Life: `open` once; then per step `plan` (host decisions and allocation; refuses without changing anything),
+    `append` per layer, `commit`. A decode step reads what `plan` wrote into `tables`.
+    """
+
+    tables: TableMemory
+    keys: Keys | None = None
+    """Of host blocks whose keys are not in DRAM; the index sets it."""
+    reports: bool = False
+    """Whether `append` says which blocks have become full."""
+
+    def __init__(self, config: CacheConfig, spec: CacheSpec, side: BlockMemory | None = None) -> None:
+        """side: what an index keeps of every block, in the GPU tier."""
+        self.config, self.spec, self.block = config, spec, config.block
+        self.host: HostTier | None = None
+        given: Any = config
+        if config.gpu == "all":
+            self.gpu: Layout = AllBlocks(self.block, spec, side)
+        elif config.gpu == "recent":
+            self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent)
+        else:
+            self.gpu = NewestBlocks(self.block, spec, given.window_blocks, getattr(given, "sink_blocks", 0))
+            what, dtype = "Keeping every token", given.host_dtype
+            if config.host == "kv":
+                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side)
+            else:
+                memory = ValueMemory(spec.layers, self.block, spec.ledger, "Keeping every value", dtype, side)
+            self.host = HostTier(self.block, spec, memory)
+        self._once: dict[object, object] = {}
+
+    def open(self) -> None:
+        """Allocates what is fixed. Raises BudgetError naming the minimum."""
+        self.gpu.open()
+        if self.host is not None:
+            self.host.open()
+        self._table_memory()
+
+    def plan(self, step: Step) -> None:
+        """Makes room for the step's tokens, and writes a decode step's table. Raises BudgetError, changing nothing."""
+        if self.host is not None:
+            self.host.plan(step)
+        self.gpu.plan(step)
+        if step.phase is Phase.DECODE:
+            self._write(step)
+
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
+        """Stores packed k, v `[tokens, kv_heads, head_dim]` of a planned step.
+
+        A decode step has one for each row of its table, and its kernels alone know which block is full now. Otherwise
+        returns the blocks that are, where somebody wants to know (`reports`).
+        """
+        if step.phase is Phase.DECODE:
+            self._append_rows(layer, k, v)
+            return []
+        filled = self._flush(layer, k, v, step)
+        source, ids, rows = self._cached(("places", k.device), lambda: self._places(step, k.device))
+        if len(source):
+            write_rows(self.gpu.memory[layer], ids, rows, k[source], v[source])
+        return filled or self._filled(layer, step)
+
+    def visible(self, layer: int, step: Step) -> Selection:
+        """The stored history of a step that is no decode step; the same for every layer of a device."""
+        device = self.spec.layers[layer].device
+        return self._cached(("visible", step, device), lambda: self._visible(step, device))
+
+    def history(self, layer: int, slot: int, step: Step) -> DenseHistory | None:
+        """The same of one sequence, where it must be attended position by position; None where it is a set."""
+        device = self.spec.layers[layer].device
+        if isinstance(self.gpu, RecentTokens):
+            if not self.gpu.count(slot):
+                return None
+            ids, rows = (x.to(device) for x in self.gpu.places(slot, self.gpu.stored(slot)))
+            k, v = read_rows(self.gpu.memory[layer], ids, rows)
+            return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring)
+        if self.config.host != "v":
+            return None
+        length = step.history[step.slots.index(slot)]
+        first = self.gpu.first(length)
+        middle = range(self.gpu.sinks, first)
+        cut = min(length, self.gpu.sinks * self.block)
+        here = torch.cat([torch.arange(cut), torch.arange(min(length, first * self.block), length)])
+        k, v = self.read(layer, slot, middle)
+        own = read_rows(self.gpu.memory[layer], *(x.to(device) for x in self.gpu.places(slot, here)))
+        keys, values = (torch.cat([near[:cut], far, near[cut:]]) for near, far in zip(own, (k, v), strict=True))
+        return DenseHistory(keys, values, 0, None)
+
+    def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
+        """k, v `[tokens, kv_heads, d]` of full blocks of a sequence out of DRAM, on the layer's device."""
+        assert self.host is not None, "there is no DRAM tier"
+        memory, shape = self.host.memory, self.spec.layers[layer]
+        memory.settle()
+        ids = torch.tensor(self.host.table.owned.get(slot, [])[blocks.start : blocks.stop], dtype=torch.long)
+        if self.config.host == "kv":
+            both = memory.get(layer, ids).to(shape.device)
+            keys, values = both[:, :, 0], both[:, :, 1]
+        else:
+            assert self.keys is not None, "an index keeps the keys"
+            keys, values = self.keys(layer, ids), memory.values(layer).read(ids, shape.dtype).to(shape.device)
+        k, v = (x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values))
+        return k, v
+
+    def commit(self, step: Step) -> None:
+        """The step is over: its tokens are history now."""
+        self._once.clear()
+        self.gpu.commit(step)
+        if self.host is not None:
+            self.host.memory.settle()
+
+    def abort(self) -> None:
+        """The step that was planned did not happen."""
+        self._once.clear()
+        if self.host is not None:
+            self.host.memory.settle()
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
+        if isinstance(self.gpu, RecentTokens):
+            self._close_up(self.gpu, slot, length, keep)
+            return
+        if self.host is not None:
+            self._bring_back(slot, length, keep)
+            self.host.table.shrink(slot, keep // self.block)
+        self.gpu.shrink(slot, keep)
+
+    def bytes_for(self, tokens: int) -> dict[Tier, int]:
+        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
+        if self.host is None:
+            shared = isinstance(self.gpu, AllBlocks)
+            return {"gpu": ceil_div(tokens, self.block) * self.gpu.memory.block_bytes} if shared else {}
+        blocks, side = tokens // self.block, self.host.memory.side
+        found: dict[Tier, int] = {"host": int(blocks * self.host.unit)}
+        return found if side is None else found | {"gpu": blocks * side.block_bytes}
+
+    def free_bytes(self) -> dict[Tier, int | None]:
+        """Bytes per tier that sequences can still be given of it; None: no limit."""
+        if self.host is None:
+            if not isinstance(self.gpu, AllBlocks):
+                return {}
+            free = self.gpu.table.free()
+            return {"gpu": None if free is None else free * self.gpu.memory.block_bytes}
+        free, side = self.host.table.free(), self.host.memory.side
+        found: dict[Tier, int | None] = {"host": None if free is None else int(free * self.host.unit)}
+        return found if side is None else found | {"gpu": None if free is None else free * side.block_bytes}
+
+    def release(self) -> None:
+        """Gives every byte back to the ledger."""
+        self.gpu.release()
+        if self.host is not None:
+            self.host.release()
+
+    # decode steps
+
+    def _append_rows(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """One token a row of the running step; a block that is full now goes on to DRAM."""
+        gpu, names, rows = self.gpu.memory[layer], ("write_block", "write_offset"), len(k)
+        block, offset = (self.tables.device_rows(name, rows) for name in names)
+        if self.host is None:
+            append(gpu, block, offset, k, v)
+            return
+        to = self.tables.device_rows("flush_to", rows)
+        if self.config.host == "kv":
+            append(gpu, block, offset, k, v, self.host.memory[layer], to)
+        else:
+            append(gpu, block, offset, k, v)
+            flush_values(gpu, self.host.memory.values(layer), block, to)
+
+    def _table_memory(self) -> TableMemory:
+        """Made anew where the sequences have outgrown it."""
+        numbers = dict.fromkeys(("seq", "write_block", "write_offset", "gpu_lens"), 0)
+        columns = {**numbers, "gpu_blocks": self.gpu.width}
+        if self.host is not None:
+            columns |= {"flush_to": 0, "host_lens": 0, "host_blocks": self.host.table.rows.shape[1]}
+        made = getattr(self, "tables", None)
+        if made is None or made.columns != columns:
+            self.tables = made = TableMemory(columns, self.spec.seqs, self.spec.device)
+        return made
+
+    def _write(self, step: Step) -> None:
+        memory, gpu, block = self._table_memory(), self.gpu, self.block
+        places, lens, flush, host = [], [], [], []
+        for row, (slot, history, length) in enumerate(zip(step.slots, step.history, step.lengths, strict=True)):
+            at = gpu.stored_tokens(slot, history)
+            seen = at + 1
+            places.append(gpu.place(slot, at))
+            lens.append(gpu.entries(slot, seen))
+            memory.set_list("gpu_blocks", row, gpu.key(slot, seen), lambda s=slot, n=seen: gpu.list(s, n))  # type: ignore[misc]
+            if self.host is None:
+                continue
+            table, first = self.host.table, gpu.first(length)
+            flush.append(table.owned[slot][length // block - 1] if length % block == 0 else NO_BLOCK)
+            host.append((first - gpu.sinks) * block)
+            if first > gpu.sinks:
+                ids = table.rows[slot, gpu.sinks :]
+                memory.set_list("host_blocks", row, (slot, table.version[slot]), lambda ids=ids: ids)  # type: ignore[misc]
+        numbers = {
+            "seq": step.slots,
+            "write_block": [block for block, _ in places],
+            "write_offset": [offset for _, offset in places],
+            "gpu_lens": lens,
+        }
+        if self.host is not None:
+            numbers |= {"flush_to": flush, "host_lens": host}
+        padding = {"seq": self.spec.seqs, "write_block": gpu.dummy_block, "flush_to": NO_BLOCK}
+        memory.write(numbers, padding)
+        memory.upload()
+
+    # steps with many tokens
+
+    def _visible(self, step: Step, device: torch.device) -> Selection:
+        near, far = [], []
+        for slot, own, history in zip(step.slots, step.visible, step.history, strict=True):
+            seen = self.gpu.stored_tokens(slot, history) + own - history
+            blocks = ceil_div(self.gpu.entries(slot, seen), self.block)
+            near.append((self.gpu.list(slot, seen)[:blocks], self.gpu.entries(slot, seen)))
+            if self.host is not None:
+                first = self.gpu.first(seen)
+                ids = self.host.table.owned.get(slot, [])[self.gpu.sinks : first]
+                far.append((torch.tensor(ids), (first - self.gpu.sinks) * self.block))
+        return Selection.of(_block_list(near, device), _block_list(far, torch.device("cpu")))
+
+    def _places(self, step: Step, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Which packed tokens stay in GPU memory, and the block and row of each."""
+        sources, ids, rows = [], [], []
+        for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
+            base = self.gpu.stored_tokens(slot, history)
+            kept = self.gpu.kept(slot, base, base + end - start)
+            address = self.gpu.places(slot, kept)
+            sources.append(kept - base + start)
+            ids.append(address[0])
+            rows.append(address[1])
+        source, block, row = (torch.cat(x).to(device) for x in (sources, ids, rows))
+        return source, block, row
+
+    def _flush(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
+        """The filling block and the new tokens make a run that starts at a block: full ones go to DRAM."""
+        if self.host is None:
+            return []
+        filled = []
+        for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
+            first, old = divmod(history, self.block)
+            full = (old + end - start) // self.block
+            if not full:
+                continue
+            keys, values = k[start:end], v[start:end]
+            if old:
+                places = self.gpu.places(slot, torch.arange(first * self.block, history))
+                before = read_rows(self.gpu.memory[layer], *(x.to(k.device) for x in places))
+                keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
+            keys, values = keys[: full * self.block], values[: full * self.block]
+            ids = self.host.table.owned[slot][first : first + full]
+            self.host.write(layer, ids, keys, values)
+            filled.append(Filled(slot, first, ids, keys, values))
+        return filled
+
+    def _filled(self, layer: int, step: Step) -> list[Filled]:
+        """The same where everything stays in GPU memory."""
+        if not self.reports or not isinstance(self.gpu, AllBlocks):
+            return []
+        filled, memory = [], self.gpu.memory[layer]
+        for slot, before, after in zip(step.slots, step.history, step.lengths, strict=True):
+            first, last = before // self.block, after // self.block
+            ids = self.gpu.table.owned[slot][first:last]
+            if ids:
+                blocks = memory[torch.tensor(ids, device=memory.device)]
+                k, v = (blocks[:, :, i].transpose(1, 2).flatten(0, 1) for i in range(2))
+                filled.append(Filled(slot, first, ids, k, v))
+        return filled
+
+    def _bring_back(self, slot: int, length: int, keep: int) -> None:
+        """Blocks that had left the window and are among the newest again come back from DRAM."""
+        assert isinstance(self.gpu, NewestBlocks)
+        newest, gpu = ceil_div(length, self.block), self.gpu
+        last = min(ceil_div(keep, self.block), newest - gpu.ring)
+        wanted = range(max(gpu.sinks, ceil_div(keep, self.block) - gpu.ring), last)
+        for layer, shape in self.spec.layers.items() if wanted else ():
+            positions = torch.arange(wanted.start * self.block, wanted.stop * self.block)
+            ids, rows = (x.to(shape.device) for x in gpu.places(slot, positions))
+            write_rows(gpu.memory[layer], ids, rows, *self.read(layer, slot, wanted))
+
+    def _close_up(self, gpu: RecentTokens, slot: int, length: int, keep: int) -> None:
+        """What the ring has overwritten stays gone; the entries that are left move to the front, in order."""
+        entries = gpu.stored(slot)
+        left = entries[entries < gpu.count(slot) - (length - keep)]
+        for layer, shape in self.spec.layers.items():
+            memory = gpu.memory[layer]
+            k, v = read_rows(memory, *(x.to(shape.device) for x in gpu.places(slot, left)))
+            ids, rows = (x.to(shape.device) for x in gpu.places(slot, torch.arange(len(left))))
+            write_rows(memory, ids, rows, k, v)
+        gpu.shrink(slot, len(left))
+
+    def _cached(self, key: object, build: Callable[[], T]) -> T:
+        """`build()`, computed once per step."""
+        if key not in self._once:
+            self._once[key] = build()
+        return cast("T", self._once[key])
+
+
+def min_gpu_bytes(cache: KVCache) -> int:
+    """Bytes of the GPU tier without which a cache cannot work for what its spec says is to come."""
+    spec, block, given = cache.spec, cache.block, cast("Any", cache.config)
+    unit = spec.block_bytes(block)
+    if cache.config.gpu == "recent":
+        size = given.sinks + (given.recent or 1)
+        return (spec.seqs * ceil_div(size, block) + spec.padding) * unit
+    memory = cache.gpu.memory if cache.host is None else cache.host.memory
+    beside = 0 if memory.side is None else memory.side.block_bytes
+    if cache.host is None:
+        blocks = 1 + spec.padding if spec.fixed else spec.seqs * ceil_div(spec.tokens or 1, block)
+        return blocks * (unit + beside)
+    window = (given.window_blocks or 1) + (1 if spec.lag else 0) + cache.gpu.sinks + spec.pool_blocks
+    blocks = 1 if spec.fixed else spec.seqs * ((spec.tokens or 0) // block)
+    padding = memory.side.padding if memory.side is not None and blocks else 0
+    return (spec.seqs * window + spec.padding) * unit + (blocks + padding) * beside
+
+
+def _block_list(parts: list[tuple[Tensor, int]], device: torch.device) -> BlockList | None:
+    """Ids and entries of each sequence -> one list; None where nobody has any."""
+    longest = max((tokens for _, tokens in parts), default=0)
+    if not longest:
+        return None
+    width = max(len(ids) for ids, _ in parts)
+    table = torch.zeros(len(parts), 1, width, dtype=torch.int32)
+    for row, (ids, _) in enumerate(parts):
+        table[row, 0, : len(ids)] = ids
+    tokens = torch.tensor([[n] for _, n in parts], dtype=torch.int32)
+    return BlockList(table.to(device), tokens.to(device), longest)

@@ -1,0 +1,61 @@
+"""Bytes per tier: what is held, what may be held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from coattn.errors import BudgetError
+from coattn.types import Tier
+from coattn.units import format_bytes
+
+PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
+
+
+@dataclass
+class Ledger:
+    """Counts the KV bytes of each tier and refuses to go past a limit. A limit of None means unlimited."""
+
+    gpu: int | None = None
+    host: int | None = None
+    held: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
+    peak: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
+
+    def describe(self) -> dict[str, int]:
+        """KV bytes of each tier, now and at most, as reports name them."""
+        now = {f"{tier}_kv_bytes": count for tier, count in self.held.items()}
+        return now | {f"{tier}_kv_peak": count for tier, count in self.peak.items()}
+
+    def limit(self, tier: Tier) -> int | None:
+        return self.gpu if tier == "gpu" else self.host
+
+    def room(self, tier: Tier) -> int | None:
+        """Bytes that may still be taken; None when there is no limit."""
+        limit = self.limit(tier)
+        return None if limit is None else max(0, limit - self.held[tier])
+
+    def require(self, tier: Tier, count: int, what: str) -> None:
+        """Raises BudgetError, naming the minimum, when `count` more bytes do not fit. Takes nothing."""
+        limit = self.limit(tier)
+        if limit is not None and self.held[tier] + count > limit:
+            self.refuse(tier, count, what)
+
+    def refuse(self, tier: Tier, count: int, what: str) -> NoReturn:
+        """Raises the BudgetError of `count` bytes more than what is held."""
+        need, option, limit = self.held[tier] + count, f"{tier}_kv", self.limit(tier)
+        raise BudgetError(
+            f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
+            f"but {option} is {format_bytes(self.held[tier] if limit is None else limit)}.",
+            f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
+            + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
+        )
+
+    def take(self, tier: Tier, count: int, what: str) -> None:
+        self.require(tier, count, what)
+        self.held[tier] += count
+        self.peak[tier] = max(self.peak[tier], self.held[tier])
+
+    def give(self, tier: Tier, count: int) -> None:
+        if count > self.held[tier]:
+            raise ValueError(f"gave back {count} bytes of the {tier} tier, which holds {self.held[tier]}")
+        self.held[tier] -= count

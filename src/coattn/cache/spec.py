@@ -1,0 +1,46 @@
+"""What a cache is opened with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from coattn.cache.ledger import Ledger
+from coattn.types import LayerShape
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The layers a cache serves, the budget, how much is to come, and what upkeep wants beside it."""
+
+    layers: Mapping[int, LayerShape]
+    ledger: Ledger
+    seqs: int
+    """Sequences served at a time, known by the numbers `0 .. seqs - 1`."""
+    tokens: int | None
+    """The longest a sequence will get, where that is known; lets a cache refuse early and allocate once."""
+    fixed: bool = False
+    """Take what the budgets allow now, at most `seqs` sequences of `tokens`, and never move it; `tokens` is known."""
+    padding: int = 0
+    """GPU blocks beside those of the sequences, for the padding rows of a captured step: 1 or none."""
+    pool_blocks: int = 0
+    """GPU blocks of each sequence beside its window, which belong to the upkeep."""
+    lag: int = 0
+    """Tokens for which a block that leaves the window is still attended there; the window is a block larger then."""
+    host_extra: float = 0.0
+    """DRAM that the upkeep may take beside every block there, as a share of the block."""
+
+    def block_bytes(self, block: int) -> int:
+        """Bytes of one block of every layer."""
+        return block * sum(shape.token_bytes for shape in self.layers.values())
+
+    @property
+    def shape(self) -> LayerShape:
+        """Of the first layer: heads, head size, dtype and device are those of all."""
+        return next(iter(self.layers.values()))
+
+    @property
+    def device(self) -> torch.device:
+        return self.shape.device

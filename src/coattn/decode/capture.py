@@ -1,0 +1,203 @@
+"""Runs decode steps as captured CUDA graphs; everything else layer by layer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.step_table import TableMemory
+from coattn.decode.buckets import bucket_for, capture_sizes
+from coattn.engine.runner import EagerRunner
+from coattn.hf.forward import Session
+from coattn.hf.fuse import Fusion
+from coattn.hf.logits import head
+from coattn.hf.prefilled import Prefilled
+from coattn.hf.random_model import weight_bytes
+from coattn.runtime import Runtime
+from coattn.trace.account import step_trace
+from coattn.trace.step import StepTrace, Timing, on_host_clock
+from coattn.types import Phase, Step, Tier
+
+log = logging.getLogger("coattn")
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """One step: replaying it reads the step tables and leaves logits here."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    seconds: float
+    """What capturing it took."""
+
+
+class GraphRunner:
+    """A Runner whose decode step is one CUDA graph for each batch size and for each of GPU only, GPU and host.
+
+    A step is captured when it is first needed. One whose CPU part failed takes the captures with it: the next one is
+    captured anew over a new mailbox.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        runtime: Runtime,
+        slots: int,
+        sizes: tuple[int, ...] | None = None,
+    ) -> None:
+        self.slots, self.session, self.runtime = slots, session, runtime
+        self.eager = EagerRunner(session, runtime, slots)
+        self.sizes = sizes or capture_sizes(slots)
+        self.always_host = False
+        """For benchmarks: hand over to the CPU also when nothing lies in DRAM."""
+        self.fusion = Fusion(session)
+        self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
+        self.best: list[int] | None = None
+        """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
+        self.weights = weight_bytes(session.model)
+        self._last: tuple[int, int, Step, bool] | None = None
+        self._marks = torch.zeros(2, 2, dtype=torch.int64, device=session.device)
+        """The first of each row, on the GPU's clock: all of a step's own work is done; what ran beside it is, too."""
+        self._beside = False
+        """Whether anything does."""
+        self._armed = False
+        """Whether a replay with a part for the CPU has begun and not ended well."""
+        self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
+        self._captured: dict[tuple[int, bool], CapturedStep] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(session.device)  # type: ignore[no-untyped-call]
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return self.eager.needs(tokens)
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return self.eager.free()
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        return self.eager.extend(slot, tokens, history, want_logits)
+
+    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        return self.eager.adopt(slot, given, start, end)
+
+    def forget(self, slot: int, length: int) -> None:
+        self.eager.forget(slot, length)
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
+        host = self.runtime.reaches_host(step) or self.always_host
+        rows = bucket_for(self.sizes, len(slots))
+        captured = self._captured.get((rows, host)) or self.capture(rows, host)
+        self.runtime.begin(step)
+        try:
+            self._write_inputs(tokens, history)
+            begin = time.monotonic_ns()
+            self._replay(captured, rows, host)
+            self._last = (begin, time.monotonic_ns(), step, host)
+            self.runtime.commit()
+        except BaseException:
+            self.runtime.abort()
+            if self._armed:  # the CPU's side waits for a step that will not be finished
+                self.drop_captures()
+            raise
+        self.best = self._best[: len(slots)].tolist()
+        return captured.logits[: len(slots)]
+
+    def capture(self, rows: int, host: bool) -> CapturedStep:
+        """Captures a step. It runs once for real before, over tables that hold padding rows alone: what a step leaves
+        behind for the next one must not be left twice."""
+        start = time.perf_counter()
+        empty = Step(Phase.DECODE, (), (), ())
+        for group in self.runtime.groups:
+            group.cache.plan(empty)
+        self._write_inputs((), ())
+        graph = torch.cuda.CUDAGraph()
+        with self.runtime.capturing(rows, host), self.fusion.active(), torch.no_grad():
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._forward(rows)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                logits, _ = self._forward(rows)
+        made = CapturedStep(graph, logits, time.perf_counter() - start)
+        self._captured[rows, host] = made
+        log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * host, made.seconds)
+        return made
+
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        for rows in sorted({bucket_for(self.sizes, size) for size in sizes or self.sizes}):
+            for host in (False, True) if self.runtime.tiered() else (False,):
+                if (rows, host) not in self._captured:
+                    self.capture(rows, host)
+        return [
+            {"batch": rows, "cpu_or_pull": host, "seconds": made.seconds}
+            for (rows, host), made in sorted(self._captured.items())
+        ]
+
+    def trace(self) -> StepTrace | None:
+        """Where the time of the last decode step went. Copies a few numbers from the GPU."""
+        timing = self.timing()
+        if self._last is None or timing is None:
+            return self.eager.trace()
+        return step_trace(self.runtime, self._last[2], timing, self.weights)
+
+    def timing(self) -> Timing | None:
+        """When the last decode step ran, and what the GPU waited for. Copies a few numbers from the GPU."""
+        if self._last is None:
+            return None
+        begin, end, _, host = self._last
+        hands = self.runtime.hands() if host else []
+        done, joined = self._marks[:, 0].tolist()
+        stamps = [stamp for hand in hands for stamp in hand.fetches()]
+        if host and self._beside:
+            stamps.append(("the recall", done, joined))
+        crossings = on_host_clock(stamps, joined, begin, end)
+        return Timing(begin, end, tuple(span for hand in hands for span in hand.spans()), tuple(crossings))
+
+    def drop_captures(self) -> None:
+        """Drops every graph, and the mailboxes that they hand over by."""
+        torch.cuda.synchronize()
+        self._armed = False
+        self._captured.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # the old one went with its last graph
+        self.runtime.drop_captures()
+
+    def close(self) -> None:
+        self.drop_captures()
+        self.fusion.close()
+        self.eager.close()
+
+    def _forward(self, rows: int) -> tuple[Tensor, Tensor]:
+        from coattn.ops.triton.handover import mark
+
+        ids, positions = self.inputs.device_rows("tokens", rows), self.inputs.device_rows("positions", rows)
+        logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
+        largest, best = logits.max(-1)
+        self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
+        mark(self._marks[0, :1])
+        self._beside = self.runtime.join_side() or self._beside
+        mark(self._marks[1, :1])
+        return logits, self._best[:rows]
+
+    def _replay(self, captured: CapturedStep, rows: int, host: bool) -> None:
+        hands = self.runtime.hands() if host else []
+        self._armed = host
+        for hand in hands:
+            hand.begin(rows)
+        captured.graph.replay()
+        torch.cuda.current_stream().synchronize()
+        for hand in hands:
+            hand.finish()
+        self._armed = False
+        for group in self.runtime.groups:
+            group.replayed = True
+
+    def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
+        self.inputs.write({"tokens": tokens, "positions": history}, {})
+        self.inputs.upload()

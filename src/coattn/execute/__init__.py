@@ -1,0 +1,1 @@
+"""Who computes: the GPU, and whoever attends to what lies in DRAM. One file each."""

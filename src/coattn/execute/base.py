@@ -1,0 +1,52 @@
+"""What an executor is: it runs some kinds of work."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.call import Call
+from coattn.part import Part
+from coattn.state import AttnState, Split
+from coattn.types import Work
+
+State = AttnState | Split
+Result = Callable[[], State]
+"""Fetches what was handed over."""
+
+
+@dataclass
+class Executor(Part):
+    """Computes attention over pieces of work of the kinds in `runs`, and hands back a state on the query's device."""
+
+    axis: ClassVar[str] = "place"
+    runs: ClassVar[frozenset[str]]
+    """Of `types.KINDS`."""
+    asynchronous: ClassVar[bool] = False
+    """Whether it works on the host, so that it is handed its work and may overlap with the GPU."""
+
+    cache: KVCache = field(init=False, repr=False)
+
+    def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        """Bytes of the GPU tier that it cannot work without."""
+        return 0
+
+    def open(self, cache: KVCache) -> None:
+        """Allocates working memory in the GPU tier, where it needs any. After the cache's own `open`."""
+        self.cache = cache
+
+    @abstractmethod
+    def run(self, call: Call, work: Any) -> State:
+        """Attention over one piece of work."""
+
+    def read(self, call: Call, work: Work, following: int | None) -> State:
+        """The same for many queries a sequence: a prompt or a turn over the history.
+
+        following: the layer that will be asked for the same work next, if that is known.
+        """
+        return self.run(call, work)

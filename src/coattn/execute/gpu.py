@@ -1,0 +1,31 @@
+"""The GPU, over what lies in GPU memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coattn.call import Call
+from coattn.execute.base import Executor, State
+from coattn.ops.attend import attend
+from coattn.ops.average import attend_averaging
+from coattn.state import AttnState
+from coattn.types import BlockWork, Term
+
+
+@dataclass
+class Gpu(Executor):
+    """Attends on the layer's own device to blocks there, and adds the terms that a rule knows. Part of every row."""
+
+    name = "gpu"
+    runs = frozenset({"gpu", "term"})
+
+    def run(self, call: Call, work: BlockWork | Term) -> State:
+        if isinstance(work, Term):
+            return AttnState(work.out, work.lse)
+        memory, cap, table = self.cache.gpu.memory[call.layer], call.shape.softcap, call.table
+        if table is None:
+            return attend(call.q, memory, work.blocks, call.scale, cap)
+        average, stamp = call.index.observed(call.layer), table.hand.stamp(call.layer, "gpu")
+        if average is not None:
+            return attend_averaging(call.q, memory, work.blocks, call.scale, cap, average, stamp)
+        return attend(call.q, memory, work.blocks, call.scale, cap, stamp)

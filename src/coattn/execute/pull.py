@@ -1,0 +1,140 @@
+"""The GPU, over blocks in DRAM: read where they lie, or brought in through a small staging memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.call import Call
+from coattn.errors import ConfigError
+from coattn.execute.base import Executor, State
+from coattn.execute.staging import Filling, Staging
+from coattn.ops.attend import attend
+from coattn.ops.merge import merge_states
+from coattn.types import BlockList, BlockWork, Work
+from coattn.units import ceil_div
+
+
+@dataclass(frozen=True)
+class Piece:
+    """As many of a selection's blocks as a staging half holds."""
+
+    ids: list[int]
+    """Arena block ids, in staging order."""
+    picked: BlockList
+    """The same blocks by their place in the half, on the host."""
+
+
+@dataclass
+class Pull(Executor):
+    """The GPU attends to blocks in DRAM over PCIe: in decode where they lie, else through a staging memory in its tier.
+
+    The staging memory takes what the budget leaves, at most two layers' worth; a layer that does not fit goes through
+    in pieces, the next piece on its way while one is attended, and the partial results are merged.
+    """
+
+    name = "pull"
+    runs = frozenset({"host"})
+
+    staging: Staging | None = field(init=False, repr=False, default=None)
+    _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
+    _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+
+    def check(self, config: CacheConfig) -> None:
+        if getattr(config, "host_dtype", "model") != "model":
+            raise ConfigError(
+                "host_dtype is 'int8', but place 'pull' (method offload) takes blocks in the model's own numbers only.",
+                "Leave host_dtype out, or use method cpu, scout or hgca.",
+            )
+
+    def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
+
+    def open(self, cache: KVCache) -> None:
+        super().open(cache)
+        if cache.host is None:
+            return
+        self.staging = Staging(cache.spec.layers, cache.spec.ledger, cache.block)
+        if cache.spec.tokens is not None:
+            self.staging.reserve(cache.spec.seqs * (cache.spec.tokens // cache.block))
+
+    def run(self, call: Call, work: BlockWork) -> State:
+        if call.table is None:
+            return self.read(call, work, None)
+        assert self.cache.host is not None
+        # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
+        stamp, cap = call.table.hand.stamp(call.layer, "pull"), call.shape.softcap
+        return attend(call.q, self.cache.host.memory[call.layer], work.blocks, call.scale, cap, stamp)
+
+    def read(self, call: Call, work: Work, following: int | None) -> State:
+        assert isinstance(work, BlockWork)
+        assert self.staging is not None, "there is a DRAM tier"
+        listed = work.blocks
+        pieces = self._cut(listed)
+        wanted = [(call.layer, piece) for piece in pieces[1:]]
+        if following is not None:
+            wanted.append((following, pieces[0]))
+        arriving = self._arrived(call.layer, listed) or self._fill(call.layer, pieces[0])
+        states = []
+        for i, piece in enumerate(pieces):
+            current = arriving
+            if i < len(wanted):
+                arriving = self._fill(*wanted[i])
+            picked = _on(piece.picked, call.q.device)
+            states.append(attend(call.q, current.wait(), picked, call.scale, call.shape.softcap))
+            self.staging.done(current)
+        self._arriving = None if following is None else (following, listed, arriving)
+        return merge_states(states)
+
+    def release(self) -> None:
+        if self.staging is not None:
+            self.staging.release()
+        self._arriving = self._pieces = None
+
+    def _fill(self, layer: int, piece: Piece) -> Filling:
+        assert self.staging is not None
+        assert self.cache.host is not None
+        return self.staging.fill(layer, self.cache.host.memory, piece.ids)
+
+    def _arrived(self, layer: int, picked: BlockList) -> Filling | None:
+        arriving, self._arriving = self._arriving, None
+        return arriving[2] if arriving and arriving[0] == layer and arriving[1] is picked else None
+
+    def _cut(self, picked: BlockList) -> list[Piece]:
+        """The selection in pieces; the same for every layer of a step, so cut once."""
+        if self._pieces is None or self._pieces[0] is not picked:
+            assert self.staging is not None
+            block = self.cache.block
+            counts = [ceil_div(n, block) for n in picked.tokens[:, 0].tolist()]
+            if self._arriving is None:
+                self.staging.reserve(sum(counts))
+            self._pieces = (picked, cut(picked, counts, block, self.staging.blocks))
+        return self._pieces[1]
+
+
+def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Piece]:
+    """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks."""
+    flat = [(seq, i) for seq, count in enumerate(counts) for i in range(count)]
+    assert picked.table.shape[1] == 1, "one list for all KV heads"
+    table, tokens = picked.table[:, 0].tolist(), picked.tokens[:, 0].tolist()
+    pieces = []
+    for start in range(0, len(flat), most):
+        part = flat[start : start + most]
+        rows: list[list[int]] = [[] for _ in counts]
+        held = [0] * len(counts)
+        for place, (seq, i) in enumerate(part):
+            rows[seq].append(place)
+            held[seq] += min(block, tokens[seq] - i * block)
+        width = max(map(len, rows))
+        listing = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int32)
+        piece = BlockList(listing[:, None], torch.tensor(held, dtype=torch.int32)[:, None], max(held))
+        pieces.append(Piece([table[seq][i] for seq, i in part], piece))
+    return pieces
+
+
+def _on(picked: BlockList, device: torch.device) -> BlockList:
+    return BlockList(picked.table.to(device), picked.tokens.to(device), picked.longest)

@@ -1,0 +1,1 @@
+"""What is remembered to choose by: one file per index."""

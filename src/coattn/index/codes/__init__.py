@@ -1,0 +1,1 @@
+"""Codes of keys: product quantisation, and the mean of values."""

@@ -1,0 +1,14 @@
+"""No index: the rule needs none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coattn.index.base import Index
+
+
+@dataclass
+class NoIndex(Index):
+    """Nothing is remembered."""
+
+    name = "none"

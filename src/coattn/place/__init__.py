@@ -1,1 +1,0 @@
-"""Who computes: one file per place."""

@@ -1,0 +1,59 @@
+"""HGCA's rule: an entry is kept where its weight exceeds a share of what is usual for its head (section 3.2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from coattn.cache.kv import KVCache
+from coattn.call import Call
+from coattn.index.base import Index
+from coattn.part import check_number
+from coattn.select.base import Select
+from coattn.types import Selection
+
+if TYPE_CHECKING:
+    from coattn.upkeep.base import Upkeep
+    from coattn.upkeep.entries.entries import Entries
+
+
+@dataclass
+class MawThreshold(Select):
+    """Attends to the window, and in DRAM to the entries that were kept when they left it.
+
+    Of weights taken over n entries, those above `beta / n` are kept, per KV head.
+    """
+
+    name = "maw_threshold"
+    needs = frozenset({"averages", "entries"})
+    provides = frozenset({"keeps_entries"})
+    capturable = True
+    help_text = {"beta": "an entry stays if its weight exceeds beta / n; 0 keeps everything"}
+
+    beta: float = 1.0
+    _entries: Entries = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_number("beta", self.beta, 0)
+
+    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
+        super().open(cache, index, upkeep)
+        self._entries = cast("Entries", upkeep)
+
+    def is_exact(self) -> bool:
+        return self.beta == 0
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"beta": 0}
+
+    def keep(self, weights: Tensor, entries: int) -> Tensor:
+        """weights `[..., kv_heads, n]` of a softmax over so many entries -> which of them stay."""
+        return weights > self.beta / entries if self.beta else weights >= 0
+
+    def pick(self, call: Call) -> Selection:
+        visible = call.visible
+        if call.table is None or visible.host is None:
+            return visible
+        return Selection.of(visible.gpu, self._entries.listed(call.layer, call.table))

@@ -1,0 +1,36 @@
+"""A stream for what runs beside the layers of a decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class SideStream:
+    """Runs kernels beside what follows on the current stream; without a GPU, at once."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        self._forked: set[torch.device] = set()
+
+    def run(self, device: torch.device, work: Callable[[], None]) -> None:
+        """After what is on the current stream of the device now."""
+        if device.type != "cuda":
+            work()
+            return
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            work()
+        self._forked.add(device)
+
+    def join(self) -> bool:
+        """The current streams wait for all that runs beside them. Whether anything does."""
+        forked, self._forked = self._forked, set()
+        for device in forked:
+            torch.cuda.current_stream(device).wait_stream(self._streams[device])
+        return bool(forked)

@@ -1,1 +1,0 @@
-"""Where the KV lives: one file per store."""

@@ -1,1 +1,0 @@
-"""Codes of keys near, values far."""

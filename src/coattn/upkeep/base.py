@@ -1,0 +1,54 @@
+"""What upkeep is: what changes between steps about where things lie and what is attended there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.index.base import Index
+from coattn.part import Part
+from coattn.select.base import Select
+from coattn.types import Step
+
+
+@dataclass
+class Upkeep(Part):
+    """Keeps cache and index in the state that the rule picks from."""
+
+    axis: ClassVar[str] = "upkeep"
+    beside: ClassVar[bool] = False
+    """Whether `after` has something to do beside what the index does."""
+
+    cache: KVCache = field(init=False, repr=False)
+    index: Index = field(init=False, repr=False)
+    select: Select = field(init=False, repr=False)
+
+    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+        """The spec with what it wants beside the window: a pool, a lag."""
+        return spec
+
+    def open(self, cache: KVCache, index: Index, select: Select) -> None:
+        """Meets the other parts, after the cache and the index were opened."""
+        self.cache, self.index, self.select = cache, index, select
+
+    def plan(self, step: Step) -> None:
+        """A step has been planned by the cache and has not run."""
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        """Hears the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
+
+    def after(self, layer: int, table: StepTable) -> None:
+        """A layer's attention in a decode step has been started; on a GPU this runs beside what follows."""
+        self.index.update(layer, (), table)
+
+    def commit(self, step: Step) -> None:
+        """The step is over."""
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """All but the first `keep` of the `length` tokens of a sequence are about to be forgotten."""

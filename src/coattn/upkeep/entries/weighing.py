@@ -1,0 +1,126 @@
+"""How much the queries of a prompt weigh what is stored, and which entries are chosen by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import runs
+from coattn.ops.reference.append import read_rows
+from coattn.ops.softcap import softcap
+from coattn.quantise.blocks import is_packed, unpack_blocks
+from coattn.upkeep.entries.lists import ChosenEntries
+
+if TYPE_CHECKING:
+    from coattn.upkeep.entries.entries import Entries
+
+Reduce = Callable[[Tensor], Tensor]
+PIECE = 256
+"""Blocks that are brought to the layer's device at a time."""
+
+
+def weights_over(
+    q: Tensor, keys: Tensor, scale: float, cap: float | None, reduce: Reduce, hidden: Tensor | None = None
+) -> Tensor:
+    """Softmax of q `[queries, q_heads, d]` over keys `[kv_heads, n, d]` -> `[kv_heads, n]`.
+
+    reduce: how the weights `[group, queries, n]` of the queries and heads of a KV head become one, `[n]`.
+    hidden: `[queries, n]`, what a query may not see.
+
+    Cost: `queries * group * n` scores of one KV head at a time.
+    """
+    found = []
+    grouped = (
+        q.float().view(len(q), keys.shape[0], -1, q.shape[-1]).permute(1, 2, 0, 3)
+    )  # [kv_heads, group, queries, d]
+    for own, rows in zip(grouped, keys, strict=True):
+        scores = own * scale @ rows.float().T  # [group, queries, n]
+        scores = softcap(scores, cap)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        found.append(reduce(scores.softmax(-1)))
+    return torch.stack(found)
+
+
+def weigh_host(entries: Entries, layer: int, slot: int, blocks: int, q: Tensor | None, scale: float) -> Tensor:
+    """`[kv_heads, entries]` on the host: the weights of q over the first far blocks of a sequence; of nobody, zero."""
+    shape = entries.cache.spec.layers[layer]
+    if q is None:
+        return torch.zeros(shape.kv_heads, blocks * entries.block)
+    ids, memory = entries.table.owned[slot][:blocks], entries.far[layer]
+    d = shape.head_dim
+    pieces = []
+    for start, end in runs(ids):
+        for at in range(ids[start], ids[end - 1] + 1, PIECE):
+            piece = memory[at : min(at + PIECE, ids[end - 1] + 1)].to(shape.device, non_blocking=True)
+            piece = unpack_blocks(piece, entries.block, d, shape.dtype) if is_packed(memory) else piece
+            pieces.append(piece[:, :, 0].transpose(0, 1).flatten(1, 2))  # [kv_heads, n, d]
+
+    def reduce(weights: Tensor) -> Tensor:
+        return weights.amax((0, 1)) if entries.peak else weights.mean(1).amax(0)
+
+    return weights_over(q, torch.cat(pieces, 1), scale, shape.softcap, reduce).cpu()
+
+
+def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor, scale: float) -> None:
+    """The queries of the last tokens weigh the window's entries, as decode steps would have.
+
+    Of the first `before` tokens the moving averages go on; those of newer ones start with the mean of the weights.
+    """
+    shape, gpu = entries.cache.spec.layers[layer], entries.gpu
+    first = gpu.first(length) * entries.block
+    position = torch.arange(first, length)
+    ids, rows = (x.to(shape.device) for x in gpu.places(slot, position))
+    q = q[-(length - first) :]  # a query before the window would see nothing of it
+    keys, _ = read_rows(gpu.memory[layer], ids, rows)
+    asking = torch.arange(length - len(q), length)[:, None]
+    hidden, values = (position > asking).to(shape.device), entries.averages[layer]
+
+    def weigh(reduce: Reduce) -> Tensor:
+        return weights_over(q, keys.transpose(0, 1), scale, shape.softcap, reduce, hidden).T
+
+    made = weigh(lambda weights: weights.mean(1).amax(0))
+    if before > first:
+        alpha = entries.alpha
+        share = alpha * (1 - alpha) ** torch.arange(len(q) - 1, -1, -1, device=shape.device, dtype=torch.float32)
+        added = weigh(lambda weights: share @ weights.amax(0))
+        old = (position < before).to(shape.device)
+        went_on = (1 - alpha) ** len(q) * values[ids, :, rows] + added
+        made = torch.where(old[:, None], went_on, made)
+    values[ids, :, rows] = made
+
+
+def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> ChosenEntries:
+    """The kept of a layer's far entries `[kv_heads, entries]` of one sequence."""
+    head, position = kept.nonzero(as_tuple=True)
+    ids = torch.tensor(entries.table.owned[slot])[position // entries.block]
+    number = torch.full_like(head, entries.numbers[layer])
+    return ChosenEntries(
+        number,
+        torch.full_like(head, slot),
+        head,
+        position,
+        weights[head, position],
+        _address(entries, number, ids, head, position % entries.block),
+    )
+
+
+def addresses(entries: Entries, far: list[int]) -> Tensor:
+    """`[layers, len(far), kv_heads]`: where the keys of far blocks begin."""
+    layers, heads = len(entries.numbers), next(iter(entries.cache.spec.layers.values())).kv_heads
+    number = torch.arange(layers)[:, None, None]
+    ids, head = torch.tensor(far)[:, None], torch.arange(heads)
+    return _address(entries, number, ids, head, torch.zeros(1, dtype=torch.int64))
+
+
+def _address(entries: Entries, number: Tensor, ids: Tensor, head: Tensor, row: Tensor) -> Tensor:
+    """Addresses of the key rows of far entries; of blocks in 8 bits, of the blocks."""
+    base = torch.tensor([entries.far[layer].data_ptr() for layer in entries.cache.spec.layers])
+    memory = entries.far[next(iter(entries.cache.spec.layers))]
+    size = memory.element_size()
+    block, one = (memory.stride(i) * size for i in (0, 1))
+    starts = base[number] + ids * block + head * one
+    return starts + row * 0 if is_packed(memory) else starts + row * memory.stride(3) * size
