@@ -11,12 +11,11 @@ from torch import Tensor
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
 from coattn.ops.blockwise import Prompt
-from coattn.ops.merge import merge_output, merge_states
-from coattn.ops.prefill import extend, follow, prefill
-from coattn.ops.reference.attend_causal import attend_causal
+from coattn.ops.merge import merge_output, merge_rows, merge_states
+from coattn.ops.prefill import extend, follow, look_back, prefill
 from coattn.place.base import Call, Place, State
 from coattn.place.pull import Pull
-from coattn.state import AttnState, merge
+from coattn.state import AttnState
 from coattn.store.base import Opening
 from coattn.store.ledger import Ledger, Tier
 from coattn.store.step_table import StepTable, TableMemory
@@ -255,12 +254,12 @@ class Runtime:
                 state = follow(own_q, own_k, own_v, run.k, run.v, scale, shape)
             elif run is not None:
                 keys, values = torch.cat([run.k, own_k]), torch.cat([run.v, own_v])
-                state = attend_causal(own_q, keys, values, scale, shape.softcap, run.window, run.sinks)
+                state = look_back(own_q, keys, values, scale, shape, run.window, run.sinks)
             else:
                 call = Call(layer, shape, own_q[None], scale, alone, parts.store)
                 history = self._attend_history(parts, call, last=step.seqs > 1)
                 own = extend(own_q, own_k, own_v, scale, shape)
-                state = merge(own, AttnState(history.out[0], history.lse[0]))
+                state = merge_rows([own, AttnState(history.out[0], history.lse[0])], q.dtype)
             out[start:end] = state.out.to(q.dtype)
         parts.store.notice(layer, q, step, scale)
         parts.store.append(layer, k, v, step)
