@@ -26,7 +26,7 @@ def attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask = CA
     shape = Shape.of(q, k, mask)
     tiles = tile_kernel(shape)
     if tiles is not None:
-        return _in_tiles(q, k, v, scale, shape, tiles)
+        return in_tiles(q, k, v, scale, shape, tiles)
     before = shape.keys - shape.tokens
     if before and shape.mask == CAUSAL and q.device.type == "cpu":
         own = attend_prompt(q, k[before:], v[before:], scale)
@@ -34,7 +34,7 @@ def attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask = CA
     return best(shape).run(q, k, v, scale, shape.mask)
 
 
-def _in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, shape: Shape, kernel: Kernel) -> AttnState:
+def in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, shape: Shape, kernel: Kernel) -> AttnState:
     """Queries and keys in pieces of the sizes that the kernel is compiled for; what is left over by another one."""
     causal, before = shape.mask.causal, shape.keys - shape.tokens
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
