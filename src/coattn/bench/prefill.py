@@ -18,13 +18,12 @@ from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session
 from coattn.hf.random_model import weight_bytes
 from coattn.method import compose
+from coattn.methods import find_method
 from coattn.ops.prompt.choice import measure
 from coattn.ops.prompt.kernels import KERNELS
 from coattn.ops.prompt.mask import Mask, Shape
-from coattn.methods import find_method
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
-
 
 PEER = "transformers"
 """Plain Transformers with its default attention and its own cache; the prompt in one call."""

@@ -112,6 +112,7 @@ def timed(call: Callable[[], AttnState], device: torch.device) -> tuple[float, A
 
 
 def synchronise(device: torch.device) -> None:
+    """Waits for a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
