@@ -273,7 +273,9 @@ def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
         return EagerRunner(session, runtime, slots)
     from coattn.record.runner import GraphRunner
 
-    return GraphRunner(session, runtime, slots)
+    runner = GraphRunner(session, runtime, slots)
+    runner.eager.around = runner.fusion.active
+    return runner
 
 
 def _free(device: torch.device) -> int | None:

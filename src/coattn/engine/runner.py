@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +75,8 @@ class EagerRunner:
     def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
         self.session, self.runtime, self.slots = session, runtime, slots
         self.weights = weight_bytes(session.model)
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
+        """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
         self._last: tuple[int, int, Step, list[Span]] | None = None
         if any(parts.schedule.ahead for parts in runtime.groups):
             session.look_ahead()
@@ -138,7 +141,8 @@ class EagerRunner:
         clock = Clock(self.runtime)
         try:
             self.runtime.begin(step)
-            logits = self.session.forward(clock, torch.tensor(tokens, device=device), positions.to(device), rows)
+            with nullcontext() if step.phase is Phase.DECODE else self.around():
+                logits = self.session.forward(clock, torch.tensor(tokens, device=device), positions.to(device), rows)
             self.runtime.commit()
         except BaseException:
             if self.runtime.step is not None:  # else the step was refused before it began
