@@ -112,7 +112,7 @@ def floor_s(model: Any, tokens: int) -> float:
         mask = Mask(True, layer.sliding_window, 0, layer.softcap).over(tokens)
         shape = Shape(device, dtype, layer.q_heads, layer.kv_heads, layer.head_dim, tokens, tokens, mask)
         attention += shape.flops / _fastest(shape)
-    return linear / products / 1e12 + attention / 1e12
+    return float(linear / products / 1e12 + attention / 1e12)
 
 
 def _fastest(shape: Shape) -> float:

@@ -88,10 +88,8 @@ def _row(name: str, shape: Shape, call: Callable[[], AttnState] | str, rows: Ten
         return replace(row, refused=call)
     try:
         first, state = timed(call, shape.device)
-        errors = {
-            "lse_error": float((state.lse[rows].float() - lse).abs().max()),
-            "out_error": float((state.out[rows].float() - out).norm() / out.norm()),
-        }
+        lse_error = float((state.lse[rows].float() - lse).abs().max())
+        out_error = float((state.out[rows].float() - out).norm() / out.norm())
         del state
         taken = [timed(call, shape.device)[0]]
         while len(taken) < RUNS and taken[0] < SLOW_S:
@@ -99,7 +97,8 @@ def _row(name: str, shape: Shape, call: Callable[[], AttnState] | str, rows: Ten
     except RuntimeError as error:  # a kernel that this machine's PyTorch cannot run
         return replace(row, refused=" ".join(str(error).split())[:200])
     best = min(taken)
-    return replace(row, tflops=shape.flops / best / 1e12, ms=best * 1e3, first_ms=first * 1e3, **errors)
+    row = replace(row, tflops=shape.flops / best / 1e12, ms=best * 1e3, first_ms=first * 1e3)
+    return replace(row, lse_error=lse_error, out_error=out_error)
 
 
 def timed(call: Callable[[], AttnState], device: torch.device) -> tuple[float, AttnState]:

@@ -120,6 +120,7 @@ def _noter(track: Track) -> Any:
 def run_peer(model: Any, items: list[Item], prompts: list[list[int]], setting: Setting) -> dict[str, Any]:
     """Transformers alone: those who have arrived, in order, in batches that fit; the next one when it is done."""
     token = sum(shape.token_bytes for shape in describe_layers(model))
+    _generate(model, prompts[:1], [Track(Item(0.0, items[0].prompt_tokens, 2), 0.0)])
     begin = time.perf_counter()
     tracks: list[Track] = []
     while len(tracks) < len(items):
@@ -154,7 +155,7 @@ def _generate(model: Any, prompts: list[list[int]], tracks: list[Track]) -> None
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
 
-    class Note(StoppingCriteria):
+    class Note(StoppingCriteria):  # type: ignore[misc]
         def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
             if input_ids.device.type == "cuda":
                 torch.cuda.synchronize(input_ids.device)

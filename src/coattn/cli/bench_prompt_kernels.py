@@ -54,8 +54,8 @@ def prompt_kernels(target: str | None, as_json: bool, **options: Any) -> None:
     with progress("kernels", None) as bar:
         for (q_heads, kv_heads, head_dim), names in heads.items():
             shape = Shape(device, dtype, q_heads, kv_heads, head_dim, 1, 1)
-            for row in kernels.run(shape, options["contexts"], chunks):
-                rows.append({"shapes": ", ".join(names), **asdict(row)})
+            for made in kernels.run(shape, options["contexts"], chunks):
+                rows.append({"shapes": ", ".join(names), **asdict(made)})
                 keep(path, rows=rows)
                 bar.advance(bar.task_ids[0])
     result = {"rows": rows, "simulated": ["random queries, keys and values"], **provenance()}

@@ -123,7 +123,7 @@ def _measure(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> M
 def sample(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
     """Some rows, their output `[rows, q_heads, d]` and lse `[rows, q_heads]`, in float32."""
     t, n, group = len(q), len(k), q.shape[1] // k.shape[1]
-    rows = torch.linspace(0, t - 1, min(ROWS, t), device=q.device).long().unique()
+    rows = torch.linspace(0, t - 1, min(ROWS, t), device=q.device).long()
     part = q[rows].float().view(len(rows), k.shape[1], group, q.shape[2])
     scores = torch.einsum("rhgd,nhd->rhgn", part, k.float()) * scale
     if mask.softcap is not None:
