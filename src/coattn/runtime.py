@@ -23,15 +23,14 @@ from coattn.index.base import Index
 from coattn.method import Composed, Parts, compose
 from coattn.methods import SLIDING
 from coattn.ops.blockwise import Prompt
-from coattn.ops.merge import merge_output, merge_states
-from coattn.ops.prefill import extend, follow, prefill
-from coattn.ops.reference.attend_causal import attend_causal
+from coattn.ops.merge import merge_output, merge_rows, merge_states
+from coattn.ops.prefill import extend, follow, look_back, prefill
 from coattn.part import Part
 from coattn.probe import Probe
 from coattn.schedule.base import Schedule, executor_of, nothing
 from coattn.select.base import Select
 from coattn.side import SideStream
-from coattn.state import AttnState, merge
+from coattn.state import AttnState
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
 from coattn.upkeep.base import Upkeep
 
@@ -295,12 +294,12 @@ class Runtime:
                 state = follow(own_q, own_k, own_v, history.k, history.v, scale, shape)
             elif history is not None:
                 keys, values = torch.cat([history.k, own_k]), torch.cat([history.v, own_v])
-                state = attend_causal(own_q, keys, values, scale, shape.softcap, history.window, history.sinks)
+                state = look_back(own_q, keys, values, scale, shape, history.window, history.sinks)
             else:
                 call = Call(layer, shape, own_q[None], scale, alone, group.cache, group.index)
                 seen = self._attend_history(group, call, last=step.seqs > 1)
                 own = extend(own_q, own_k, own_v, scale, shape)
-                state = merge(own, AttnState(seen.out[0], seen.lse[0]))
+                state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
             out[start:end] = state.out.to(q.dtype)
         group.upkeep.hear(layer, q, step, scale)
         self._store(group, layer, k, v, step)

@@ -82,9 +82,9 @@ def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]
 
 @pytest.mark.parametrize(("amx", "need"), [(True, 12), (False, 24)])
 def test_a_budget_that_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatch, amx: bool, need: int) -> None:
-    """In the dtype that the machine chooses: bfloat16 with AMX, else float32."""
+    """In the dtype that the machine chooses: bfloat16 where it is faster, else float32."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr("coattn.hf.load._has_amx", lambda: amx)
+        monkeypatch.setattr("coattn.hf.load.bfloat16_is_faster", lambda: amx)
     elif not amx:
         pytest.skip("with a GPU it is always bfloat16")
     done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
 from coattn.errors import CoattnError, ConfigError, ModelError
-from coattn.hf import load as load_module
+from coattn.hf import fastest
 from coattn.hf.load import choose_device, choose_dtype, load
 
 
@@ -77,19 +77,29 @@ def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: str | torch.dtype) 
 
 @pytest.mark.parametrize("hidden", ["amx", "avx512", "avx2", "amx,avx512"])
 def test_a_hidden_instruction_set_is_not_chosen_for(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+    rates = {torch.float32: 50.0, torch.bfloat16: 400.0}
+    monkeypatch.setattr(fastest, "product_gflops", lambda: rates)
+    monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
     assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
     monkeypatch.setenv("COATTN_HIDE_ISA", hidden)
     assert choose_dtype("auto", torch.device("cpu")) is torch.float32
 
 
-@pytest.mark.parametrize(("amx", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+@pytest.mark.parametrize(("rate", "expected"), [(400.0, torch.bfloat16), (55.0, torch.float32), (1.0, torch.float32)])
 def test_auto_is_bfloat16_only_where_it_is_fast(
-    monkeypatch: pytest.MonkeyPatch, amx: bool, expected: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, rate: float, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(load_module, "_has_amx", lambda: amx)
+    monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
+    monkeypatch.setattr(fastest, "product_gflops", lambda: {torch.float32: 50.0, torch.bfloat16: rate})
     assert choose_dtype("auto", torch.device("cpu")) == expected
     assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
+def test_the_rates_are_measured_once() -> None:
+    rates = fastest.product_gflops()
+    assert set(rates) == {torch.float32, torch.bfloat16}
+    assert all(0 < rate < 1e6 for rate in rates.values())
+    assert fastest.product_gflops() is rates
 
 
 def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:

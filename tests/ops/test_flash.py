@@ -1,4 +1,4 @@
-"""Flash attention for many queries against the references: over blocks, causal, and what it leaves to others."""
+"""Many queries over blocks against the reference, and what is left to others."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import torch
 
 from coattn.ops import flash
 from coattn.ops.reference.attend import attend as over_blocks
-from coattn.ops.reference.attend_causal import attend_causal
 from coattn.types import BlockList
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_the_references(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_the_reference(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "PIECE", 64)
     bound = 1e-5 if dtype is torch.float32 else 2e-2
     blocks = torch.randn(12, 2, 2, 16, 32).to(dtype)
@@ -20,12 +19,8 @@ def test_equals_the_references(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     q = torch.randn(1, 70, 6, 32).to(dtype)
     assert flash.refuses(q, blocks, picked, None) is None
     got, want = flash.attend(q, blocks, picked, 0.2), over_blocks(q, blocks, picked, 0.2, None)
-    torch.testing.assert_close(got.out, want.out, atol=bound, rtol=bound)
+    torch.testing.assert_close(got.out.float(), want.out, atol=bound, rtol=bound)
     torch.testing.assert_close(got.lse, want.lse, atol=bound, rtol=bound)
-    k, v = torch.randn(2, 70, 2, 32).to(dtype)
-    own, plain = flash.flash(q[0], k, v, 0.2, causal=True), attend_causal(q[0], k, v, 0.2, None, None)
-    torch.testing.assert_close(own.out.float(), plain.out, atol=bound, rtol=bound)
-    torch.testing.assert_close(own.lse, plain.lse, atol=bound, rtol=bound)
 
 
 def test_what_it_leaves_to_others() -> None:

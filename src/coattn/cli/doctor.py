@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from rich.table import Table
 
@@ -16,6 +18,7 @@ def doctor(as_json: bool) -> None:
     from coattn.plan.machine import examine
 
     found = examine()
+    found["uses"].append(prompt_attention())
     if as_json:
         print_json(found)
         return
@@ -31,3 +34,30 @@ def doctor(as_json: bool) -> None:
     out.print(use)
     for hint in found["hints"]:
         out.print(f"hint: {hint}", highlight=False)
+
+
+def prompt_attention() -> dict[str, Any]:
+    """Who attends to prompts, by a measurement of a fraction of a second: 32 heads of an 8B model on a GPU, else 8."""
+    from coattn.hf.load import choose_device, choose_dtype
+    from coattn.ops.prompt.choice import measure, tile_kernel
+    from coattn.ops.prompt.kernels import KERNELS
+    from coattn.ops.prompt.mask import Mask, Shape
+
+    device = choose_device("auto")
+    dtype = choose_dtype("auto", device)
+    if device.type == "cuda":
+        shape = Shape(device, dtype, 32, 8, 128, 8192, 16384, Mask(False))
+        names = None
+    else:
+        shape = Shape(device, dtype, 8, 2, 64, 512, 512)
+        names = ("cpu", "reference")
+    rows = measure(shape, names)
+    right = [row for row in rows if row.ms is not None]
+    if device.type == "cuda" and tile_kernel(shape) is None:
+        right = [row for row in right if row.kernel != KERNELS[0].name]
+    chosen = min(right, key=lambda row: row.ms or 0.0).kernel if right else KERNELS[-1].name
+    rates = ", ".join(f"{row.kernel} {row.tflops:.3g}" for row in right)
+    passed = "; ".join(f"{row.kernel}: {row.refused}" for row in rows if row.refused and device.type == "cuda")
+    what = f"{shape.tokens:,} queries over {shape.keys:,} keys, {str(dtype).removeprefix('torch.')}"
+    reason = f"measured now, TFLOP/s of {what}: {rates}" + (f" ({passed})" if passed else "")
+    return {"part": "attention of prompts", "choice": chosen, "reason": reason}

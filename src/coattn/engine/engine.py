@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coattn.engine.handle import Handle
+from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.runner import Runner
@@ -33,12 +34,13 @@ class Engine:
         runner: Runner,
         tokenizer: Any,
         *,
-        chunk: int,
+        chunk: int | Pace,
         longest: int,
         ends: frozenset[int],
     ) -> None:
         self.runner, self.tokenizer = runner, tokenizer
-        self.chunk, self.longest, self.ends = chunk, longest, ends
+        self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
+        self.longest, self.ends = longest, ends
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
@@ -225,7 +227,7 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.chunk, self.longest)
+        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest)
 
 
 def _explain(error: Exception) -> CoattnError:

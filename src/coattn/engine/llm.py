@@ -14,6 +14,7 @@ import torch
 from coattn.cache.ledger import Ledger
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
+from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
@@ -26,7 +27,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
-from coattn.part import MOST_BATCH, check_count
+from coattn.part import MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
 from coattn.trace.step import StepTrace
 from coattn.units import parse_bytes
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 8192
 """max_length when neither the caller nor the model asks for less."""
+
+CHUNK, LARGEST = 2048, 8192
+"""Prompt tokens of a step where nothing else decides; on a GPU, where larger steps are faster, when nobody decodes."""
 
 log = logging.getLogger("coattn")
 
@@ -54,7 +58,10 @@ class LLM:
         and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
-    chunk: tokens of a prompt that are read between two decode steps.
+    chunk: tokens of a prompt that are read between two decode steps. Left out, exact methods read as many as
+        `target_ms` allows, others 2,048: what they forget may depend on it.
+    target_ms: the time between two tokens that holds while prompts are read; left out, three times that without. Not
+        beside `chunk`.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -71,14 +78,15 @@ class LLM:
         host_kv: int | float | str | None = None,
         max_batch: int = 16,
         max_length: int | None = None,
-        chunk: int = 2048,
+        chunk: int | None = None,
+        target_ms: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
     ) -> None:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
-        check_count("chunk", chunk, 1)
         self.composed = compose(find_method(method), **method_params)
+        pace = _pace(chunk, target_ms, self.composed.exact)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
@@ -94,7 +102,8 @@ class LLM:
             self.runner = choose_runner(session, runtime, max_batch)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
-            self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
+            pace.most = LARGEST if session.device.type == "cuda" else CHUNK
+            self.engine = Engine(self.runner, loaded.tokenizer, chunk=pace, longest=self.max_length, ends=ends)
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 
@@ -175,6 +184,7 @@ class LLM:
     def report(self) -> dict[str, Any]:
         """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start.
 
+        chunk: prompt tokens that would be read now between two decode steps.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -186,6 +196,7 @@ class LLM:
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "preemptions": counts["preemptions"] + scheduler.preemptions,
+            "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
@@ -224,6 +235,19 @@ class LLM:
         return self.engine.prepare(encode(prompt, self.tokenizer, self.vocabulary), params, given)
 
 
+def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:
+    """Who decides how much of a prompt is read at a time."""
+    if target_ms is not None:
+        check_number("target_ms", target_ms, 0, above=True)
+        if chunk is not None:
+            raise ConfigError("Both chunk and target_ms are given.", "Leave one out.")
+        return Pace(None, target_ms / 1e3)
+    if chunk is None:
+        return Pace() if exact else Pace(CHUNK)
+    check_count("chunk", chunk, 1)
+    return Pace(chunk)
+
+
 def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:
     if isinstance(model, str | Path):
         return load(model, dtype=dtype, device=device)
@@ -249,7 +273,9 @@ def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
         return EagerRunner(session, runtime, slots)
     from coattn.decode.capture import GraphRunner
 
-    return GraphRunner(session, runtime, slots)
+    runner = GraphRunner(session, runtime, slots)
+    runner.eager.around = runner.fusion.active
+    return runner
 
 
 def _free(device: torch.device) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +78,8 @@ class EagerRunner:
         self.weights = weight_bytes(session.model)
         self._clock = Clock()
         runtime.probes.append(self._clock)
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
+        """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
         self._last: tuple[int, int, Step, list[Span]] | None = None
         if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
             session.look_ahead()
@@ -141,7 +144,9 @@ class EagerRunner:
         self._clock.start()
         try:
             self.runtime.begin(step)
-            logits = self.session.forward(self.runtime, torch.tensor(tokens, device=device), positions.to(device), rows)
+            with nullcontext() if step.phase is Phase.DECODE else self.around():
+                ids = torch.tensor(tokens, device=device)
+                logits = self.session.forward(self.runtime, ids, positions.to(device), rows)
             self.runtime.commit()
         except BaseException:
             if self.runtime.step is not None:  # else the step was refused before it began

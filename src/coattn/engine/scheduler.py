@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from coattn.cache.ledger import PLACE
+from coattn.engine.pace import Pace
 from coattn.engine.request import Request
 from coattn.errors import BudgetError, InputError
 from coattn.types import Tier
@@ -64,15 +65,18 @@ Work = Extend | Decode | Refuse
 
 
 class Scheduler:
-    """First come, first served, over `slots` rows of the stores.
+    """First come, first served, over `slots` rows of the stores; of prompts that are being read, a short one in turn
+    with the oldest.
 
     `next` says what to do; the caller does it and then calls `done`, or `finish` for requests that end. `running` is
     ordered by arrival. A request that does not fit any more next to older ones loses its memory, goes back to the front
     of `waiting` and reads its tokens again later; so the oldest always gets through.
     """
 
-    def __init__(self, memory: Memory, slots: int, chunk: int, longest: int) -> None:
-        self.memory, self.chunk, self.longest = memory, chunk, longest
+    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int) -> None:
+        """chunk: prompt tokens between two decode steps, or who decides how many."""
+        self.memory, self.longest = memory, longest
+        self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
         self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
         self.waiting: deque[Request] = deque()
@@ -81,6 +85,10 @@ class Scheduler:
         self._slots = list(range(slots))
         self._spent = 0
         """Tokens read since the last decode step."""
+        self._decoded: float | None = None
+        """When the last decode step ended, unless nobody has decoded since."""
+        self._oldest_read = False
+        """Whether the oldest prompt was the last to be read from."""
 
     def check(self, request: Request) -> None:
         """Raises InputError for a prompt that is too long, BudgetError for a request that could never fit."""
@@ -108,6 +116,7 @@ class Scheduler:
                 return work
             if not self.preempt():
                 return Refuse(self.running[0], _too_small(self.running[0], *excess))
+        self._decoded = None
         return None
 
     def done(self, work: Extend | Decode) -> None:
@@ -116,7 +125,10 @@ class Scheduler:
             self._spent += work.end - work.request.stored
             work.request.stored = work.end
             return
-        self._spent = 0
+        now = time.perf_counter()
+        if self._decoded is not None:
+            self.pace.note(self._spent, now - self._decoded)
+        self._decoded, self._spent = now, 0
         for request in work.requests:
             request.stored += 1
 
@@ -165,14 +177,26 @@ class Scheduler:
         return self._excess(wanted, self.memory.free()) is None
 
     def _choose(self) -> Extend | Decode:
-        """At most a chunk of reading between two decode steps."""
+        """At most a budget of reading between two decode steps."""
         decoding = tuple(request for request in self.running if request.decodes)
-        if len(decoding) < len(self.running):
-            request = next(request for request in self.running if not request.decodes)
-            end = min(request.stored + self.chunk, request.total)
-            if not decoding or not self._spent or self._spent + end - request.stored <= self.chunk:
+        readers = [request for request in self.running if not request.decodes]
+        if not decoding:
+            self._decoded, self._spent = None, 0
+        if readers:
+            budget = self.pace.budget(bool(decoding))
+            request = self._reader(readers)
+            end = min(request.stored + budget, request.total)
+            if budget and (not decoding or not self._spent or self._spent + end - request.stored <= budget):
+                self._oldest_read = request is readers[0]
                 return Extend(request, end)
         return Decode(decoding)
+
+    def _reader(self, readers: list[Request]) -> Request:
+        """The oldest, and every other time the one with the least left to read: a short prompt waits for one chunk of a
+        long one, and a long one takes at most twice its time."""
+        if not self._oldest_read:
+            return readers[0]
+        return min(readers, key=lambda request: request.total - request.stored)
 
     def _growth(self, work: Extend | Decode) -> dict[Tier, int]:
         growth: dict[Tier, int] = {}

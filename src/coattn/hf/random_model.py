@@ -77,11 +77,22 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Name -> config, as their model cards give it."""
 
 
-def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal model in these shapes, weights drawn on the device."""
+def heads_of(shapes: str) -> tuple[int, int, int]:
+    """Query heads, KV heads and head size of shapes by name."""
+    found = _shapes(shapes)
+    heads = found["num_attention_heads"]
+    return heads, found["num_key_value_heads"], found.get("head_dim") or found["hidden_size"] // heads
+
+
+def _shapes(shapes: str) -> dict[str, Any]:
     if shapes not in SHAPES:
         raise ConfigError(f"There are no shapes {shapes!r}.", f"There are: {', '.join(SHAPES)}.")
-    config = AutoConfig.for_model(**SHAPES[shapes])
+    return SHAPES[shapes]
+
+
+def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal model in these shapes, weights drawn on the device."""
+    config = AutoConfig.for_model(**_shapes(shapes))
     with quiet(), torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.to(device).eval()

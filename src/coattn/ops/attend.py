@@ -17,7 +17,7 @@ def attend(
     """q `[seqs, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]` -> attention over the listed entries.
 
     Few queries: the C++ kernels in host memory, but for shapes they refuse; Triton on a GPU. Many queries of one
-    sequence: PyTorch's flash attention. Elsewhere: the reference.
+    sequence: the kernels of `ops/prompt`. Elsewhere: the reference.
     stamp: where Triton's kernel leaves the time of its end.
     """
     if q.device.type == "cuda":
@@ -26,7 +26,7 @@ def attend(
         if triton.refuses(q, blocks) is None:
             return triton.attend(q, blocks, picked, scale, softcap, stamp)
         if flash.refuses(q, blocks, picked, softcap) is None:
-            return flash.attend(q, blocks, picked, scale)
+            return flash.attend(q, blocks, picked, scale, softcap)
     elif flash.refuses(q, blocks, picked, softcap) is None:
         return flash.attend(q, blocks, picked, scale)
     elif native.refuses(q, blocks) is None:

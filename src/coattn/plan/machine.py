@@ -15,7 +15,7 @@ COMFORTABLE = 8 << 30
 
 
 def examine() -> dict[str, Any]:
-    """Facts (`machine`), choices with reasons (`uses`) and `hints`. Starts nothing, allocates nothing."""
+    """Facts (`machine`), choices with reasons (`uses`) and `hints`. Takes no memory; times one product."""
     import torch
 
     from coattn.hf.slow import is_slow
@@ -56,10 +56,15 @@ def _tiers(gpus: list[Any]) -> dict[str, str]:
 def _dtype(gpus: list[Any]) -> dict[str, str]:
     import torch
 
+    from coattn.hf.fastest import product_gflops
     from coattn.hf.load import choose_dtype
 
     choice = choose_dtype("auto", torch.device("cuda" if gpus else "cpu"))
-    reason = "a GPU or AMX makes it the fastest" if choice is torch.bfloat16 else "without AMX it is the fastest"
+    if gpus:
+        reason = "the fastest on a GPU"
+    else:
+        rates = {str(d).removeprefix("torch."): f"{rate:,.3g}" for d, rate in product_gflops().items()}
+        reason = "measured now, GFLOP/s of products: " + ", ".join(f"{name} {rate}" for name, rate in rates.items())
     return _use("numbers", str(choice).removeprefix("torch."), reason)
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
 
+from coattn.cache.ledger import Ledger
+from coattn.engine.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.fuse.fusion import _Pretend
+from coattn.method import compose
+from coattn.methods import find_method
+from coattn.runtime import Runtime
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -31,3 +39,34 @@ def test_a_fused_model_gives_the_same_numbers(family: str) -> None:
         fusion.close()
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_prompts_are_read_in_fused_forms(family: str) -> None:
+    """A prompt in two chunks, fused or not: the same logits, and the modules are as they were afterwards."""
+    model = tiny(family, DEVICE)
+    ids = torch.randint(3, 160, (37,)).tolist()
+    with Session(model) as session:
+        runtime = Runtime(session.layers, compose(find_method("full"), block=8), Ledger(), 1, 64, fixed=True)
+        runner, found, entered = EagerRunner(session, runtime, 1), [], []
+        fusion = Fusion(session)
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with fusion.active():
+                entered.append(True)
+                yield
+
+        for fused in (False, True):
+            if fused:
+                runner.around = around
+            runner.extend(0, ids[:30], 0, False)
+            logits = runner.extend(0, ids[30:], 30, True)
+            assert logits is not None
+            found.append(logits.clone())
+            runner.forget(0, len(ids))
+            assert all("forward" not in module.__dict__ for module in model.modules())
+        torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+        assert len(entered) == 2, "once for each chunk"
+        fusion.close()
+        runtime.release()

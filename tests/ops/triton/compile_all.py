@@ -12,12 +12,14 @@ from coattn.bench import drive_kernel
 from coattn.ops.triton import (
     append,
     attend,
+    attend_prompt,
     average,
     handover,
     limits,
     linear,
     mean_values,
     merge,
+    merge_rows,
     model,
     nearest,
     pick_blocks,
@@ -38,6 +40,7 @@ KINDS = {
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"scale", "softcap", "eps", "alpha", "slack", "noise", "wrong", "nothing"}
 
+NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
 COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
@@ -57,6 +60,15 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"FOLLOW": True},
     ),
+    *(
+        (
+            attend_prompt._attend_prompt,
+            {"GROUP": 4, "BM": 128, "BN": 64, "D": 128, "D_PAD": 128, "CAP": True, "CAUSAL": True, "PRECISION": "tf32"}
+            | {"WINDOW": window, "SINKS": window},
+        )
+        for window in (False, True)
+    ),
+    (merge_rows._merge_rows, {"COUNT": 3, "HEADS": 4, "D": 80, "D_PAD": 128}),
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
     (handover._wait, {}),
@@ -136,7 +148,7 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*fp32"
     if name.endswith("_out") and name not in ("q_out", "k_out"):
         return "*fp32" if name in ("wanted_out", "worth_out", "values_out") else "*i32"
-    others = ("q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
+    others = (*NUMBERED, "q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
     if name == "far_ptr" and kernel is pick_blocks._pick_blocks:
@@ -146,6 +158,11 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     if kernel is nearest._turn_spilled and name == "to_ptr":
         return "*bf16"
     if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
+        return "*bf16"
+    if kernel is merge_rows._merge_rows and name[:4] in ("out_", "lse_", "tota", "stri"):
+        numbers = {"out_": "*bf16", "lse_": "*fp32", "tota": "*fp32", "stri": "*i64"}
+        return "i32" if name == "total_token" else numbers[name[:4]]
+    if kernel is attend_prompt._attend_prompt and name == "out_ptr":
         return "*bf16"
     if kernel is merge._merge:
         return "*bf16" if name == "result_ptr" else "*fp32"

@@ -12,11 +12,19 @@ CHUNK = 256
 
 
 def attend_causal(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, window: int | None, sinks: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    sinks: int = 0,
+    after: bool = False,
 ) -> AttnState:
     """q `[t, q_heads, d]` are the last t of the tokens of k, v `[n, kv_heads, d]` -> out like q, lse `[t, q_heads]`.
 
     A query at position p sees keys at `max(0, p - window + 1) .. p`, and the first `sinks` keys up to p.
+    after: the queries come after all n tokens instead, and see every key; there is no window then.
     """
     t, q_heads, d = q.shape
     n, kv_heads, _ = k.shape
@@ -26,9 +34,9 @@ def attend_causal(
         part = q[start : start + CHUNK].to(torch.float32) * scale
         position = torch.arange(start, start + len(part), device=q.device)[:, None] + (n - t)
         first = 0 if window is None or sinks else max(0, n - t + start - window + 1)
-        end = n - t + start + len(part)
+        end = n if after else n - t + start + len(part)
         key_position = torch.arange(first, end, device=q.device)[None, :]
-        seen = key_position <= position
+        seen = (key_position <= position) | after
         if window is not None:
             seen &= (key_position > position - window) | (key_position < sinks)
         grouped = part.view(len(part), kv_heads, q_heads // kv_heads, d)

@@ -1,0 +1,157 @@
+"""The token budget of prompts over a pretended clock: the promised time between tokens holds, short prompts pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from tests.engine.small import llm
+
+from coattn.engine import scheduler as scheduling
+from coattn.engine.pace import FIRST, LEAST, Pace
+from coattn.engine.params import SamplingParams
+from coattn.engine.request import Request
+from coattn.engine.scheduler import Decode, Extend, Scheduler
+from coattn.errors import ConfigError
+from coattn.types import Tier
+
+
+class Boundless:
+    """No tier has a limit."""
+
+    def needs(self, _tokens: int) -> Mapping[Tier, int]:
+        return {}
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return {}
+
+    def forget(self, slot: int, length: int) -> None:
+        pass
+
+
+class World:
+    """A machine on which a decode step takes `decode` seconds and a prompt's token `token`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Pace, decode: float, token: float) -> None:
+        self.now, self.decode, self.token = 0.0, decode, token
+        monkeypatch.setattr(scheduling.time, "perf_counter", lambda: self.now)
+        self.scheduler = Scheduler(Boundless(), 16, pace, 1 << 20)
+        self.pace = pace
+        self.gaps: list[float] = []
+        self.firsts: dict[int, float] = {}
+        self._last: float | None = None
+
+    def add(self, name: int, prompt: int, new: int = 100000) -> Request:
+        request = Request(name, [0] * prompt, SamplingParams(max_new_tokens=1), prompt + new, arrived=self.now)
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> bool:
+        work = self.scheduler.next()
+        assert isinstance(work, Extend | Decode | None)
+        if work is None:
+            return False
+        if isinstance(work, Extend):
+            self.now += self.token * (work.end - work.request.stored)
+            finished = [work.request] if work.last else []
+        else:
+            self.now += self.decode
+            if self._last is not None:
+                self.gaps.append(self.now - self._last)
+            self._last = self.now
+            finished = list(work.requests)
+        self.scheduler.done(work)
+        for request in finished:
+            self.firsts.setdefault(request.id, self.now)
+            request.output.append(0)
+            if request.total >= request.limit:
+                self.scheduler.finish(request)
+        return True
+
+
+@pytest.mark.parametrize(("target", "wanted"), [(None, 0.030), (0.060, 0.060), (0.018, 0.018)])
+def test_the_promised_time_between_tokens_holds(
+    monkeypatch: pytest.MonkeyPatch, target: float | None, wanted: float
+) -> None:
+    world = World(monkeypatch, Pace(None, target), decode=0.010, token=0.00002)
+    for i in range(8):
+        world.add(i, 16)
+    for _ in range(40):
+        world.step()
+    world.gaps.clear()
+    long = world.add(99, 64000)
+    begin = world.now
+    while 99 not in world.firsts:
+        world.step()
+    settled = world.gaps[3:]
+    assert max(settled) <= wanted * 1.001
+    alone, most_read = 0.00002 * 64000, wanted - world.decode
+    used = most_read * 2 / 3
+    assert max(settled) >= world.decode + used * 0.99, "what is promised is used"
+    assert world.firsts[99] - begin <= alone * (1 + world.decode / used) * 1.1
+    assert long.decodes
+
+
+def test_a_target_that_cannot_be_met_still_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Pace(None, 0.001), decode=0.010, token=0.001)
+    world.add(0, 8)
+    for _ in range(10):
+        world.step()
+    world.add(1, 2000)
+    for _ in range(200):
+        world.step()
+    assert 1 in world.firsts
+    assert world.pace.budget(True) in (0, LEAST)
+
+
+def test_nobody_waits_so_as_much_as_possible_is_read() -> None:
+    pace = Pace(None, 0.001, most=4096)
+    assert pace.budget(False) == 4096
+    assert pace.budget(True) == FIRST
+    pace.note(512, 0.1)
+    assert pace.budget(True) == 0, "a decode step by itself, to know its time"
+    pace.note(0, 0.05)
+    assert Pace(300).budget(True) == Pace(300).budget(False) == 300
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    pace = Pace(None, 0.05)
+    for seconds in (0.01, 0.01, 2.0, 0.01, 0.01):
+        pace.note(0, seconds)
+    for seconds in (0.03, 0.03, 5.0, 0.03, 0.03):
+        pace.note(1000, seconds)
+    assert pace.budget(True) == 1536  # 40 ms at 20 us a token are 2,000
+
+
+def test_a_short_prompt_is_not_held_up_by_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Pace(1000), decode=0.010, token=0.001)
+    world.add(0, 50000)
+    world.step()
+    world.add(1, 500)
+    begin = world.now
+    while 1 not in world.firsts:
+        world.step()
+    assert world.firsts[1] - begin <= 0.5 + 1.0 + 0.01, "at most one chunk of the long one before it"
+
+
+def test_short_prompts_do_not_starve_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Pace(1000), decode=0.0, token=0.001)
+    world.add(0, 20000, 1)
+    for i in range(1, 200):
+        world.add(i, 1000, 1)
+    while 0 not in world.firsts:
+        world.step()
+    assert world.now <= 2 * 20.0 + 1.0
+
+
+def test_what_is_refused_and_what_is_said() -> None:
+    with pytest.raises(ConfigError, match="Both chunk and target_ms"):
+        llm(target_ms=50)
+    for wrong in (0, -1, float("nan"), "x"):
+        with pytest.raises(ConfigError, match="target_ms"):
+            llm(chunk=None, target_ms=wrong)
+    with llm(chunk=None, target_ms=20) as engine:
+        assert engine.report()["chunk"] == 2048
+    with llm("streaming", chunk=None) as engine:
+        assert engine.report()["chunk"] == 2048
+        assert engine.engine.pace.fixed == 2048
