@@ -46,7 +46,7 @@ SHARE = 0.8
 class LLM:
     """A model under a method, with continuous batching: requests join and leave between steps.
 
-    model: a name or folder (as `coattn models` and `coattn generate` take it), a `Loaded`, or `(model, tokenizer)`;
+    model: a name, folder or GGUF file (as `coattn generate` takes it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
     method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
     gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
