@@ -28,6 +28,8 @@ from coattn.cli import (
     eval_perplexity,
     eval_report,
     eval_sweep,
+    eval_table,
+    eval_tasks,
     evaluate,
     generate,
     methods,
@@ -71,6 +73,8 @@ __all__ = [
     "eval_perplexity",
     "eval_report",
     "eval_sweep",
+    "eval_table",
+    "eval_tasks",
     "main",
 ]
 

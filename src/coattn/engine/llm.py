@@ -55,6 +55,8 @@ class LLM:
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
     chunk: tokens of a prompt that are read between two decode steps.
+    sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
+        out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -72,12 +74,15 @@ class LLM:
         max_batch: int = 16,
         max_length: int | None = None,
         chunk: int = 2048,
+        sizes: Sequence[int] | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
     ) -> None:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
         check_count("chunk", chunk, 1)
+        for size in sizes or ():
+            check_count("sizes", size, 1, max_batch)
         self.composed = compose(find_method(method), **method_params)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
         loaded = _loaded(model, dtype, device)
@@ -91,7 +96,7 @@ class LLM:
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
-            self.runner = choose_runner(session, runtime, max_batch)
+            self.runner = choose_runner(session, runtime, max_batch, sizes)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
@@ -240,7 +245,7 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
     )
 
 
-def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
+def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequence[int] | None = None) -> Runner:
     """Captured steps on a GPU, where the method's parts allow it; layer by layer elsewhere, and says why on a GPU."""
     reason = runtime.uncaptured()
     if reason is not None:
@@ -249,7 +254,7 @@ def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
         return EagerRunner(session, runtime, slots)
     from coattn.record.runner import GraphRunner
 
-    return GraphRunner(session, runtime, slots)
+    return GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
 
 
 def _free(device: torch.device) -> int | None:

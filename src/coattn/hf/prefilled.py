@@ -6,7 +6,7 @@ Prefill-decode disaggregation: one process reads prompts (`prefill`), another an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,32 +118,62 @@ def _ids(ids: Any) -> Tensor:
 
 
 class Keeping:
-    """Stands for a runtime, and keeps what goes through it."""
+    """Stands for a runtime, and keeps what goes through it: every key and value, and the last queries before each end.
 
-    def __init__(self, runtime: Runtime, on_layer: Callable[[], None] | None = None) -> None:
+    ends: where in the prompt, in tokens. device: where what is kept lies.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        ends: Sequence[int],
+        device: torch.device,
+        on_layer: Callable[[], None] | None = None,
+    ) -> None:
         self.runtime, self.scales, self.on_layer = runtime, [1.0] * len(runtime.layers), on_layer
+        self.device = device
         self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in runtime.layers]
-        self.queries: list[Tensor] = [torch.empty(0)] * len(runtime.layers)
+        self.queries: dict[int, list[list[Tensor]]] = {end: [[] for _ in runtime.layers] for end in ends}
+        self._read = [0] * len(runtime.layers)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self.scales[layer] = scale
         for part, x in zip(self.kv[layer], (k, v), strict=True):
-            part.append(x.cpu())
-        last = self.queries[layer]
-        self.queries[layer] = torch.cat([last, q.cpu()] if len(last) else [q.cpu()])[-QUERIES:].clone()
+            part.append(x.to(self.device))
+        start = self._read[layer]
+        self._read[layer] += len(q)
+        for end, kept in self.queries.items():
+            first, last = max(end - QUERIES, start), min(end, start + len(q))
+            if first < last:
+                kept[layer].append(q[first - start : last - start].to(self.device, copy=True))
         out = self.runtime.attend(layer, q, k, v, scale)
         if self.on_layer is not None:
             self.on_layer()
         return out
 
 
-@torch.inference_mode()
 def prefill(
     model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] | None = None
 ) -> Prefilled:
     """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model.
 
     on_layer: called after the attention of every layer of every chunk.
+    """
+    return prefill_ends(model, ids, None, chunk, "cpu", on_layer)[0]
+
+
+@torch.inference_mode()
+def prefill_ends(
+    model: PreTrainedModel,
+    ids: Any,
+    ends: Sequence[int] | None = None,
+    chunk: int = 2048,
+    device: str | torch.device = "cpu",
+    on_layer: Callable[[], None] | None = None,
+) -> list[Prefilled]:
+    """Reads a prompt once -> what it is after its first `ends[i]` tokens, for each; by default after all of them.
+
+    The shorter ones share the memory of the longest. device: where they lie.
     """
     check_count("chunk", chunk, 1)
     if not hasattr(model, "config"):
@@ -152,6 +182,10 @@ def prefill(
             "Load it first: AutoModelForCausalLM.from_pretrained(...).",
         )
     tokens = _ids(ids)
+    ends = [len(tokens)] if ends is None else list(ends)
+    if not ends or not all(0 < end <= len(tokens) for end in ends):
+        raise InputError(f"ends is {ends}, of a prompt of {len(tokens):,} tokens.", "Give lengths of its beginnings.")
+    tokens = tokens[: max(ends)]
     most = longest(model)
     if most is not None and len(tokens) >= most:
         raise InputError(
@@ -166,17 +200,29 @@ def prefill(
                 "Encode it with the model's own tokenizer.",
             )
         runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens))
-        keeping = Keeping(runtime, on_layer)
-        logits: Tensor | None = None
+        keeping = Keeping(runtime, sorted(set(ends)), torch.device(device), on_layer)
+        logits: dict[int, Tensor] = {}
         try:
             for start in range(0, len(tokens), chunk):
                 part = tokens[start : start + chunk].to(session.device)
+                here = [end for end in set(ends) if start < end <= start + len(part)]
+                rows = torch.tensor([end - start - 1 for end in here], device=session.device) if here else None
                 runtime.begin(Step.of((0,), (start,), (len(part),)))
                 positions = torch.arange(start, start + len(part), device=session.device)
-                logits = session.forward(keeping, part, positions, slice(-1, None))
+                found = session.forward(keeping, part, positions, rows)
+                if found is not None:
+                    logits |= {end: found[i : i + 1].to(device, copy=True) for i, end in enumerate(here)}
                 runtime.commit()
         finally:
             runtime.release()
-    assert logits is not None
-    kv = tuple((torch.cat(k), torch.cat(v)) for k, v in keeping.kv)
-    return Prefilled(tuple(tokens.tolist()), kv, tuple(keeping.queries), tuple(keeping.scales), logits.cpu())
+    kv = [(torch.cat(k), torch.cat(v)) for k, v in keeping.kv]
+    return [
+        Prefilled(
+            tuple(tokens[:end].tolist()),
+            tuple((k[:end], v[:end]) for k, v in kv),
+            tuple(torch.cat(each) for each in keeping.queries[end]),
+            tuple(keeping.scales),
+            logits[end],
+        )
+        for end in ends
+    ]

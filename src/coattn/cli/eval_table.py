@@ -1,0 +1,1 @@
+"""`coattn eval table`."""
