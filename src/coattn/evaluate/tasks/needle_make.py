@@ -55,9 +55,7 @@ def make(tokenizer: Any, text: Text, lengths: Sequence[int], depths: int, seed: 
     offset = random.Random(seed).randrange(len(text.body) // 2) if seed else 0
     shifted = Text(text.name, text.body[offset:] + text.body[:offset]) if offset else text
     haystack = Haystack(shifted, tokenizer, max(lengths))
-    return [
-        _prompt(haystack, task, length, depth, seed) for length in lengths for task in TASKS for depth in steps
-    ]
+    return [_prompt(haystack, task, length, depth, seed) for length in lengths for task in TASKS for depth in steps]
 
 
 def _prompt(haystack: Haystack, task: str, length: int, depth: float, seed: int) -> Prompt:

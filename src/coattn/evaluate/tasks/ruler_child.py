@@ -76,8 +76,8 @@ def generate(
         sys.argv = [str(script), *(str(word) for name, value in given.items() for word in (f"--{name}", value))]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             runpy.run_path(str(script), run_name="__main__")
-        lines = (Path(scratch) / "made" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+        lines = (Path(scratch) / "made" / "validation.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
 
 
 def give_sentences(essays: Path) -> None:
@@ -90,7 +90,7 @@ def give_sentences(essays: Path) -> None:
     except LookupError:
         learned = punkt.PunktTrainer(json.loads(essays.read_text(encoding="utf-8"))["text"]).get_params()
         splitter = punkt.PunktSentenceTokenizer(learned)
-        nltk.tokenize.sent_tokenize = lambda text, language="english": splitter.tokenize(text)
+        nltk.tokenize.sent_tokenize = splitter.tokenize  # the scripts import it when they run
 
 
 if __name__ == "__main__":

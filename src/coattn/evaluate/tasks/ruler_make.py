@@ -71,10 +71,8 @@ def make(
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(workers) as pool:
         path = Path(scratch) / "tokenizer.json"
         backend.save(str(path))
-        jobs = [
-            {"tokenizer": str(path), "task": task, "lengths": list(lengths), "samples": samples, "seed": seed, "most": top}
-            for task in tasks
-        ]
+        shared = {"lengths": list(lengths), "samples": samples, "seed": seed, "most": top, "tokenizer": str(path)}
+        jobs = [{**shared, "task": task} for task in tasks]
         made = []
         for job, found in zip(jobs, pool.map(lambda job: _run(job, seconds), jobs), strict=True):
             made.append([prompt for part in found for prompt in _prompts(job, part)])

@@ -14,6 +14,7 @@ import torch
 from coattn.errors import ConfigError
 from coattn.evaluate.results import Results, describe
 from coattn.evaluate.sweep import expand
+from coattn.evaluate.tasks import plain
 from coattn.evaluate.tasks.prompts import PromptFile
 from coattn.evaluate.tasks.reading import MODES, Ask, encode_all, read_all, waves
 from coattn.evaluate.tasks.running import Row, Running, ask_name, run_row
@@ -29,7 +30,8 @@ Progress = Callable[[str, int], None]
 def parse_rows(texts: Sequence[str], parse: Any) -> list[Row]:
     """`full,scout,budget=1024|2048,quest` -> rows; what has an equals sign belongs to the row before it.
 
-    `gpu_share=1/8` is no parameter of a method: it is the row's GPU memory, as a share of the KV.
+    `gpu_share=1/8` is no parameter of a method: it is the row's GPU memory, as a share of the KV. `transformers` is no
+    method: it is the model's own `generate`.
     """
     specs: list[list[str]] = []
     for word in (word.strip() for text in texts for word in text.split(",")):
@@ -48,6 +50,8 @@ def parse_rows(texts: Sequence[str], parse: Any) -> list[Row]:
 
 
 def _rows(spec: list[str], parse: Any) -> list[Row]:
+    if spec == [plain.NAME]:
+        return [Row(plain.NAME, None)]
     shares: list[str | None] = [None]
     for word in spec[1:]:
         if word.startswith("gpu_share="):
@@ -92,6 +96,10 @@ class Plan:
     hold: int | None
     model_sha256: str | None
 
+    def modes_of(self, row: Row) -> tuple[str, ...]:
+        """Plain Transformers reads questions; it has no steps to feed them in."""
+        return self.modes if row.composed is not None else ("read",)
+
     def config(self, row: Row) -> dict[str, Any]:
         """All that decides a row's outcome."""
         return {
@@ -99,14 +107,14 @@ class Plan:
             "model": self.loaded.name,
             "model_sha256": self.model_sha256,
             "dtype": str(self.loaded.model.dtype).removeprefix("torch."),
-            **describe(row.composed),
+            **({"method": row.name} if row.composed is None else describe(row.composed)),
             "named": row.name,
             "gpu_share": row.gpu_share,
             "prompts": self.prompts.sha256,
             "made": {key: self.prompts.about.get(key) for key in ("command", "commit", "sources")},
             "lengths": sorted({ask.prompt.length for ask in self.asks}),
             "prompt_count": len(self.asks),
-            "modes": list(self.modes),
+            "modes": list(self.modes_of(row)),
             "chat": self.chat,
             "whole_answers": self.whole,
         }
@@ -165,18 +173,22 @@ def run(plan: Plan, rows: Sequence[Row], folder: Path, progress: Progress = lamb
     finally:
         for result in results:
             result.save()
-    order = [ask_name(ask.prompt, mode) for ask in plan.asks for mode in plan.modes]
-    return [result.finish(order) for result in results]
+    orders = [[ask_name(ask.prompt, mode) for ask in plan.asks for mode in plan.modes_of(row)] for row in rows]
+    return [result.finish(order) for result, order in zip(results, orders, strict=True)]
 
 
 def _wave(plan: Plan, rows: Sequence[Row], results: Sequence[Results], wave: list[Ask], progress: Progress) -> None:
     length = wave[0].prompt.length
     most = max(ask.length for ask in plan.asks if ask.prompt.length == length)
-    names = [(ask, mode, ask_name(ask.prompt, mode)) for ask in wave for mode in plan.modes]
-    missing = [[(ask, mode) for ask, mode, name in names if name not in result.done] for result in results]
-    wanted = {ask.prompt.name for each in missing for ask, _ in each}
-    if not wanted:
+    missing = [
+        [(a, mode) for a in wave for mode in plan.modes_of(row) if ask_name(a.prompt, mode) not in result.done]
+        for row, result in zip(rows, results, strict=True)
+    ]
+    if not any(missing):
         return
+    wanted = {
+        ask.prompt.name for row, each in zip(rows, missing, strict=True) if row.composed is not None for ask, _ in each
+    }
     todo = [ask for ask in wave if ask.prompt.name in wanted]
     label = f"{length:,} tokens"
     held = {
@@ -186,15 +198,17 @@ def _wave(plan: Plan, rows: Sequence[Row], results: Sequence[Results], wave: lis
     for row, result, left in zip(rows, results, missing, strict=True):
         if not left:
             continue
-        pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
         tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
 
         def note(found: Running, result: Results = result) -> None:
             keep_run(result, found)
 
-        for item in run_row(
-            plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note
-        ):
+        if row.composed is None:
+            answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note)
+        else:
+            pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
+            answers = run_row(plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note)
+        for item in answers:
             result.add(item)
             progress(f"{label}: {row.name}", tokens[item["item"]])
         result.save()

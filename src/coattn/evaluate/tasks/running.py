@@ -26,7 +26,8 @@ class Row:
     """A method with its parameters as the user wrote it; gpu_share: its GPU memory, of what full attention takes."""
 
     name: str
-    composed: Composed
+    composed: Composed | None
+    """None: plain Transformers, without coattn."""
     gpu_share: float | None = None
 
 
@@ -86,6 +87,7 @@ def run_row(
     whole: answers run to their end; else they end where nothing could change their score any more. On a GPU one batch
     size is captured: a row opens dozens of engines, and a capture takes longer than the steps it would make cheaper.
     """
+    assert row.composed is not None, "plain Transformers has no engine"
     batch = min(batch, len(wanted))
     found = Running(wanted[0][0].ask.prompt.length, batch, most, whole=kv_bytes(loaded.model, most))
     budget = None if row.gpu_share is None else int(row.gpu_share * batch * found.whole)
@@ -137,7 +139,12 @@ def _judge(prompt: Prompt, mode: str, handle: Handle, tokenizer: Any) -> dict[st
     output = handle.output()
     if output.error is not None:
         raise output.error
-    points = score(prompt.rule, output.text, prompt.outputs)
+    return judge(prompt, mode, output.text, output.token_ids, tokenizer)
+
+
+def judge(prompt: Prompt, mode: str, text: str, ids: Sequence[int], tokenizer: Any) -> dict[str, Any]:
+    """An answer as JSON has it."""
+    points = score(prompt.rule, text, prompt.outputs)
     return {
         "item": ask_name(prompt, mode),
         "benchmark": prompt.benchmark,
@@ -145,9 +152,9 @@ def _judge(prompt: Prompt, mode: str, handle: Handle, tokenizer: Any) -> dict[st
         "length": prompt.length,
         "mode": mode,
         "score": points,
-        "tokens": output.new_tokens,
-        "found_at": found_at(prompt, output.token_ids, tokenizer) if points == 1 else None,
-        "answer": output.text,
+        "tokens": len(ids),
+        "found_at": found_at(prompt, ids, tokenizer) if points == 1 else None,
+        "answer": text,
     }
 
 
