@@ -1,4 +1,4 @@
-"""A GGUF file where a model is asked for: its own weights in the wanted dtype, its tokenizer, its template, its hash."""
+"""A GGUF file where a model is asked for: its weights in the wanted dtype, its tokenizer, its template, its hash."""
 
 from __future__ import annotations
 

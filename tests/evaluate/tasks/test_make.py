@@ -157,8 +157,6 @@ def test_the_command(tmp_path: Path) -> None:
     again = coattn(*words_, "--benchmarks", "needles")
     assert again.returncode == 2
     assert "no benchmark 'needles'" in again.stderr
-    other = coattn(
-        "eval", "tasks", "make", str(target), "--model", model, "--lengths", "4096", "--benchmarks", "needle"
-    )
+    other = coattn(*words_, "--lengths", "4096", "--benchmarks", "needle")
     assert other.returncode == 2
     assert "512 positions" in other.stderr

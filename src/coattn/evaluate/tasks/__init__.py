@@ -1,1 +1,1 @@
-"""Tasks with answers over long prompts: made beforehand into a file, then run under many rows that share each prompt's KV."""
+"""Tasks with answers: prompts made beforehand into a file, then many rows that share each prompt's KV."""

@@ -1,9 +1,9 @@
 """Runs RULER's own generators, from the package `nvidia-long-context-eval`, in a process of their own.
 
 `python -m coattn.evaluate.tasks.ruler_child JOB`: a job is JSON with `tokenizer` (a tokenizer.json), `task`, `lengths`,
-`samples`, `seed`, `most` (no prompt is longer). For each length one line of JSON on stdout: the rows as the generator writes them, and how its prompt
-is put together. The generators are scripts that read their arguments when they are run, keep what they make in a file,
-and print as they go; hence the process.
+`samples`, `seed` and `most` (no prompt is longer). For each length one line of JSON on stdout: the generator's rows,
+and how its prompt is put together. The generators are scripts that read their arguments when they are run,
+keep what they make in a file, and print as they go; hence the process.
 """
 
 from __future__ import annotations
