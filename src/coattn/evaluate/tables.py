@@ -279,7 +279,7 @@ KINDS = {
         "Tasks",
         ("model", "row", "benchmark", "question", "tokens", "prompts", "score", "tokens to the answer"),
         _tasks,
-        note="The question is read with the prompt, or fed under the method. `coattn eval table` sets rows side by side.",
+        note="The question is read with the prompt, or fed under the method. `coattn eval table` compares rows.",
     ),
     "decode": Kind(
         "Decode step",
