@@ -116,7 +116,7 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
 @click.option("--tasks", "names", metavar="NAMES", help="Only these tasks, with commas.")
 @click.option("--limit", type=Count(1), help="Only so many prompts of each task and length, the first ones.")
 @click.option("--batch", default=16, show_default=True, type=Count(1), help="Prompts that are answered at a time.")
-@click.option("--hold", metavar="SIZE", help="KV of prompts held at a time; default: 70% of the free GPU memory.")
+@click.option("--hold", metavar="SIZE", help="KV of prompts held at a time; default: 75% of the free GPU memory.")
 @click.option("--raw", is_flag=True, help="No chat template: for a base model.")
 @click.option("--whole", is_flag=True, help="Let answers run to their end, also when their score is known.")
 @model_options
@@ -159,14 +159,18 @@ def run(**options: Any) -> None:
     started = time.perf_counter()
     total = sum(len(ask.ids) for ask in plan.asks) * (1 + len(rows) * len(plan.modes))
     with progress("tasks", total) as bar:
-        done = running.run(
+        done, failed = running.run(
             plan, rows, folder, lambda what, by: bar.update(bar.task_ids[0], description=what, advance=by)
         )
     err.print(f"wrote {len(done)} result(s) to {folder} in {time.perf_counter() - started:.0f} s", soft_wrap=True)
     if options["as_json"]:
-        print_json({"results": done})
-    else:
+        print_json({"results": done, "failed": {name: str(error) for name, error in failed.items()}})
+    elif done:
         show(done)
+    for name, error in failed.items():
+        err.print(f"row {name} failed: {error}", soft_wrap=True, highlight=False)
+    if failed:
+        raise next(iter(failed.values()))
 
 
 def show(results: list[dict[str, Any]]) -> None:

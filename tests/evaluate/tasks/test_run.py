@@ -39,7 +39,7 @@ def test_exact_rows_answer_as_transformers_does_in_both_modes(tmp_path: Path) ->
     prompts = [*made(3), *made(2, length=400, task="fwe")]
     plan = tasks.plan(model, file_of(*prompts), batch=2, whole=True)
     wanted = rows("full,cpu,offload,transformers")
-    full, cpu, offload, plain = tasks.run(plan, wanted, tmp_path)
+    (full, cpu, offload, plain), _ = tasks.run(plan, wanted, tmp_path)
     expected = []
     for prompt in prompts:
         ids = by_transformers(model.model, encode(prompt, tokenizer())[0], prompt.new_tokens)
@@ -75,15 +75,19 @@ def test_prompts_are_read_in_parts_that_fit(tmp_path: Path) -> None:
     assert sizes[:3] == [2, 2, 1]
     assert sum(sizes) == 8
     assert max(len({ask.prompt.length for ask in wave}) for wave in reading.waves(plan.asks, model.model, None)) == 1
-    by_parts = tasks.run(plan, rows("full"), tmp_path / "parts")[0]
-    at_once = tasks.run(tasks.plan(model, file_of(*made(5), *made(3, length=400))), rows("full"), tmp_path / "once")[0]
+    by_parts = tasks.run(plan, rows("full"), tmp_path / "parts")[0][0]
+    at_once = tasks.run(tasks.plan(model, file_of(*made(5), *made(3, length=400))), rows("full"), tmp_path / "once")[0][
+        0
+    ]
     assert by_parts["items"] == at_once["items"]
 
 
 def test_ending_an_answer_early_changes_no_score(tmp_path: Path) -> None:
     prompts, model = made(5), loaded()
-    early = tasks.run(tasks.plan(model, file_of(*prompts)), rows("streaming,recent=32"), tmp_path / "a")[0]
-    whole = tasks.run(tasks.plan(model, file_of(*prompts), whole=True), rows("streaming,recent=32"), tmp_path / "b")[0]
+    early = tasks.run(tasks.plan(model, file_of(*prompts)), rows("streaming,recent=32"), tmp_path / "a")[0][0]
+    whole = tasks.run(tasks.plan(model, file_of(*prompts), whole=True), rows("streaming,recent=32"), tmp_path / "b")[0][
+        0
+    ]
     for one, other in zip(early["items"], whole["items"], strict=True):
         assert (one["item"], one["score"], one["found_at"]) == (other["item"], other["score"], other["found_at"])
         assert other["answer"].startswith(one["answer"].rstrip("\ufffd"))
@@ -101,7 +105,7 @@ def test_tokens_to_the_answer_are_counted(tmp_path: Path) -> None:
     asked = replace(prompt, outputs=(text[2],))
     for whole in (False, True):
         plan = tasks.plan(model, file_of(asked), whole=whole)
-        result = tasks.run(plan, rows("full"), tmp_path / str(whole))[0]
+        result = tasks.run(plan, rows("full"), tmp_path / str(whole))[0][0]
         for item in result["items"]:
             assert (item["score"], item["found_at"]) == (1, 3)
             assert item["tokens"] == (12 if whole else 3)
@@ -110,7 +114,7 @@ def test_tokens_to_the_answer_are_counted(tmp_path: Path) -> None:
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tasks.plan(loaded(), file_of(*made(4)), batch=1)
-    whole = tasks.run(plan, rows("full,streaming,recent=32"), tmp_path / "whole")
+    whole, _ = tasks.run(plan, rows("full,streaming,recent=32"), tmp_path / "whole")
     real, left = tasks.run_row, 3
 
     def cut_off(*given: Any, **more: Any) -> Any:
@@ -133,7 +137,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         yield from real(loaded, row, wanted, **more)
 
     monkeypatch.setattr(tasks, "run_row", watched)
-    again = tasks.run(plan, rows("full,streaming,recent=32"), tmp_path / "cut")
+    again, _ = tasks.run(plan, rows("full,streaming,recent=32"), tmp_path / "cut")
     assert len(asked) == 2 * 8 - 3
     assert not any(f"full {item['item']}" in asked for item in kept["items"])
     assert [each["items"] for each in again] == [each["items"] for each in whole]
@@ -150,9 +154,19 @@ def test_other_prompts_in_the_same_folder_are_refused(tmp_path: Path) -> None:
 
 def test_a_share_of_the_gpu_is_kept_to(tmp_path: Path) -> None:
     plan = tasks.plan(loaded(), file_of(*made(3, length=400)), batch=2)
-    tight, loose = tasks.run(plan, rows("streaming,block=8,sinks=8,gpu_share=1/4|1/2"), tmp_path)
+    (tight, loose), _ = tasks.run(plan, rows("streaming,block=8,sinks=8,gpu_share=1/4|1/2"), tmp_path)
     assert tight["runs"]["400"]["gpu_share"] <= 0.25 < loose["runs"]["400"]["gpu_share"] <= 0.5
     assert (tight["named"], tight["gpu_share"]) == ("streaming,block=8,sinks=8,gpu_share=1/4", 0.25)
+
+
+def test_a_row_that_fails_ends_alone_and_keeps_what_it_has(tmp_path: Path) -> None:
+    prompts = [*made(2), *made(2, length=400)]
+    plan = tasks.plan(loaded(), file_of(*prompts), batch=2)
+
+    done, failed = tasks.run(plan, rows("streaming,gpu_share=1/16,full"), tmp_path)
+    assert [each["named"] for each in done] == ["full"]
+    assert "needs at least" in str(failed["streaming,gpu_share=1/16"])
+    assert len(done[0]["items"]) == 8
 
 
 def test_rows_are_written_with_commas() -> None:

@@ -18,7 +18,7 @@ from coattn.hf.prefilled import Prefilled, prefill_ends
 MODES = ("read", "fed")
 """`read`: the question is read with the prompt, as the papers do. `fed`: it is fed under the method, a token a step."""
 CHUNK = 8192
-HOLD_GPU, HOLD_HOST = 0.7, 4 << 30
+HOLD_GPU, HOLD_HOST = 0.75, 4 << 30
 """KV of prompts that is held at a time: a share of the free GPU memory, or so many bytes without a GPU."""
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from coattn.errors import ConfigError
+from coattn.errors import BudgetError, CoattnError, ConfigError
 from coattn.evaluate.results import Results, describe
 from coattn.evaluate.sweep import expand
 from coattn.evaluate.tasks import plain
 from coattn.evaluate.tasks.prompts import PromptFile
-from coattn.evaluate.tasks.reading import MODES, Ask, encode_all, read_all, waves
+from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, read_all, waves
 from coattn.evaluate.tasks.running import Row, Running, ask_name, run_row
 from coattn.evaluate.tasks.summary import summarise
 from coattn.hf.load import Loaded
@@ -157,63 +157,103 @@ def plan(
     return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, loaded.weights_sha256())
 
 
-def run(plan: Plan, rows: Sequence[Row], folder: Path, progress: Progress = lambda *_: None) -> list[dict[str, Any]]:
-    """Every row over every prompt -> the rows' results. What a cut-off run has finished is not done again.
+def run(
+    plan: Plan, rows: Sequence[Row], folder: Path, progress: Progress = lambda *_: None
+) -> tuple[list[dict[str, Any]], dict[str, CoattnError]]:
+    """Every row over every prompt -> the results of the rows that came through, and why others did not.
 
-    The loop: prompts of one length, as many as can be held; read each once; then row after row answers all of them.
+    The loop: prompts of one length, as many as can be held; read each once; then row after row answers all. What
+    a cut-off run has finished is not done again. A row that fails, such as one whose budget is too small, ends alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    results = [
-        Results(file_of(folder, row), plan.config(row), summarise, items="items", key="item", every=SAVE)
+    results = {
+        row.name: Results(file_of(folder, row), plan.config(row), summarise, items="items", key="item", every=SAVE)
         for row in rows
-    ]
+    }
+    failed: dict[str, CoattnError] = {}
     try:
         for wave in waves(plan.asks, plan.loaded.model, plan.hold):
-            _wave(plan, rows, results, wave, progress)
+            _wave(plan, [row for row in rows if row.name not in failed], results, wave, failed, progress)
     finally:
-        for result in results:
+        for result in results.values():
             result.save()
-    orders = [[ask_name(ask.prompt, mode) for ask in plan.asks for mode in plan.modes_of(row)] for row in rows]
-    return [result.finish(order) for result, order in zip(results, orders, strict=True)]
+    done = []
+    for row in rows:
+        if row.name not in failed:
+            order = [ask_name(ask.prompt, mode) for ask in plan.asks for mode in plan.modes_of(row)]
+            done.append(results[row.name].finish(order))
+    return done, failed
 
 
-def _wave(plan: Plan, rows: Sequence[Row], results: Sequence[Results], wave: list[Ask], progress: Progress) -> None:
+def _wave(
+    plan: Plan,
+    rows: Sequence[Row],
+    results: dict[str, Results],
+    wave: list[Ask],
+    failed: dict[str, CoattnError],
+    progress: Progress,
+) -> None:
     length = wave[0].prompt.length
     most = max(ask.length for ask in plan.asks if ask.prompt.length == length)
-    missing = [
-        [(a, mode) for a in wave for mode in plan.modes_of(row) if ask_name(a.prompt, mode) not in result.done]
-        for row, result in zip(rows, results, strict=True)
-    ]
-    if not any(missing):
-        return
-    wanted = {
-        ask.prompt.name for row, each in zip(rows, missing, strict=True) if row.composed is not None for ask, _ in each
+    missing = {
+        row.name: [
+            (ask, mode)
+            for ask in wave
+            for mode in plan.modes_of(row)
+            if ask_name(ask.prompt, mode) not in results[row.name].done
+        ]
+        for row in rows
     }
+    wanted = {ask.prompt.name for row in rows if row.composed is not None for ask, _ in missing[row.name]}
     todo = [ask for ask in wave if ask.prompt.name in wanted]
     label = f"{length:,} tokens"
     held = {
         each.ask.prompt.name: each
         for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
     }
-    for row, result, left in zip(rows, results, missing, strict=True):
-        if not left:
-            continue
-        tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
-
-        def note(found: Running, result: Results = result) -> None:
-            keep_run(result, found)
-
-        if row.composed is None:
-            answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note)
-        else:
-            pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
-            answers = run_row(plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note)
-        for item in answers:
-            result.add(item)
-            progress(f"{label}: {row.name}", tokens[item["item"]])
-        result.save()
+    _give_back()
+    for row in rows:
+        if missing[row.name]:
+            try:
+                _row(plan, row, results[row.name], missing[row.name], held, most, progress)
+            except CoattnError as error:
+                failed[row.name] = error
+            except torch.OutOfMemoryError:
+                failed[row.name] = BudgetError(
+                    f"{row.name} at {length:,} tokens needs more GPU memory than there is.", "Lower --batch or --hold."
+                )
+            _give_back()
     held.clear()
-    gc.collect()  # handles and engines refer to each other, and to the KV of every prompt
+    _give_back()
+
+
+def _row(
+    plan: Plan,
+    row: Row,
+    result: Results,
+    left: list[tuple[Ask, str]],
+    held: dict[str, Held],
+    most: int,
+    progress: Progress,
+) -> None:
+    def note(found: Running) -> None:
+        keep_run(result, found)
+
+    if row.composed is None:
+        answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note)
+    else:
+        pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
+        answers = run_row(plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note)
+    tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
+    for item in answers:
+        result.add(item)
+        progress(f"{item['length']:,} tokens: {row.name}", tokens[item["item"]])
+    result.save()
+
+
+def _give_back() -> None:
+    """Engines and handles refer to each other, and to KV; the next engine asks the GPU what is free."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
