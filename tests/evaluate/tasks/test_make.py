@@ -53,7 +53,8 @@ def test_rulers_prompts_hold_their_answers_and_end_with_their_question(task: str
         assert score(prompt.rule, prompt.context, prompt.outputs) == 1
         assert "?" in prompt.question or "Find all" in prompt.question
         assert prompt.prefix.startswith((" Answer:", " The special magic"))
-        assert prompt.question.strip() not in prompt.context
+        # the worked example of cwe asks the same
+        assert prompt.context.count(prompt.question.strip()) == (1 if task == "cwe" else 0)
     again = ruler_make.make(words(), [4096], 2, 7, [task])
     assert again == found[:2]
     assert ruler_make.make(words(), [4096], 2, 8, [task])[0].context != found[0].context or task == "qa_1"

@@ -34,6 +34,7 @@ def answers(result: dict[str, Any], mode: str) -> list[str]:
     return [item["answer"] for item in result["items"] if item["mode"] == mode]
 
 
+@pytest.mark.slow
 def test_exact_rows_answer_as_transformers_does_in_both_modes(tmp_path: Path) -> None:
     model = loaded()
     prompts = [*made(3), *made(2, length=400, task="fwe")]
@@ -67,6 +68,7 @@ def test_each_prompt_is_read_once_and_every_row_gets_its_kv(tmp_path: Path, monk
     assert len(read) == 4
 
 
+@pytest.mark.slow
 def test_prompts_are_read_in_parts_that_fit(tmp_path: Path) -> None:
     model = loaded()
     plan = tasks.plan(model, file_of(*made(5), *made(3, length=400)), batch=2, hold=1)
@@ -112,6 +114,7 @@ def test_tokens_to_the_answer_are_counted(tmp_path: Path) -> None:
         assert result["scores"][0]["tokens_to_answer"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tasks.plan(loaded(), file_of(*made(4)), batch=1)
     whole, _ = tasks.run(plan, rows("full,streaming,recent=32"), tmp_path / "whole")
