@@ -129,7 +129,8 @@ def run(**options: Any) -> None:
     knew the question is put to the test.
 
     \b
-    coattn eval tasks run --prompts p.jsonl.gz --rows full,scout,budget=1024,streaming,gpu_share=1/8 --out results/tasks
+    coattn eval tasks run --prompts p.jsonl.gz --out results/tasks \\
+      --rows full,scout,budget=1024,streaming,gpu_share=1/8
     """
     from coattn.evaluate.tasks.run import parse_rows
 
