@@ -30,6 +30,8 @@ from coattn.cli import (
     eval_perplexity,
     eval_report,
     eval_sweep,
+    eval_table,
+    eval_tasks,
     evaluate,
     generate,
     methods,
@@ -75,6 +77,8 @@ __all__ = [
     "eval_perplexity",
     "eval_report",
     "eval_sweep",
+    "eval_table",
+    "eval_tasks",
     "main",
 ]
 

@@ -19,7 +19,7 @@ from coattn.units import format_bytes
 def models(context: click.Context, as_json: bool) -> None:
     """List the models that coattn can fetch by itself.
 
-    Any local folder or hub name works wherever one of their names does.
+    Any local folder, GGUF file or hub name works wherever one of their names does.
     """
     if context.invoked_subcommand is not None:
         return

@@ -40,7 +40,9 @@ def model_options(command: F) -> F:
     for option in (
         click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
         click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
-        click.option("--model", default="smollm2", show_default=True, help="smollm2, a model folder or a hub name."),
+        click.option(
+            "--model", default="smollm2", show_default=True, help="smollm2, a model folder, a GGUF file or a hub name."
+        ),
     ):
         command = option(command)
     return command

@@ -56,7 +56,7 @@ class Engine:
 
     def prepare(self, prompt: list[int], params: SamplingParams, given: Prefilled | None = None) -> Request:
         """A request that could run. Raises InputError or BudgetError."""
-        limit = min(len(prompt) + params.max_new_tokens, self.longest)
+        limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
         request = Request(next(self._ids), prompt, params, limit, given)
         self.scheduler.check(request)
         return request
@@ -177,7 +177,7 @@ class Engine:
             )
             self._end(handle, "error", error)
             return
-        self.counts["new_tokens"] += 1
+        self.counts["fed_tokens" if handle.feeding else "new_tokens"] += 1
         if handle.take(drawn):
             self._leave(handle)
 

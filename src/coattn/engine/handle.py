@@ -37,7 +37,7 @@ class Handle:
         self._deltas: deque[RequestOutput] | None = deque() if streams else None
         self.owner: object = None
         """Kept alive as long as the handle is."""
-        self._shown = 0
+        self._shown = len(request.params.feed)
         """Tokens that deltas have told of."""
 
     @property
@@ -47,6 +47,16 @@ class Handle:
     @property
     def done(self) -> bool:
         return self.request.finished
+
+    @property
+    def feeding(self) -> bool:
+        """Whether the next token is known beforehand."""
+        return len(self.request.output) < len(self.request.params.feed)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return max(0, len(self.request.output) - len(self.request.params.feed))
 
     def cancel(self) -> None:
         """Ends the request at the next border between steps. Safe from any thread; harmless when it is done."""
@@ -80,11 +90,15 @@ class Handle:
     def output(self) -> RequestOutput:
         """Everything so far."""
         logprobs = None if self.logprobs is None else tuple(self.logprobs)
-        return output_of(self.request, self.text.text, tuple(self.request.output), logprobs)
+        own = tuple(self.request.output[len(self.request.params.feed) :])
+        return output_of(self.request, self.text.text, own, logprobs)
 
     def take(self, drawn: Drawn) -> bool:
         """Adds a token. True when it ends the answer; then `request.finish_reason` is still to be told with `tell`."""
         request = self.request
+        if self.feeding:
+            request.output.append(request.params.feed[len(request.output)])
+            return False
         request.output.append(drawn.token)
         if self.logprobs is not None and drawn.logprobs is not None:
             self.logprobs.append(drawn.logprobs)

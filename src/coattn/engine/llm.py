@@ -50,7 +50,7 @@ SHARE = 0.8
 class LLM:
     """A model under a method, with continuous batching: requests join and leave between steps.
 
-    model: a name or folder (as `coattn models` and `coattn generate` take it), a `Loaded`, or `(model, tokenizer)`;
+    model: a name, folder or GGUF file (as `coattn generate` takes it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
     method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
     gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
@@ -62,6 +62,8 @@ class LLM:
         `target_ms` allows, others 2,048: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, three times that without. Not
         beside `chunk`.
+    sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
+        out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -80,11 +82,14 @@ class LLM:
         max_length: int | None = None,
         chunk: int | None = None,
         target_ms: float | None = None,
+        sizes: Sequence[int] | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
     ) -> None:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
+        for size in sizes or ():
+            check_count("sizes", size, 1, max_batch)
         self.composed = compose(find_method(method), **method_params)
         pace = _pace(chunk, target_ms, self.composed.exact)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
@@ -99,7 +104,7 @@ class LLM:
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
-            self.runner = choose_runner(session, runtime, max_batch)
+            self.runner = choose_runner(session, runtime, max_batch, sizes)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
@@ -264,7 +269,7 @@ def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) ->
     )
 
 
-def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
+def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequence[int] | None = None) -> Runner:
     """Captured steps on a GPU, where the method's parts allow it; layer by layer elsewhere, and says why on a GPU."""
     reason = runtime.uncaptured()
     if reason is not None:
@@ -273,7 +278,7 @@ def choose_runner(session: Session, runtime: Runtime, slots: int) -> Runner:
         return EagerRunner(session, runtime, slots)
     from coattn.decode.capture import GraphRunner
 
-    runner = GraphRunner(session, runtime, slots)
+    runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
     runner.eager.around = runner.fusion.active
     return runner
 

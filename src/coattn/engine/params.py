@@ -40,6 +40,9 @@ class SamplingParams:
     """How many of the most likely tokens to report per token with their log-probability, besides the chosen one."""
     ignore_eos: bool = False
     """Goes on after the model's end tokens."""
+    feed: tuple[int, ...] = ()
+    """Token ids that follow the prompt, one decode step each, whatever the model would say. The answer comes after
+    them; `max_new_tokens` and the output count it alone."""
 
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens, 1)
@@ -55,7 +58,10 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos is {self.ignore_eos!r}, which is not a yes or no.", "Give True or False.")
         object.__setattr__(self, "stop", _strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "feed", _ids("feed", self.feed))
+        if self.feed and self.repetition_penalty != 1:
+            raise ConfigError("feed and repetition_penalty do not go together.", "Leave one out.")
 
     @property
     def greedy(self) -> bool:
@@ -71,8 +77,8 @@ def _strings(value: Any) -> tuple[str, ...]:
     return found
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _ids(name: str, value: Any) -> tuple[int, ...]:
     found = tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
-        raise ConfigError(f"stop_token_ids is {value!r}, but must be token ids.", "Give whole numbers of at least 0.")
+        raise ConfigError(f"{name} is {value!r}, but must be token ids.", "Give whole numbers of at least 0.")
     return found

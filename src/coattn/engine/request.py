@@ -119,7 +119,7 @@ def output_of(
         request.finish_reason,
         request.error,
         len(request.prompt),
-        len(request.output),
+        max(0, len(request.output) - len(request.params.feed)),
         request.preemptions,
         since(request.started),
         since(request.first),

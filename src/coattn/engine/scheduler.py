@@ -92,9 +92,10 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises InputError for a prompt that is too long, BudgetError for a request that could never fit."""
-        if len(request.prompt) >= self.longest:
+        given = len(request.prompt) + len(request.params.feed)
+        if given >= self.longest:
             raise InputError(
-                f"The prompt has {len(request.prompt):,} tokens, but a sequence has at most {self.longest:,} here, "
+                f"The prompt has {given:,} tokens, but a sequence has at most {self.longest:,} here, "
                 "its answer included.",
                 "Shorten it, raise max_length, or use a model with more positions.",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,33 @@ Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 """Finished parts -> the figures of the whole."""
 
 
+NOTES = ("gpu_kv_peak", "host_kv_peak", "seconds", "runs")
+"""What a run notes beside its parts."""
+
+
 class Results:
     """The parts of one evaluation, in a file that is rewritten as they finish.
 
     target: the file; None keeps them in memory. config: all that decides the outcome; a file with another config is
-    refused. items: what the list of parts is called there. key: which entry of a part is its name.
+    refused. items: what the list of parts is called there. key: which entry of a part is its name. every: seconds
+    between two writes at least, where parts come fast; `save` writes what is left.
     """
 
     def __init__(
-        self, target: Path | None, config: Mapping[str, Any], summarise: Summarise, *, items: str, key: str
+        self,
+        target: Path | None,
+        config: Mapping[str, Any],
+        summarise: Summarise,
+        *,
+        items: str,
+        key: str,
+        every: float = 0.0,
     ) -> None:
         self.target, self.config, self.summarise = target, _plain(config), summarise
         self.items, self.key = items, key
         self.done: dict[str, dict[str, Any]] = {}
-        self.notes: dict[str, float] = {}
+        self.notes: dict[str, Any] = {}
+        self.every, self._written, self._unsaved = every, 0.0, False
         self.origin = provenance()
         self.earlier: list[dict[str, Any]] = []
         """Provenance of the runs that this one goes on from."""
@@ -43,8 +57,15 @@ class Results:
         """A finished part. Writes the file."""
         self._go_on()
         self.done[part[self.key]] = part
-        if self.target is not None:
+        self._unsaved = True
+        if time.monotonic() - self._written >= self.every:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the parts that are not written yet."""
+        if self.target is not None and self._unsaved:
             write_json(self.target, self.as_dict(complete=False))
+        self._unsaved, self._written = False, time.monotonic()
 
     def note(self, peak: Mapping[str, int], seconds: float) -> None:
         """What the parts took: the most bytes of all runs, the seconds of all runs together."""
@@ -83,7 +104,7 @@ class Results:
             raise InputError(
                 f"{target} has results that are not those of such a run.", "Choose another --out, or remove the file."
             ) from None
-        self.notes = {key: found[key] for key in ("gpu_kv_peak", "host_kv_peak", "seconds") if key in found}
+        self.notes = {key: found[key] for key in NOTES if key in found}
         self.found = found
 
     def _go_on(self) -> None:

@@ -136,6 +136,16 @@ def _scores(result: Result) -> Iterable[Row]:
     yield from _mean(result)
 
 
+def _tasks(result: Result) -> Iterable[Row]:
+    for line in result["scores"]:
+        interval = line.get("score_95")
+        spread_ = f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
+        yield (
+            model(result), f"`{result['named']}`", line["benchmark"], line["mode"], number(line["length"], ","),
+            str(line["items"]), number(line["score"], ".1f") + spread_, number(line["tokens_to_answer"], ".1f"),
+        )  # fmt: skip
+
+
 def _mean(result: Result) -> Iterable[Row]:
     count = sum(task["items"] for task in result["tasks"])
     yield model(result), method(result), "mean", str(count), number(result.get("mean"), ".2f")
@@ -265,6 +275,12 @@ KINDS = {
     ),
     "longbench": Kind("LongBench", SCORES, _scores),
     "ruler": Kind("RULER", SCORES, _scores),
+    "tasks": Kind(
+        "Tasks",
+        ("model", "row", "benchmark", "question", "tokens", "prompts", "score", "tokens to the answer"),
+        _tasks,
+        note="The question is read with the prompt, or fed under the method. `coattn eval table` compares rows.",
+    ),
     "decode": Kind(
         "Decode step",
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from coattn.hf.hub import reachable
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
 from coattn.models import Progress, resolve
+from coattn.models.hashing import sha256_of
 from coattn.models.progress import silent
+from coattn.models.resolve import is_gguf
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 
@@ -33,12 +36,27 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode with its tokenizer. `path` is its folder, or None when it came from the hub."""
+    """A model in eval mode with its tokenizer. `path` is its folder, or None when it came from the hub.
+
+    A model from a GGUF file is named by what the file calls it and the file's hash; `sha256` is the whole hash.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
     path: Path | None
+    sha256: str | None = None
+
+    def weights_sha256(self) -> str | None:
+        """The hash of the GGUF file, or of the files of weights in the folder; None where neither is known.
+
+        Reads all of them, a second per gigabyte.
+        """
+        if self.sha256 is not None or self.path is None:
+            return self.sha256
+        files = sorted(self.path.glob("*.safetensors"))
+        lines = "".join(f"{path.name} {sha256_of(path)}\n" for path in files)
+        return hashlib.sha256(lines.encode()).hexdigest() if len(files) != 1 else sha256_of(files[0])
 
 
 def load(
@@ -49,16 +67,22 @@ def load(
     device_map: str | dict[str, Any] | None = None,
     on_progress: Progress = silent,
 ) -> Loaded:
-    """The model `name` (catalog name, local folder or hub name), ready to generate with.
+    """The model `name` (catalog name, local folder, GGUF file or hub name), ready to generate with.
 
     `device_map` spreads the layers and then overrules `device`. The tokenizer pads on the left, as generation
     from a batch needs, with the end token where the model names no pad token. Prints nothing. A model with
     missing or misshapen weights is refused: Transformers would fill them with random numbers. Code that ships
-    with a model is never run.
+    with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the cache.
     """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     where = resolve(name, on_progress=on_progress)
+    named, sha256 = str(name), None
+    if isinstance(where, Path) and is_gguf(where):
+        from coattn.hf.gguf_file import folder_of, open_gguf
+
+        file = open_gguf(where, on_progress)
+        where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256
     part = "config"
     try:
         with quiet():
@@ -88,7 +112,7 @@ def load(
     tokenizer.deprecation_warnings[TOO_LONG] = True
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return Loaded(model, tokenizer, str(name), where if isinstance(where, Path) else None)
+    return Loaded(model, tokenizer, named, where if isinstance(where, Path) else None, sha256)
 
 
 def choose_device(device: str | torch.device) -> torch.device:

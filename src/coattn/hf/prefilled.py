@@ -6,7 +6,7 @@ Prefill-decode disaggregation: one process reads prompts (`prefill`), another an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,32 +119,59 @@ def _ids(ids: Any) -> Tensor:
 
 
 class KeptKV(Probe):
-    """Keeps what goes through a runtime, in host memory: keys, values, the last queries."""
+    """Keeps what goes through a runtime: every key and value, and the last queries before each end.
 
-    def __init__(self, layers: int, on_layer: Callable[[], None] | None = None) -> None:
-        self.scales, self.on_layer = [1.0] * layers, on_layer
+    ends: where in the prompt, in tokens. device: where what is kept lies.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        ends: Sequence[int],
+        device: torch.device,
+        on_layer: Callable[[], None] | None = None,
+    ) -> None:
+        self.scales, self.device, self.on_layer = [1.0] * layers, device, on_layer
         self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(layers)]
-        self.queries: list[Tensor] = [torch.empty(0)] * layers
+        self.queries: dict[int, list[list[Tensor]]] = {end: [[] for _ in range(layers)] for end in ends}
 
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         self.scales[layer] = scale
         for part, x in zip(self.kv[layer], (k, v), strict=True):
-            part.append(x.cpu())
-        last = self.queries[layer]
-        self.queries[layer] = torch.cat([last, q.cpu()] if len(last) else [q.cpu()])[-QUERIES:].clone()
+            part.append(x.to(self.device))
+        (start,) = step.history
+        for end, kept in self.queries.items():
+            first, last = max(end - QUERIES, start), min(end, start + len(q))
+            if first < last:
+                kept[layer].append(q[first - start : last - start].to(self.device, copy=True))
 
     def output(self, step: Step, layer: int, out: Tensor) -> None:
         if self.on_layer is not None:
             self.on_layer()
 
 
-@torch.inference_mode()
 def prefill(
     model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] | None = None
 ) -> Prefilled:
     """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model.
 
     on_layer: called after the attention of every layer of every chunk.
+    """
+    return prefill_ends(model, ids, None, chunk, "cpu", on_layer)[0]
+
+
+@torch.inference_mode()
+def prefill_ends(
+    model: PreTrainedModel,
+    ids: Any,
+    ends: Sequence[int] | None = None,
+    chunk: int = 2048,
+    device: str | torch.device = "cpu",
+    on_layer: Callable[[], None] | None = None,
+) -> list[Prefilled]:
+    """Reads a prompt once -> what it is after its first `ends[i]` tokens, for each; by default after all of them.
+
+    The shorter ones share the memory of the longest. device: where they lie.
     """
     check_count("chunk", chunk, 1)
     if not hasattr(model, "config"):
@@ -153,6 +180,10 @@ def prefill(
             "Load it first: AutoModelForCausalLM.from_pretrained(...).",
         )
     tokens = _ids(ids)
+    ends = [len(tokens)] if ends is None else list(ends)
+    if not ends or not all(0 < end <= len(tokens) for end in ends):
+        raise InputError(f"ends is {ends}, of a prompt of {len(tokens):,} tokens.", "Give lengths of its beginnings.")
+    tokens = tokens[: max(ends)]
     most = longest(model)
     if most is not None and len(tokens) >= most:
         raise InputError(
@@ -166,18 +197,30 @@ def prefill(
                 f"{session.vocabulary:,} tokens.",
                 "Encode it with the model's own tokenizer.",
             )
-        kept = KeptKV(len(session.layers), on_layer)
+        kept = KeptKV(len(session.layers), sorted(set(ends)), torch.device(device), on_layer)
         runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens), probes=[kept])
-        logits: Tensor | None = None
+        logits: dict[int, Tensor] = {}
         try:
             for start in range(0, len(tokens), chunk):
                 part = tokens[start : start + chunk].to(session.device)
+                here = [end for end in set(ends) if start < end <= start + len(part)]
+                rows = torch.tensor([end - start - 1 for end in here], device=session.device) if here else None
                 runtime.begin(Step.of((0,), (start,), (len(part),)))
                 positions = torch.arange(start, start + len(part), device=session.device)
-                logits = session.forward(runtime, part, positions, slice(-1, None))
+                found = session.forward(runtime, part, positions, rows)
+                if found is not None:
+                    logits |= {end: found[i : i + 1].to(device, copy=True) for i, end in enumerate(here)}
                 runtime.commit()
         finally:
             runtime.release()
-    assert logits is not None
-    kv = tuple((torch.cat(k), torch.cat(v)) for k, v in kept.kv)
-    return Prefilled(tuple(tokens.tolist()), kv, tuple(kept.queries), tuple(kept.scales), logits.cpu())
+    kv = [(torch.cat(k), torch.cat(v)) for k, v in kept.kv]
+    return [
+        Prefilled(
+            tuple(tokens[:end].tolist()),
+            tuple((k[:end], v[:end]) for k, v in kv),
+            tuple(torch.cat(each) for each in kept.queries[end]),
+            tuple(kept.scales),
+            logits[end],
+        )
+        for end in ends
+    ]

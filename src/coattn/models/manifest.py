@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
-from coattn.models.catalog import Embedded
 from coattn.models.hashing import sha256_of
 from coattn.models.progress import Progress, silent
 
 FILE = "coattn-model.json"
 FORMAT = 1
 """Raise when the conversion changes: a folder of another format counts as not there and is made again."""
+
+
+class Source(Protocol):
+    """What a converted model is made from: a model of the catalog, or a file."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def requirement(self) -> str: ...
+    @property
+    def gguf_sha256(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Manifest:
         return sum(size for size, _ in self.files.values())
 
 
-def write(folder: Path, entry: Embedded, made_with: dict[str, str]) -> Manifest:
+def write(folder: Path, entry: Source, made_with: dict[str, str]) -> Manifest:
     """Hash every file of `folder` and write its manifest. Reads all of the folder once."""
     files = {
         path.name: (path.stat().st_size, sha256_of(path))
@@ -54,7 +65,7 @@ def read(folder: Path) -> Manifest | None:
         return None
 
 
-def fault(folder: Path, entry: Embedded, *, verify: bool = False, on_progress: Progress = silent) -> str | None:
+def fault(folder: Path, entry: Source, *, verify: bool = False, on_progress: Progress = silent) -> str | None:
     """Why `folder` cannot serve as the converted `entry`, or None when it can.
 
     Looks at sizes only (microseconds); with `verify` it also hashes every file (about a second per gigabyte).

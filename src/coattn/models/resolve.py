@@ -1,4 +1,4 @@
-"""One word for a model, wherever one is asked for: a catalog name, a local folder or a hub name."""
+"""One word for a model, wherever one is asked for: a catalog name, a local folder, a GGUF file or a hub name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from coattn.models.get import get
 from coattn.models.progress import Progress, silent
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-KNOWN = "Give the name of a model of coattn ({}), a local folder or a hub name (owner/model)."
+KNOWN = "Give the name of a model of coattn ({}), a local folder, a GGUF file or a hub name (owner/model)."
 
 
 def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
-    """The folder to load `name` from, or `name` itself when it is a hub name.
+    """The folder or GGUF file to load `name` from, or `name` itself when it is a hub name.
 
     A catalog name is fetched and converted first when missing (network, about a minute). An existing path is
     checked to be a model folder. A catalog name wins over a folder of the same name: write `./smollm2` for
@@ -37,8 +37,16 @@ def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
             "Check its permissions, and those of the folders above it.",
         ) from error
     if exists:
-        check_folder(folder)
+        if not is_gguf(folder):
+            check_folder(folder)
         return folder
+    if is_gguf(Path(text)):
+        raise ModelError(f"There is no file {folder}.", hint)
     if isinstance(name, Path) or not HUB_NAME.fullmatch(text):
         raise ModelError(f"There is no model folder {folder}.", hint)
     return text
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a GGUF file, rather than a folder that is called so."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()

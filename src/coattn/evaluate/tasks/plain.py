@@ -1,0 +1,40 @@
+"""The same prompts through plain Transformers: what an exact row must answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from coattn.evaluate.tasks.reading import Ask, kv_bytes
+from coattn.evaluate.tasks.running import Running, judge
+from coattn.hf.load import Loaded
+
+NAME = "transformers"
+
+
+@torch.inference_mode()
+def run_plain(
+    loaded: Loaded, asks: Sequence[Ask], *, most: int, note: Callable[[Running], None] = lambda _: None
+) -> Iterator[dict[str, Any]]:
+    """Answers of `model.generate`, greedy, prompt by prompt, read whole: mode `read`."""
+    model: Any = loaded.model
+    found = Running(asks[0].prompt.length, 1, most, whole=kv_bytes(model, most))
+    found.gpu_kv = found.whole
+    started = time.perf_counter()
+    for ask in asks:
+        ids = torch.tensor([ask.ids], device=model.get_input_embeddings().weight.device)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=ask.prompt.new_tokens,
+            do_sample=False,
+            pad_token_id=loaded.tokenizer.pad_token_id,
+        )
+        new = out[0, ids.shape[1] :].tolist()
+        text = loaded.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        yield judge(ask.prompt, "read", text, new, loaded.tokenizer)
+    found.seconds = time.perf_counter() - started
+    note(found)

@@ -1,0 +1,270 @@
+"""Rows over a file of prompts: read once, answered under every row, kept in one file a row."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coattn.errors import BudgetError, CoattnError, ConfigError
+from coattn.evaluate.results import Results, describe
+from coattn.evaluate.sweep import expand
+from coattn.evaluate.tasks import plain
+from coattn.evaluate.tasks.prompts import PromptFile
+from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, read_all, waves
+from coattn.evaluate.tasks.running import Row, Running, ask_name, run_row
+from coattn.evaluate.tasks.summary import summarise
+from coattn.hf.load import Loaded
+
+SAVE = 5.0
+"""Seconds between two writes of a row's file: what is lost when a run is cut off."""
+Progress = Callable[[str, int], None]
+"""`(what is done, by how much the bar advances)`; tokens of prompts are counted, read and answered."""
+
+
+def parse_rows(texts: Sequence[str], parse: Any) -> list[Row]:
+    """`full,scout,budget=1024|2048,quest` -> rows; what has an equals sign belongs to the row before it.
+
+    `gpu_share=1/8` is no parameter of a method: it is the row's GPU memory, as a share of the KV. `transformers` is no
+    method: it is the model's own `generate`.
+    """
+    specs: list[list[str]] = []
+    for word in (word.strip() for text in texts for word in text.split(",")):
+        if not word:
+            continue
+        if "=" not in word:
+            specs.append([word])
+        elif not specs:
+            raise ConfigError(f"{word!r} stands before any row.", "Write rows like full,scout,budget=1024.")
+        else:
+            specs[-1].append(word)
+    if not specs:
+        raise ConfigError("There are no rows.", "Write rows like full,scout,budget=1024.")
+    found = [row for spec in specs for row in _rows(spec, parse)]
+    return list({row.name: row for row in found}.values())
+
+
+def _rows(spec: list[str], parse: Any) -> list[Row]:
+    if spec == [plain.NAME]:
+        return [Row(plain.NAME, None)]
+    shares: list[str | None] = [None]
+    for word in spec[1:]:
+        if word.startswith("gpu_share="):
+            shares = list(word.removeprefix("gpu_share=").split("|"))
+    rest = ",".join(word for word in spec if not word.startswith("gpu_share="))
+    return [
+        Row(row.name if share is None else f"{row.name},gpu_share={share}", row.composed, _share(share))
+        for row in expand(rest, parse)
+        for share in shares
+    ]
+
+
+def _share(text: str | None) -> float | None:
+    if text is None:
+        return None
+    above, slash, below = text.partition("/")
+    try:
+        value = float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ConfigError(f"gpu_share is {text!r}.", "Give a number above 0 and at most 1, such as 1/8 or 0.125.")
+    return value
+
+
+def file_of(folder: Path, row: Row) -> Path:
+    """Where a row's result lies."""
+    return folder / f"{re.sub(r'[^A-Za-z0-9.]+', '_', row.name).strip('_')}.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: which prompts, in which modes, how."""
+
+    loaded: Loaded
+    prompts: PromptFile
+    asks: tuple[Ask, ...]
+    modes: tuple[str, ...]
+    batch: int
+    chat: bool
+    whole: bool
+    hold: int | None
+    model_sha256: str | None
+
+    def modes_of(self, row: Row) -> tuple[str, ...]:
+        """Plain Transformers reads questions; it has no steps to feed them in."""
+        return self.modes if row.composed is not None else ("read",)
+
+    def config(self, row: Row) -> dict[str, Any]:
+        """All that decides a row's outcome."""
+        return {
+            "evaluation": "tasks",
+            "model": self.loaded.name,
+            "model_sha256": self.model_sha256,
+            "dtype": str(self.loaded.model.dtype).removeprefix("torch."),
+            **({"method": row.name} if row.composed is None else describe(row.composed)),
+            "named": row.name,
+            "gpu_share": row.gpu_share,
+            "prompts": self.prompts.sha256,
+            "made": {key: self.prompts.about.get(key) for key in ("command", "commit", "sources")},
+            "lengths": sorted({ask.prompt.length for ask in self.asks}),
+            "prompt_count": len(self.asks),
+            "modes": list(self.modes_of(row)),
+            "chat": self.chat,
+            "whole_answers": self.whole,
+        }
+
+
+def plan(
+    loaded: Loaded,
+    prompts: PromptFile,
+    *,
+    modes: Sequence[str] = MODES,
+    lengths: Sequence[int] = (),
+    tasks: Sequence[str] = (),
+    limit: int | None = None,
+    batch: int = 16,
+    chat: bool = True,
+    whole: bool = False,
+    hold: int | None = None,
+) -> Plan:
+    """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones."""
+    for name, wanted, there in (
+        ("mode", modes, MODES),
+        ("length", lengths, sorted({prompt.length for prompt in prompts.prompts})),
+        ("task", tasks, list(dict.fromkeys(prompt.task for prompt in prompts.prompts))),
+    ):
+        unknown = [each for each in wanted if each not in there]
+        if unknown:
+            raise ConfigError(f"There is no {name} {unknown[0]!r}.", f"There are {', '.join(map(str, there))}.")
+    counts: dict[tuple[str, int], int] = {}
+    chosen = []
+    for prompt in prompts.prompts:
+        if (lengths and prompt.length not in lengths) or (tasks and prompt.task not in tasks):
+            continue
+        key = prompt.task, prompt.length
+        counts[key] = counts.get(key, 0) + 1
+        if limit is None or counts[key] <= limit:
+            chosen.append(prompt)
+    if not chosen:
+        raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
+    asks = tuple(encode_all(chosen, loaded, chat))
+    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, loaded.weights_sha256())
+
+
+def run(
+    plan: Plan, rows: Sequence[Row], folder: Path, progress: Progress = lambda *_: None
+) -> tuple[list[dict[str, Any]], dict[str, CoattnError]]:
+    """Every row over every prompt -> the results of the rows that came through, and why others did not.
+
+    The loop: prompts of one length, as many as can be held; read each once; then row after row answers all. What
+    a cut-off run has finished is not done again. A row that fails, such as one whose budget is too small, ends alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {
+        row.name: Results(file_of(folder, row), plan.config(row), summarise, items="items", key="item", every=SAVE)
+        for row in rows
+    }
+    failed: dict[str, CoattnError] = {}
+    try:
+        for wave in waves(plan.asks, plan.loaded.model, plan.hold):
+            _wave(plan, [row for row in rows if row.name not in failed], results, wave, failed, progress)
+    finally:
+        for result in results.values():
+            result.save()
+    done = []
+    for row in rows:
+        if row.name not in failed:
+            order = [ask_name(ask.prompt, mode) for ask in plan.asks for mode in plan.modes_of(row)]
+            done.append(results[row.name].finish(order))
+    return done, failed
+
+
+def _wave(
+    plan: Plan,
+    rows: Sequence[Row],
+    results: dict[str, Results],
+    wave: list[Ask],
+    failed: dict[str, CoattnError],
+    progress: Progress,
+) -> None:
+    length = wave[0].prompt.length
+    most = max(ask.length for ask in plan.asks if ask.prompt.length == length)
+    missing = {
+        row.name: [
+            (ask, mode)
+            for ask in wave
+            for mode in plan.modes_of(row)
+            if ask_name(ask.prompt, mode) not in results[row.name].done
+        ]
+        for row in rows
+    }
+    wanted = {ask.prompt.name for row in rows if row.composed is not None for ask, _ in missing[row.name]}
+    todo = [ask for ask in wave if ask.prompt.name in wanted]
+    label = f"{length:,} tokens"
+    held = {
+        each.ask.prompt.name: each
+        for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
+    }
+    _give_back()
+    for row in rows:
+        if missing[row.name]:
+            try:
+                _row(plan, row, results[row.name], missing[row.name], held, most, progress)
+            except CoattnError as error:
+                failed[row.name] = error
+            except torch.OutOfMemoryError:
+                failed[row.name] = BudgetError(
+                    f"{row.name} at {length:,} tokens needs more GPU memory than there is.", "Lower --batch or --hold."
+                )
+            _give_back()
+    held.clear()
+    _give_back()
+
+
+def _row(
+    plan: Plan,
+    row: Row,
+    result: Results,
+    left: list[tuple[Ask, str]],
+    held: dict[str, Held],
+    most: int,
+    progress: Progress,
+) -> None:
+    def note(found: Running) -> None:
+        keep_run(result, found)
+
+    if row.composed is None:
+        answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note)
+    else:
+        pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
+        answers = run_row(plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note)
+    tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
+    for item in answers:
+        result.add(item)
+        progress(f"{item['length']:,} tokens: {row.name}", tokens[item["item"]])
+    result.save()
+
+
+def _give_back() -> None:
+    """Engines and handles refer to each other, and to KV; the next engine asks the GPU what is free."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def keep_run(result: Results, found: Running) -> None:
+    """Notes what a length took. Of several parts the largest batch speaks for all; their seconds add up."""
+    runs: dict[str, Any] = result.notes.setdefault("runs", {})
+    new, old = found.as_dict(), runs.get(str(found.length))
+    if old is not None:
+        seconds = round(old["seconds"] + new["seconds"], 2)
+        preemptions = old["preemptions"] + new["preemptions"]
+        new = {**(old if old["batch"] >= new["batch"] else new), "seconds": seconds, "preemptions": preemptions}
+    runs[str(found.length)] = new
+    result.notes["seconds"] = round(sum(each["seconds"] for each in runs.values()), 1)

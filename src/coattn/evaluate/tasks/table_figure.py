@@ -1,0 +1,64 @@
+"""The table as a picture: quality over the KV that lies in GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+
+from coattn.evaluate import drawing
+from coattn.evaluate.tasks.table import BENCHMARKS, FULL, READ_AS
+
+MARKS = "osD^v<>ph*XP"
+
+
+def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Writes `figure`."""
+    drawing.save(figure(lines), path)
+
+
+def figure(lines: Sequence[Mapping[str, Any]]) -> pyplot.Figure:
+    """A panel for each mode (down) and length (across); points of one method are joined, in order of their memory."""
+    known = [line for line in lines if line["gpu_share"] is not None]
+    modes = [mode for mode in READ_AS if any(line["mode"] == mode for line in known)]
+    lengths = sorted({line["length"] for line in known})
+    benchmark = next((name for name in BENCHMARKS if any(name in line for line in known)), BENCHMARKS[0])
+    methods = list(dict.fromkeys(line["row"].split(",")[0] for line in known if line["row"] != FULL))
+    size = 3.2 * max(1, len(lengths)) + 1, 2.8 * max(1, len(modes)) + 1
+    made, axes = pyplot.subplots(
+        max(1, len(modes)), max(1, len(lengths)), figsize=size, layout="constrained", squeeze=False, sharey=True
+    )
+    for across, length in enumerate(lengths):
+        for down, mode in enumerate(modes):
+            here = [each for each in known if (each["mode"], each["length"]) == (mode, length) and benchmark in each]
+            _panel(axes[down][across], here, benchmark, methods)
+            axes[down][across].set_title(f"{length:,} tokens, {READ_AS[mode]}", fontsize=8)
+    for line in axes:
+        line[0].set_ylabel(f"{benchmark} score (%)")
+    for each in axes[-1]:
+        each.set_xlabel("KV in GPU memory, of all")
+    drawing.legend_below(made, axes[0][0])
+    named = ", ".join(dict.fromkeys(f"{line['model']} ({line['dtype']})" for line in known))
+    made.suptitle(drawing.wrap(named, 88), fontsize=9)
+    return made
+
+
+def _panel(axes: pyplot.Axes, lines: Sequence[Mapping[str, Any]], benchmark: str, methods: Sequence[str]) -> None:
+    full = next((line for line in lines if line["row"] == FULL), None)
+    if full is not None:
+        axes.axhline(full[benchmark]["score"], color="#777777", lw=1, ls="--", label=FULL)
+    for i, method in enumerate(methods):
+        own = sorted(
+            (line for line in lines if line["row"].split(",")[0] == method), key=lambda line: line["gpu_share"]
+        )
+        across = [line["gpu_share"] for line in own]
+        up = [line[benchmark]["score"] for line in own]
+        spreads = [line[benchmark]["score_95"] or (y, y) for line, y in zip(own, up, strict=True)]
+        below = [max(0.0, y - low) for y, (low, _) in zip(up, spreads, strict=True)]
+        above = [max(0.0, high - y) for y, (_, high) in zip(up, spreads, strict=True)]
+        colour, mark = drawing.COLOURS[i % len(drawing.COLOURS)], MARKS[i % len(MARKS)]
+        axes.errorbar(across, up, (below, above), color=colour, marker=mark, lw=1, ms=4, elinewidth=0.8, label=method)
+    axes.set_xscale("log")
+    drawing.plain_log(axes.xaxis)
