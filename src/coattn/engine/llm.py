@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coattn.engine.adjust import Guide
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
-from coattn.engine.request import RequestOutput
+from coattn.engine.request import Request, RequestOutput
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
@@ -25,7 +27,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
-from coattn.part import MOST_BATCH, check_count
+from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
 from coattn.store.ledger import Ledger
 from coattn.trace.step import StepTrace
@@ -55,6 +57,7 @@ class LLM:
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
     chunk: tokens of a prompt that are read between two decode steps.
+    max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -72,12 +75,15 @@ class LLM:
         max_batch: int = 16,
         max_length: int | None = None,
         chunk: int = 2048,
+        max_waiting: int | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
     ) -> None:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
         check_count("chunk", chunk, 1)
+        if max_waiting is not None:
+            check_count("max_waiting", max_waiting, 0)
         self.composed = compose(find_method(method), **method_params)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
         loaded = _loaded(model, dtype, device)
@@ -94,7 +100,14 @@ class LLM:
             self.runner = choose_runner(session, runtime, max_batch)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
-            self.engine = Engine(self.runner, loaded.tokenizer, chunk=chunk, longest=self.max_length, ends=ends)
+            self.engine = Engine(
+                self.runner,
+                loaded.tokenizer,
+                chunk=chunk,
+                longest=self.max_length,
+                ends=ends,
+                max_waiting=max_waiting,
+            )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 
@@ -140,16 +153,31 @@ class LLM:
         return parts()
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, notify: Callable[[], None] | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        notify: Callable[[], None] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        guide: Guide | None = None,
     ) -> Handle:
         """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result.
 
         notify: called by the thread that steps whenever there is something new to `poll`; it must be quick.
+        priority: a lower number is served first, and keeps its memory when there is not enough for all.
+        timeout: seconds after which the request fails with a DeadlineError, with what it has so far.
+        guide: says before each token which ones may come.
         """
         found = split(prompt)
         if len(found) != 1:
             raise InputError(f"There are {len(found)} prompts, but submit takes one.", "Submit each by itself.")
-        handle = self.engine.submit(self._prepare(found[0], spread(params, 1)[0]), streams=True, notify=notify)
+        check_count("priority", priority, -MOST)
+        if timeout is not None:
+            check_number("timeout", timeout, 0, above=True)
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline)
+        handle = self.engine.submit(request, streams=True, notify=notify, guide=guide)
         handle.owner = self
         return handle
 
@@ -178,7 +206,7 @@ class LLM:
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens", "failed_steps")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -210,7 +238,9 @@ class LLM:
                     if progress:
                         bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
 
-    def _prepare(self, prompt: Any, params: SamplingParams) -> Any:
+    def _prepare(
+        self, prompt: Any, params: SamplingParams, priority: int = 0, deadline: float | None = None
+    ) -> Request:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
         if params.logprobs is not None and params.logprobs > self.vocabulary:
@@ -218,10 +248,17 @@ class LLM:
                 f"logprobs is {params.logprobs:,}, but the model has {self.vocabulary:,} tokens.",
                 f"Set logprobs={self.vocabulary} or less.",
             )
+        wrong = next((token for token, _ in params.logit_bias if token >= self.vocabulary), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"logit_bias names token {wrong:,}, but the model has {self.vocabulary:,} tokens.",
+                "Use ids of the model's own tokenizer.",
+            )
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers)
-        return self.engine.prepare(encode(prompt, self.tokenizer, self.vocabulary), params, given)
+        ids = encode(prompt, self.tokenizer, self.vocabulary)
+        return self.engine.prepare(ids, params, given, priority, deadline)
 
 
 def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:
