@@ -34,6 +34,7 @@ from coattn.cli import (
     models,
     plan,
     profile,
+    serve,
     trace,
 )
 from coattn.cli.output import print_error
@@ -79,6 +80,7 @@ for command in (
     methods.methods,
     models.models,
     generate.generate,
+    serve.serve,
     evaluate.evaluate,
     bench.bench,
     plan.plan,

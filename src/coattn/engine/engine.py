@@ -90,7 +90,7 @@ class Engine:
     ) -> Handle:
         """Puts a prepared request in line. streams: whether its handle keeps parts for iteration.
 
-        Raises BusyError when as many wait as may.
+        notify is told of every part, or, where there are none, of the end. Raises BusyError when as many wait as may.
         """
         if guide is not None and (request.params.ignore_eos or request.params.min_new_tokens):
             raise ConfigError(

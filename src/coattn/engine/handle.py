@@ -120,12 +120,13 @@ class Handle:
         self._tell(piece + self.text.flush())
 
     def _tell(self, piece: str) -> None:
-        if self._deltas is None:
+        if self._deltas is not None:
+            tokens = tuple(self.request.output[self._shown :])
+            logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
+            self._shown = len(self.request.output)
+            self._deltas.append(output_of(self.request, piece, tokens, logprobs))
+        elif not self.done:
             return
-        tokens = tuple(self.request.output[self._shown :])
-        logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
-        self._shown = len(self.request.output)
-        self._deltas.append(output_of(self.request, piece, tokens, logprobs))
         if self._notify is not None:
             self._notify()
 

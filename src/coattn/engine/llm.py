@@ -161,6 +161,7 @@ class LLM:
         priority: int = 0,
         timeout: float | None = None,
         guide: Guide | None = None,
+        streams: bool = True,
     ) -> Handle:
         """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result.
 
@@ -168,6 +169,7 @@ class LLM:
         priority: a lower number is served first, and keeps its memory when there is not enough for all.
         timeout: seconds after which the request fails with a DeadlineError, with what it has so far.
         guide: says before each token which ones may come.
+        streams: whether the handle keeps parts; else there is only its result, and `notify` is told of the end alone.
         """
         found = split(prompt)
         if len(found) != 1:
@@ -177,7 +179,7 @@ class LLM:
             check_number("timeout", timeout, 0, above=True)
         deadline = None if timeout is None else time.perf_counter() + timeout
         request = self._prepare(found[0], spread(params, 1)[0], priority, deadline)
-        handle = self.engine.submit(request, streams=True, notify=notify, guide=guide)
+        handle = self.engine.submit(request, streams=streams, notify=notify, guide=guide)
         handle.owner = self
         return handle
 

@@ -16,8 +16,8 @@ MOST_SEED = (1 << 64) - 1
 class SamplingParams:
     """How one request is continued. Unknown names and values out of range are refused with a ConfigError.
 
-    The filters act in Transformers' order: repetition penalty, presence and frequency penalty, bias, temperature, top-k,
-    top-p, min-p.
+    The filters act in Transformers' order: repetition penalty, presence and frequency penalty, bias, temperature,
+    top-k, top-p, min-p.
     """
 
     max_new_tokens: int = 256
