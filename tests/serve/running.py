@@ -16,6 +16,8 @@ import coattn
 from coattn.serve.lifecycle import Service
 from coattn.serve.settings import Settings
 
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+
 
 class Running:
     """A service on a thread of its own."""

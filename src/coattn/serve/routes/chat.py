@@ -51,7 +51,9 @@ def check(body: ChatRequest) -> None:
         raise invalid("tools", "Tools cannot be called here. Leave tools out, or set tool_choice to none.")
     if body.functions:
         raise invalid("functions", "Functions cannot be called here. Leave functions out.")
-    if body.audio is not None or any(each != "text" for each in body.modalities or ()):
-        raise invalid("modalities", "Answers are text here. Leave audio and other modalities out.")
+    if body.audio is not None:
+        raise invalid("audio", "Answers are text here. Leave audio out.")
+    if any(each != "text" for each in body.modalities or ()):
+        raise invalid("modalities", "Answers are text here. Leave other modalities out.")
     if body.response_format is not None and body.response_format.type != "text":
         raise invalid("response_format", "Only answers of type text can be asked for here.")
