@@ -104,3 +104,20 @@ def test_a_guide_decides_and_the_others_do_not_notice() -> None:
         assert other.result().token_ids == want
         with pytest.raises(ConfigError, match="guide"):
             engine.submit(prompt(9), greedy(5, ignore_eos=True), guide=Only([1]))
+
+
+def test_a_guide_that_fails_takes_down_its_own_request_alone() -> None:
+    class Broken(Only):
+        def mask(self) -> torch.Tensor:
+            if self.at == 2:
+                raise ValueError("no way on")
+            return super().mask()
+
+    with llm() as engine:
+        want = engine.generate(prompt(12), greedy(12))[0].token_ids
+        guided = engine.submit(prompt(9), greedy(9), guide=Broken(list(b"yes, I do")))
+        other = engine.submit(prompt(12), greedy(12))
+        assert other.result().token_ids == want
+        assert guided.result().token_ids == tuple(b"ye")
+        assert "no way on" in str(guided.result().error)
+        assert engine.report()["failed_steps"] == 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coattn.engine.llm import LLM
     from coattn.hf.load import Loaded
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 KEY = "COATTN_API_KEY"
 """The environment variable that holds a key."""
 

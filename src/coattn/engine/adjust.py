@@ -75,6 +75,8 @@ class Adjust:
             self._presence = self._column([each.params.presence_penalty for _, each in self._charged])
             self._frequency = self._column([each.params.frequency_penalty for _, each in self._charged])
             self._counts = self._share_counts()
+        self.failed: dict[int, Exception] = {}
+        """By row: why its guide could not say what may come in the last step."""
         self.idle = not (self._repeating or self._charged or self._held or self._guided or biases)
         """Whether scores stay as they are."""
 
@@ -93,9 +95,10 @@ class Adjust:
         for row, each, ends in self._held:
             if each.held:
                 scores[row, ends] = -torch.inf
-        if self._guided:
-            bits = torch.stack([guide.mask() for _, guide in self._guided]).to(self.device)
-            rows = self._index([row for row, _ in self._guided])
+        self.failed.clear()
+        masks = {row: mask for row, guide in self._guided if (mask := self._mask(row, guide)) is not None}
+        if masks:
+            rows, bits = self._index(list(masks)), torch.stack(list(masks.values())).to(self.device)
             scores[rows] = scores[rows].masked_fill(~unpack(bits, self.vocab), -torch.inf)
         return scores
 
@@ -105,6 +108,13 @@ class Adjust:
             self._seen[torch.arange(len(self._seen), device=self.device), tokens[self._seen_rows]] = True
         if self._charged:
             self._counts[torch.arange(len(self._counts), device=self.device), tokens[self._count_rows]] += 1
+
+    def _mask(self, row: int, guide: Guide) -> Tensor | None:
+        try:
+            return guide.mask()
+        except Exception as error:  # of this request alone: the others of the batch go on
+            self.failed[row] = error
+            return None
 
     def _share_seen(self) -> Tensor:
         """One matrix for the batch; each request's row is a view of it, so it stays right when the batch changes."""

@@ -211,6 +211,8 @@ class Engine:
         return self.runner.decode(slots, tokens, history)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
+        if drawn.error is not None:
+            raise drawn.error
         if not drawn.finite:
             error = EngineError(
                 "The model's predictions are not finite numbers.", "Use another dtype, or check the model's weights."

@@ -25,6 +25,8 @@ class Drawn:
     token: int
     finite: bool
     logprobs: TokenLogprobs | None = None
+    error: Exception | None = None
+    """Why there is no token, where the request's guide failed."""
 
 
 class Sampler:
@@ -95,14 +97,14 @@ class _Batch:
     def read(self, rows: list[list[float]]) -> list[Drawn]:
         """The columns, on the host, as what they mean."""
         drawn = []
-        for each, (token, largest, *rest) in zip(self.who, rows, strict=True):
+        for row, (each, (token, largest, *rest)) in enumerate(zip(self.who, rows, strict=True)):
             each.drawn += 1
             logprobs = None
             if each.params.logprobs is not None:
                 count = min(each.params.logprobs, self.vocab)
                 ids, best = rest[1 : 1 + count], rest[1 + self.top : 1 + self.top + count]
                 logprobs = TokenLogprobs(rest[0], tuple(zip(map(int, ids), best, strict=True)))
-            drawn.append(Drawn(int(token), abs(largest) < float("inf"), logprobs))
+            drawn.append(Drawn(int(token), abs(largest) < float("inf"), logprobs, self.adjust.failed.get(row)))
         return drawn
 
     def _sample(self, scores: Tensor) -> Tensor:

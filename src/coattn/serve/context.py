@@ -12,6 +12,7 @@ from coattn.engine.llm import LLM
 from coattn.serve.answer.tokens import TokenTexts
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError
+from coattn.serve.guide import Grammars
 from coattn.serve.metrics import Metrics
 from coattn.serve.settings import Settings
 
@@ -25,6 +26,7 @@ class Context:
     def __init__(self, settings: Settings, engine: EngineThread) -> None:
         self.settings, self.engine = settings, engine
         self.threads = ThreadPoolExecutor(PREPARING, "coattn-prompts")
+        self.grammars = Grammars(settings.max_grammar)
         self.metrics = Metrics(engine, lambda: self.names[0])
         self.started = time.time()
         self._texts: TokenTexts | None = None
@@ -52,6 +54,11 @@ class Context:
                 code="model_not_found",
             )
         return asked
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
 
     def texts(self, llm: LLM) -> TokenTexts:
         if self._texts is None or self._texts.tokenizer is not llm.tokenizer:

@@ -162,7 +162,7 @@ class EngineThread:
         """One call into the event loop for all that a step brought."""
         news, self._news = self._news, []
         if news:
-            self._soon(lambda: [call.wake() for call in news])
+            self._soon(lambda: _wake(news))
 
     def _tell(self, state: State, reason: str) -> None:
         self._soon(lambda: self._set(state, reason))
@@ -190,6 +190,11 @@ class EngineThread:
                 log.error("A step takes longer than %g s: its requests are given up on.", self._stall)
                 self.abandon(ApiError(500, f"A step took longer than {self._stall:g} s.", code="engine_failure"))
             self._stalled = stalled
+
+
+def _wake(calls: list[Call]) -> None:
+    for call in calls:
+        call.wake()
 
 
 def _close(llm: LLM) -> None:

@@ -30,7 +30,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], hosts: Iterable[str]) -> None:
         self.app = app
-        self._keys = [_digest(key) for key in keys]
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._hosts = {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,8 @@ class Gate:
         if path in PUBLIC or path.startswith(PUBLIC_FOLDER) or scope["method"] == "OPTIONS":
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        found = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        raw = key.strip().encode("latin-1")  # as the headers were decoded
+        found = hashlib.sha256(raw if scheme.lower() == "bearer" else b"").digest()
         # every key is compared, so that the time tells nothing
         if sum(hmac.compare_digest(found, each) for each in self._keys):
             return None
@@ -92,7 +93,3 @@ def _host(value: str) -> str:
     if value.startswith("["):
         return value[1:].partition("]")[0].lower()
     return value.rpartition(":")[0].lower() if ":" in value else value.lower()
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -97,7 +97,7 @@ class Service:
             self.engine.drain()
             self.engine.abandon(_LEAVING)
             ended = await self.engine.stop(LAST)
-            self.app.state.context.threads.shutdown(wait=False, cancel_futures=True)
+            self.app.state.context.close()
         if self.engine.failure is not None:
             raise self.engine.failure
         if signals and not ended:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coattn.engine.request import RequestOutput
 from coattn.serve.engine import EngineThread
 
+Values = Iterable[tuple[tuple[str, ...], float]]
 WATCH = 60.0
 """Seconds after a scrape in which the engine keeps looking at single steps."""
 FIRST = (
@@ -49,7 +50,7 @@ class Metrics:
     def __init__(self, engine: EngineThread, name: Callable[[], str]) -> None:
         self.registry = CollectorRegistry()
         self._name = name
-        self.registry.register(_Engine(engine, name))  # type: ignore[arg-type]
+        self.registry.register(_Engine(engine, name))
 
         def histogram(what: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
@@ -111,7 +112,7 @@ class _Engine:
             ("num_requests_running", "running", "Requests that run."),
             ("num_requests_waiting", "waiting", "Requests that wait."),
         ):
-            yield _gauge(what, text, {(name,): report[key]}, "model_name")
+            yield _gauge(what, text, [((name,), report[key])], "model_name")
         for what, key, text in (
             ("prompt_tokens", "prefill_tokens", "Tokens of prompts that were read."),
             ("generation_tokens", "new_tokens", "Tokens that were drawn."),
@@ -120,29 +121,29 @@ class _Engine:
             ("prefill_steps", "prefill_steps", "Steps that read prompts."),
             ("failed_steps", "failed_steps", "Steps that failed."),
         ):
-            yield _counter(what, text, {(name,): report[key]}, "model_name")
-        ended = {(name, reason): count for reason, count in report["requests"].items()}
+            yield _counter(what, text, [((name,), report[key])], "model_name")
+        ended = [((name, reason), count) for reason, count in report["requests"].items()]
         yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
         yield from self._tiers(llm, report)
         yield from self._step()
 
     def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
-        held = {(tier,): report[f"{tier}_kv_bytes"] for tier in ("gpu", "host")}
+        held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
         yield _gauge("kv_bytes", "KV memory that the engine holds.", held, "tier")
         sample, capacity = self.engine.sample, llm.engine.scheduler.capacity
         free = {} if sample is None else sample.free
-        used = {
-            (tier,): 1 - (free.get(tier) or 0) / whole
+        used = [
+            ((tier,), 1 - (free.get(tier) or 0) / whole)
             for tier, whole in capacity.items()
             if whole and free.get(tier) is not None
-        }
+        ]
         yield _gauge("kv_cache_usage_perc", "Share of a tier's KV memory that sequences have. 1 is full.", used, "tier")
 
     def _step(self) -> Iterator[Metric]:
         trace = None if self.engine.sample is None else self.engine.sample.trace
         if trace is None:
             return
-        moved = {(link,): getattr(trace, f"{link}_bytes") for link in ("hbm", "pcie", "dram")}
+        moved = [((link,), getattr(trace, f"{link}_bytes")) for link in ("hbm", "pcie", "dram")]
         yield _gauge("step_bytes", "Bytes that the last sampled decode step moved over a link.", moved, "link")
         for what, value, text in (
             ("step_seconds", trace.seconds, "Length of the last sampled decode step."),
@@ -154,18 +155,18 @@ class _Engine:
             ),
             ("step_sequences", trace.sequences, "Sequences of that step."),
         ):
-            yield _gauge(what, text, {(): value})
+            yield _gauge(what, text, [((), value)])
 
 
-def _gauge(what: str, text: str, values: dict[tuple[str, ...], float], *labels: str) -> Metric:
+def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:
     found = GaugeMetricFamily(f"coattn:{what}", text, labels=labels)
-    for key, value in values.items():
+    for key, value in values:
         found.add_metric(key, float(value))
     return found
 
 
-def _counter(what: str, text: str, values: dict[tuple[str, ...], float], *labels: str) -> Metric:
+def _counter(what: str, text: str, values: Values, *labels: str) -> Metric:
     found = CounterMetricFamily(f"coattn:{what}", text, labels=labels)
-    for key, value in values.items():
+    for key, value in values:
         found.add_metric(key, float(value))
     return found

@@ -13,6 +13,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.request import Request
 from coattn.serve.answer.head import fingerprint
 from coattn.serve.context import Context
+from coattn.trace.step import StepTrace
 
 Json = dict[str, Any]
 WATCH = 5.0
@@ -90,11 +91,11 @@ def _request(llm: LLM, request: Request) -> Json:
     }
 
 
-def _step(trace: Any) -> Json:
+def _step(trace: StepTrace) -> Json:
     """The timeline in milliseconds from the step's beginning."""
 
     def ms(at: int) -> float:
-        return round((at - trace.begin) / 1e6, 4)
+        return round(float(at - trace.begin) / 1e6, 4)
 
     return {
         "ms": round(trace.seconds * 1e3, 4),

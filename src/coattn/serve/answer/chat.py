@@ -34,7 +34,7 @@ class ChatAnswer:
         }
 
     def choice(self, index: int, output: RequestOutput) -> Json:
-        message = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
+        message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
         return {
             "index": index,
             "message": message,

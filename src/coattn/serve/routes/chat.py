@@ -36,7 +36,9 @@ async def chat(request: Request) -> Response:
             go_on=bool(body.continue_final_message),
         )
         sampling = ask.params(body, llm, len(ids), most, None, top)
-        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, ask.timeout(body, here.settings))
+        guide = here.grammars.compile(body.response_format, llm)
+        seconds = ask.timeout(body, here.settings)
+        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
 
     return await respond(request, here, body, choices, make, lambda llm, _: ChatAnswer(llm, here.texts(llm), name, top))
 
@@ -55,5 +57,3 @@ def check(body: ChatRequest) -> None:
         raise invalid("audio", "Answers are text here. Leave audio out.")
     if any(each != "text" for each in body.modalities or ()):
         raise invalid("modalities", "Answers are text here. Leave other modalities out.")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise invalid("response_format", "Only answers of type text can be asked for here.")

@@ -39,7 +39,9 @@ async def completions(request: Request) -> Response:
             echoes.extend(_text(llm, each) for each in prompts)
         longest = max(map(len, ids))
         sampling = ask.params(body, llm, longest, body.max_tokens, DEFAULT, body.logprobs)
-        return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, ask.timeout(body, here.settings))
+        guide = here.grammars.compile(body.response_format, llm)
+        seconds = ask.timeout(body, here.settings)
+        return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
 
     def build(llm: LLM, _: Order) -> CompletionAnswer:
         return CompletionAnswer(llm, here.texts(llm), name, body.logprobs, echoes, choices)
@@ -64,8 +66,6 @@ def check(body: CompletionRequest, choices: int) -> None:
         raise invalid("best_of", "best_of must be n: answers are not ranked here.")
     if body.echo and body.logprobs is not None:
         raise invalid("echo", "Log-probabilities of the prompt are not kept. Leave echo or logprobs out.")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise invalid("response_format", "Only answers of type text can be asked for here.")
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:
