@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from llguidance import LLMatcher, LLTokenizer
@@ -23,9 +23,12 @@ from coattn.errors import InputError
 from coattn.serve.errors import invalid
 from coattn.serve.schema.chat import ResponseFormat
 
-FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to lay JSON out: a small model that may write any space writes spaces until it is cut off."""
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
