@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from tests.engine.small import prompt
 from tests.serve.running import HELLO, Running, serving
@@ -83,6 +84,18 @@ def test_status_and_live_show_requests_as_they_run(server: Running) -> None:
     assert steps
     assert all(0 <= span["begin"] <= span["end"] <= step["ms"] + 1 for step in steps for span in step["cpu"])
     server.until_idle()
+
+
+def test_the_dashboard_shows_metrics_that_there_are(server: Running) -> None:
+    server.client.get("/metrics")
+    body = {**HELLO, "max_tokens": 6, "stream": True, "ignore_eos": True}
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    server.until(lambda: "step_seconds" in server.client.get("/metrics").text)
+    there = set(re.findall(r"^(coattn:\w+)", server.client.get("/metrics").text, re.M))
+    page = Path(__file__).resolve().parents[2] / "docs" / "serving" / "grafana.json"
+    used = set(re.findall(r"coattn:\w+", page.read_text()))
+    assert len(used) > 12
+    assert used <= there
 
 
 def test_the_schema_is_published(server: Running) -> None:
