@@ -10,7 +10,7 @@ import httpx2 as httpx
 from tests.engine.small import greedy
 from tests.serve.running import Running, serving
 
-REQUESTS, AT_ONCE = 150, 32
+REQUESTS, AT_ONCE = 100, 32
 
 
 async def crowd(server: Running, want: dict[int, str]) -> dict[str, int]:

@@ -56,9 +56,9 @@ class TokenTexts:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    found = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if found is None:
         return False
-    decoder = json.loads(backend.to_str()).get("decoder") or {}
+    decoder = json.loads(found.__getstate__())
     kinds = [decoder, *decoder.get("decoders", [])]
     return any(each.get("type") == "ByteLevel" for each in kinds)
