@@ -39,7 +39,9 @@ class Remote:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        start, first, usage, own = time.perf_counter(), None, {"prompt_tokens": 0, "completion_tokens": 0}, {}
+        usage = {"prompt_tokens": 0, "completion_tokens": 0}
+        own: dict[str, Any] = {}
+        start, first = time.perf_counter(), None
         with self._open("/chat/completions", body) as lines:
             for line in lines:
                 if not line.startswith(b"data: {"):

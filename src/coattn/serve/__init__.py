@@ -7,5 +7,6 @@ One thread steps the engine (`engine.py`); one event loop speaks HTTP and never 
     call        one request, n answers      answer/   what clients get
     prompt      text and messages to ids    ask       fields to sampling parameters
     gate        keys, hosts, request ids    errors    OpenAI's form
-    body, sse   bytes in, events out        metrics, status   what can be seen
+    body, sse   bytes in, events out        guide     answers of a given form
+    metrics, status   what can be seen
 """

@@ -50,6 +50,8 @@ class Call:
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None
+        self._told = 0
+        """What the engine's thread has told of; it alone counts."""
         self._news = asyncio.Event()
         self._lock = threading.Lock()
         engine.calls.add(self)
@@ -97,7 +99,8 @@ class Call:
 
     async def results(self) -> list[RequestOutput]:
         """Every answer, once all are done. Raises ApiError."""
-        while self._error is not None or not all(handle.done for handle in self.handles):
+        # `handle.done` is true a moment before the rest of the text is there: only what was told of counts
+        while self._error is not None or self._told < len(self.handles):
             await self._wait(None)
         found = [handle.output() for handle in self.handles]
         for each in found:
@@ -143,6 +146,11 @@ class Call:
             self._cancel()
         return order
 
+    def _note(self) -> None:
+        """Called by the engine's thread: for every part of a stream, else once for each answer, at its end."""
+        self._told += 1
+        self.engine.note(self)
+
     def _one(self, order: Order, ids: list[int], index: int) -> Handle:
         params = order.params
         if index and params.seed is not None:
@@ -150,7 +158,7 @@ class Call:
         return self.llm.submit(
             ids,
             params,
-            notify=lambda: self.engine.note(self),
+            notify=self._note,
             priority=order.priority,
             timeout=order.timeout,
             guide=None if order.guide is None else order.guide(),

@@ -56,9 +56,5 @@ class Sampling(Body):
     session_id: str | None = None
     user: str | None = None
 
-    def unknown(self) -> list[str]:
-        """Fields that nobody reads."""
-        return sorted(self.model_extra or {})
-
 
 Json = dict[str, Any]
