@@ -43,5 +43,13 @@ class WorkerError(CoattnError):
     """The CPU side of a step died, failed or ran past its deadline. The requests of that step are lost, no others."""
 
 
+class BusyError(CoattnError):
+    """A line that is full: as many requests wait as may. Later there will be room."""
+
+
+class DeadlineError(CoattnError):
+    """A request that was not done by its deadline."""
+
+
 class EngineError(CoattnError):
     """A step that failed for a reason of its own, or an engine that is closed."""

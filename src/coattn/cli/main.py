@@ -20,6 +20,7 @@ from coattn.cli import (
     bench_requests,
     bench_scout,
     calibrate,
+    chat,
     demo,
     doctor,
     eval_attention,
@@ -38,6 +39,7 @@ from coattn.cli import (
     models,
     plan,
     profile,
+    serve,
     trace,
 )
 from coattn.cli.output import print_error
@@ -87,6 +89,8 @@ for command in (
     methods.methods,
     models.models,
     generate.generate,
+    serve.serve,
+    chat.chat,
     evaluate.evaluate,
     bench.bench,
     plan.plan,

@@ -77,13 +77,15 @@ class StopText:
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
         self.stopped = False
+        self.counts = True
+        """Whether stop strings that begin now are looked for."""
         self._held = ""
 
     def push(self, piece: str) -> str:
         """The text that may be shown. After a stop string: nothing more."""
         if self.stopped or not piece:
             return ""
-        if not self.stops:
+        if not self.stops or not self.counts:
             return piece
         text = self._held + piece
         cut = self._find(text)
@@ -125,6 +127,10 @@ class TextStream:
     @property
     def text(self) -> str:
         return "".join(self.parts)
+
+    def heed(self, counts: bool) -> None:
+        """Whether stop strings count from here on."""
+        self._stop.counts = counts
 
     def push(self, token: int) -> str:
         return self._keep(self._stop.push(self._pieces.push(token)))

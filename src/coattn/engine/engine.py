@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
@@ -18,7 +21,7 @@ from coattn.engine.request import FinishReason, Request
 from coattn.engine.runner import Runner
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
-from coattn.errors import BudgetError, CoattnError, EngineError
+from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
 
 
@@ -37,14 +40,17 @@ class Engine:
         chunk: int | Pace,
         longest: int,
         ends: frozenset[int],
+        max_waiting: int | None = None,
     ) -> None:
         self.runner, self.tokenizer = runner, tokenizer
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
-        self.longest, self.ends = longest, ends
+        self.longest, self.ends, self.max_waiting = longest, ends, max_waiting
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
+        self.failed_in_a_row = 0
+        """Steps that failed since the last one that did not."""
         self._live: dict[int, Handle] = {}
         self._ids = itertools.count()
         self._closed = False
@@ -53,31 +59,63 @@ class Engine:
         self._mail = threading.Condition()
         self._arrived: deque[Handle] = deque()
         self._cancelled: deque[Handle] = deque()
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap of `(deadline, id)`; requests that ended early are still in it."""
 
-    def prepare(self, prompt: list[int], params: SamplingParams, given: Prefilled | None = None) -> Request:
+    @property
+    def room(self) -> int | None:
+        """Requests that may still be submitted; None: no limit."""
+        if self.max_waiting is None:
+            return None
+        return max(0, self.runner.slots + self.max_waiting - len(self._live) - len(self._arrived))
+
+    def prepare(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        given: Prefilled | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Request:
         """A request that could run. Raises InputError or BudgetError."""
         limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
-        request = Request(next(self._ids), prompt, params, limit, given)
+        request = Request(next(self._ids), prompt, params, limit, given, priority, deadline)
         self.scheduler.check(request)
         return request
 
-    def submit(self, request: Request, streams: bool, notify: Callable[[], None] | None = None) -> Handle:
-        """Puts a prepared request in line. streams: whether its handle keeps parts for iteration."""
+    def submit(
+        self,
+        request: Request,
+        streams: bool,
+        notify: Callable[[], None] | None = None,
+        guide: Guide | None = None,
+    ) -> Handle:
+        """Puts a prepared request in line. streams: whether its handle keeps parts for iteration.
+
+        notify is told of every part, or, where there are none, of the end. Raises BusyError when as many wait as may.
+        """
+        if guide is not None and (request.params.ignore_eos or request.params.min_new_tokens):
+            raise ConfigError(
+                "A guided answer ends where its guide says, but ignore_eos or min_new_tokens is set.", "Leave them out."
+            )
         ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
             ends |= self.ends
-        handle = Handle(request, self.tokenizer, ends, streams, notify, self.step, self.cancel)
+        handle = Handle(request, self.tokenizer, ends, streams, notify, self.step, self.cancel, guide)
         with self._mail:
             if self._closed:
                 raise EngineError("This engine is closed.", "Make a new coattn.LLM.")
+            if self.room == 0:
+                raise BusyError(f"{self.max_waiting:,} requests wait already.", "Try again later.")
             self._arrived.append(handle)
             self._mail.notify_all()
         return handle
 
-    def cancel(self, handle: Handle) -> None:
+    def cancel(self, handle: Handle, later: bool = False) -> None:
+        """Ends a request at the next border between steps; at once if no step runs, unless it is for `later`."""
         with self._mail:
             self._cancelled.append(handle)
-        if self._lock.acquire(blocking=False):
+        if not later and self._lock.acquire(blocking=False):
             try:
                 self._take_mail()
             finally:
@@ -94,6 +132,7 @@ class Engine:
         with self._lock:
             try:
                 self._take_mail()
+                self._expire()
                 work = self.scheduler.next()
                 if work is None:
                     return False
@@ -101,8 +140,8 @@ class Engine:
                     self._end(self._live[work.request.id], "error", work.error)
                 else:
                     self._do(work)
-            except BaseException:
-                self._drop_everything()
+            except BaseException as error:
+                self._drop_everything(_explain(error) if isinstance(error, Exception) else None)
                 raise
             return True
 
@@ -129,8 +168,11 @@ class Engine:
                 self._fail(handles, error)
             return
         except Exception as error:
+            self.counts["failed_steps"] += 1
+            self.failed_in_a_row += 1
             self._fail(handles, error)
             return
+        self.failed_in_a_row = 0
         self.scheduler.done(work)
         if logits is None:
             return
@@ -171,6 +213,8 @@ class Engine:
         return self.runner.decode(slots, tokens, history)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
+        if drawn.error is not None:
+            raise drawn.error
         if not drawn.finite:
             error = EngineError(
                 "The model's predictions are not finite numbers.", "Use another dtype, or check the model's weights."
@@ -203,18 +247,32 @@ class Engine:
                 handle = self._arrived.popleft()
                 self._live[handle.id] = handle
                 self.scheduler.add(handle.request)
-            while self._cancelled:
-                handle = self._cancelled.popleft()
-                if handle.id in self._live:
-                    self._end(handle, "cancelled")
+                if handle.request.deadline is not None:
+                    heapq.heappush(self._deadlines, (handle.request.deadline, handle.id))
+            cancelled, self._cancelled = self._cancelled, deque()
+        # ending one may wait for the device, and whoever submits must not wait with us
+        for handle in cancelled:
+            if handle.id in self._live:
+                self._end(handle, "cancelled")
 
-    def _drop_everything(self) -> None:
-        """Trusts nothing but the list of slots: whatever was interrupted may be half done."""
+    def _expire(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
+            handle = self._live.get(heapq.heappop(self._deadlines)[1])
+            if handle is not None:
+                late = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
+                self._end(handle, "error", late)
+
+    def _drop_everything(self, error: CoattnError | None = None) -> None:
+        """Trusts nothing but the list of slots: whatever was interrupted may be half done.
+
+        error: why, where something failed; else the requests are cancelled.
+        """
         with self._mail:
             handles = [*self._live.values(), *self._arrived]
             self._live.clear()
             self._arrived.clear()
             self._cancelled.clear()
+            self._deadlines.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)
         self.counts["preemptions"] += self.scheduler.preemptions
@@ -222,8 +280,9 @@ class Engine:
         self.sampler.forget()
         for handle in handles:
             if not handle.done:
-                handle.request.finish_reason = "cancelled"
-                self.counts["requests_cancelled"] += 1
+                handle.request.finish_reason = "cancelled" if error is None else "error"
+                handle.request.error = error
+                self.counts[f"requests_{handle.request.finish_reason}"] += 1
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:

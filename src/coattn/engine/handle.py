@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from coattn.engine.adjust import Guide
 from coattn.engine.detokenise import TextStream
 from coattn.engine.request import Request, RequestOutput, TokenLogprobs, output_of
 from coattn.engine.sampler import Drawn, Draws
@@ -27,10 +28,11 @@ class Handle:
         streams: bool,
         notify: Callable[[], None] | None,
         step: Callable[[], bool],
-        cancel: Callable[[Handle], None],
+        cancel: Callable[[Handle, bool], None],
+        guide: Guide | None = None,
     ) -> None:
         self.request = request
-        self.draws = Draws(request.params, request.prompt)
+        self.draws = Draws(request.params, request.prompt, ends, guide)
         self.text = TextStream(tokenizer, request.params.stop)
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self._ends, self._notify, self._step, self._cancel = ends, notify, step, cancel
@@ -58,9 +60,12 @@ class Handle:
         """Tokens of the answer so far."""
         return max(0, len(self.request.output) - len(self.request.params.feed))
 
-    def cancel(self) -> None:
-        """Ends the request at the next border between steps. Safe from any thread; harmless when it is done."""
-        self._cancel(self)
+    def cancel(self, later: bool = False) -> None:
+        """Ends the request at the next border between steps. Safe from any thread; harmless when it is done.
+
+        later: leaves it to the thread that steps, and does nothing here even if no step runs; for an event loop.
+        """
+        self._cancel(self, later)
 
     def result(self) -> RequestOutput:
         """The whole answer, once it is done."""
@@ -104,10 +109,14 @@ class Handle:
             self.logprobs.append(drawn.logprobs)
         if request.first is None:
             request.first = time.perf_counter()
+        if self.draws.guide is not None:
+            self.draws.guide.accept(drawn.token)
         piece = ""
         if drawn.token in self._ends:
             request.finish_reason = "stop"
         else:
+            if request.params.min_new_tokens:
+                self.text.heed(len(request.output) >= request.params.min_new_tokens)
             piece = self.text.push(drawn.token)
             if self.text.stopped:
                 request.finish_reason = "stop"
@@ -125,12 +134,13 @@ class Handle:
         self._tell(piece + self.text.flush())
 
     def _tell(self, piece: str) -> None:
-        if self._deltas is None:
+        if self._deltas is not None:
+            tokens = tuple(self.request.output[self._shown :])
+            logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
+            self._shown = len(self.request.output)
+            self._deltas.append(output_of(self.request, piece, tokens, logprobs))
+        elif not self.done:
             return
-        tokens = tuple(self.request.output[self._shown :])
-        logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
-        self._shown = len(self.request.output)
-        self._deltas.append(output_of(self.request, piece, tokens, logprobs))
         if self._notify is not None:
             self._notify()
 

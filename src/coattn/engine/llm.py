@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.cache.ledger import Ledger
+from coattn.engine.adjust import Guide
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
-from coattn.engine.request import RequestOutput
+from coattn.engine.request import Request, RequestOutput
 from coattn.engine.runner import EagerRunner, Runner
 from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
@@ -27,7 +29,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
 from coattn.method import Method, compose
 from coattn.methods import find_method
-from coattn.part import MOST_BATCH, check_count, check_number
+from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
 from coattn.trace.step import StepTrace
 from coattn.units import parse_bytes
@@ -64,6 +66,7 @@ class LLM:
         beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
+    max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -83,6 +86,7 @@ class LLM:
         chunk: int | None = None,
         target_ms: float | None = None,
         sizes: Sequence[int] | None = None,
+        max_waiting: int | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
@@ -90,6 +94,8 @@ class LLM:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
         for size in sizes or ():
             check_count("sizes", size, 1, max_batch)
+        if max_waiting is not None:
+            check_count("max_waiting", max_waiting, 0)
         self.composed = compose(find_method(method), **method_params)
         pace = _pace(chunk, target_ms, self.composed.exact)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
@@ -108,7 +114,14 @@ class LLM:
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
-            self.engine = Engine(self.runner, loaded.tokenizer, chunk=pace, longest=self.max_length, ends=ends)
+            self.engine = Engine(
+                self.runner,
+                loaded.tokenizer,
+                chunk=pace,
+                longest=self.max_length,
+                ends=ends,
+                max_waiting=max_waiting,
+            )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
 
@@ -154,16 +167,33 @@ class LLM:
         return parts()
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, notify: Callable[[], None] | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        notify: Callable[[], None] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        guide: Guide | None = None,
+        streams: bool = True,
     ) -> Handle:
         """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result.
 
         notify: called by the thread that steps whenever there is something new to `poll`; it must be quick.
+        priority: a lower number is served first, and keeps its memory when there is not enough for all.
+        timeout: seconds after which the request fails with a DeadlineError, with what it has so far.
+        guide: says before each token which ones may come.
+        streams: whether the handle keeps parts; else there is only its result, and `notify` is told of the end alone.
         """
         found = split(prompt)
         if len(found) != 1:
             raise InputError(f"There are {len(found)} prompts, but submit takes one.", "Submit each by itself.")
-        handle = self.engine.submit(self._prepare(found[0], spread(params, 1)[0]), streams=True, notify=notify)
+        check_count("priority", priority, -MOST)
+        if timeout is not None:
+            check_number("timeout", timeout, 0, above=True)
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline)
+        handle = self.engine.submit(request, streams=streams, notify=notify, guide=guide)
         handle.owner = self
         return handle
 
@@ -193,7 +223,7 @@ class LLM:
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens", "failed_steps")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -226,7 +256,9 @@ class LLM:
                     if progress:
                         bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
 
-    def _prepare(self, prompt: Any, params: SamplingParams) -> Any:
+    def _prepare(
+        self, prompt: Any, params: SamplingParams, priority: int = 0, deadline: float | None = None
+    ) -> Request:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
         if params.logprobs is not None and params.logprobs > self.vocabulary:
@@ -234,10 +266,17 @@ class LLM:
                 f"logprobs is {params.logprobs:,}, but the model has {self.vocabulary:,} tokens.",
                 f"Set logprobs={self.vocabulary} or less.",
             )
+        wrong = next((token for token, _ in params.logit_bias if token >= self.vocabulary), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"logit_bias names token {wrong:,}, but the model has {self.vocabulary:,} tokens.",
+                "Use ids of the model's own tokenizer.",
+            )
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers)
-        return self.engine.prepare(encode(prompt, self.tokenizer, self.vocabulary), params, given)
+        ids = encode(prompt, self.tokenizer, self.vocabulary)
+        return self.engine.prepare(ids, params, given, priority, deadline)
 
 
 def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:

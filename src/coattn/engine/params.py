@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ MOST_SEED = (1 << 64) - 1
 class SamplingParams:
     """How one request is continued. Unknown names and values out of range are refused with a ConfigError.
 
-    The filters act in Transformers' order: repetition penalty, temperature, top-k, top-p, min-p.
+    The filters act in Transformers' order: repetition penalty, presence and frequency penalty, bias, temperature,
+    top-k, top-p, min-p.
     """
 
     max_new_tokens: int = 256
@@ -30,6 +31,12 @@ class SamplingParams:
     """Drops tokens less likely than this share of the most likely one."""
     repetition_penalty: float = 1.0
     """Above 1 makes tokens of the prompt and of the answer less likely."""
+    presence_penalty: float = 0.0
+    """Taken off the score of every token that is in the answer already; -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Taken off the score of a token once for every time that it is in the answer; -2 to 2."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the scores of single tokens: a mapping of token ids to numbers from -100 to 100, or pairs."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer. They are not part of its text."""
     stop_token_ids: tuple[int, ...] = ()
@@ -43,6 +50,8 @@ class SamplingParams:
     feed: tuple[int, ...] = ()
     """Token ids that follow the prompt, one decode step each, whatever the model would say. The answer comes after
     them; `max_new_tokens` and the output count it alone."""
+    min_new_tokens: int = 0
+    """Before so many tokens no end token can come and no stop string counts."""
 
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens, 1)
@@ -51,6 +60,14 @@ class SamplingParams:
         check_count("top_k", self.top_k, 0)
         check_number("min_p", self.min_p, 0, 1)
         check_number("repetition_penalty", self.repetition_penalty, 0, above=True)
+        check_number("presence_penalty", self.presence_penalty, -2, 2)
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_count("min_new_tokens", self.min_new_tokens, 0)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens is {self.min_new_tokens:,}, but max_new_tokens is {self.max_new_tokens:,}.",
+                "Raise max_new_tokens, or lower min_new_tokens.",
+            )
         if self.seed is not None:
             check_count("seed", self.seed, 0, MOST_SEED)
         if self.logprobs is not None:
@@ -62,6 +79,7 @@ class SamplingParams:
         object.__setattr__(self, "feed", _ids("feed", self.feed))
         if self.feed and self.repetition_penalty != 1:
             raise ConfigError("feed and repetition_penalty do not go together.", "Leave one out.")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -82,3 +100,17 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
         raise ConfigError(f"{name} is {value!r}, but must be token ids.", "Give whole numbers of at least 0.")
     return found
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    hint = "Write it like logit_bias={1734: -100}."
+    try:
+        found = dict(pairs)
+    except (TypeError, ValueError):
+        raise ConfigError("logit_bias is not a mapping of token ids to numbers.", hint) from None
+    for token, bias in found.items():
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ConfigError(f"logit_bias names {token!r}, which is not a token id.", hint)
+        check_number(f"logit_bias of token {token}", bias, -100, 100)
+    return tuple((token, float(found[token])) for token in sorted(found))

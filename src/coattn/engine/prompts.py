@@ -72,17 +72,22 @@ def _encode(prompt: Any, tokenizer: Any) -> list[int]:
     if all(_is_id(item) for item in prompt):
         return [int(i) for i in prompt]
     if all(isinstance(item, Mapping) for item in prompt):
-        return _chat(prompt, tokenizer)
+        return encode_chat(prompt, tokenizer)
     raise InputError("A prompt mixes things that do not belong together.", HOW)
 
 
-def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+def encode_chat(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, add_generation_prompt: bool = True, **options: Any
+) -> list[int]:
+    """Messages through the model's chat template -> token ids. options: what the template may ask for."""
     if not getattr(_known(tokenizer), "chat_template", None):
         raise InputError("This model has no chat template.", "Give the prompt as text.")
     if not all(isinstance(each.get("role"), str) and "content" in each for each in messages):
         raise InputError("A chat message lacks its role or its content.", HOW)
     try:
-        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=add_generation_prompt, tokenize=False, **options
+        )
     except Exception as error:  # the template is a program of the model's authors and raises what it likes
         raise InputError(f"The model's chat template refuses these messages: {error}.", HOW) from error
     return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]

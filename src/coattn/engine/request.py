@@ -38,6 +38,10 @@ class Request:
     """Tokens it may have in all, prompt included."""
     given: Prefilled | None = None
     """The prompt's keys and values, where it was read elsewhere."""
+    priority: int = 0
+    """Who has a lower number is served first."""
+    deadline: float | None = None
+    """When it fails unless it is done, on the clock of `time.perf_counter`."""
     output: list[int] = field(default_factory=list)
     stored: int = 0
     slot: int | None = None
@@ -51,6 +55,11 @@ class Request:
     first: float | None = None
     """When its first token came."""
     ended: float | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in line: by priority, then by arrival."""
+        return self.priority, self.id
 
     @property
     def total(self) -> int:

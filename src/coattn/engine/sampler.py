@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from coattn.engine.filters import drop_unlikely, keep_top, penalise, pick
-from coattn.engine.params import SamplingParams
+from coattn.engine.adjust import Adjust, Draws
+from coattn.engine.filters import drop_unlikely, keep_top, pick
 from coattn.engine.request import TokenLogprobs
+
+__all__ = ["Drawn", "Draws", "Sampler"]
 
 COLDEST = 1e-5
 """Below this a temperature means greedy."""
-
-
-class Draws:
-    """What sampling remembers of one request: its random numbers, and the tokens a repetition penalty counts."""
-
-    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        self.params = params
-        self.prompt = prompt
-        self.random = random.Random(params.seed)
-        self.seen: Tensor | None = None
-        """`[vocab]` bool on the logits' device; a row of the batch it was last drawn in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +25,8 @@ class Drawn:
     token: int
     finite: bool
     logprobs: TokenLogprobs | None = None
+    error: Exception | None = None
+    """Why there is no token, where the request's guide failed."""
 
 
 class Sampler:
@@ -72,15 +64,12 @@ class _Batch:
         self.who = tuple(who)
         self.vocab, self.device = logits.shape[-1], logits.device
         params = [each.params for each in who]
-        self.penalised = self._rows([each.repetition_penalty != 1 for each in params])
+        self.adjust = Adjust(who, self.vocab, self.device)
         self.sampled = self._rows([not each.greedy for each in params])
         self.top = max((each.logprobs for each in params if each.logprobs is not None), default=-1)
         self.top = min(self.top, self.vocab)
-        self.plain = self.penalised is None and self.sampled is None and self.top < 0
+        self.plain = self.adjust.idle and self.sampled is None and self.top < 0
         """Whether the most likely tokens are all that is asked for."""
-        if self.penalised is not None:
-            self.penalty = self._column([each.repetition_penalty for each in params], self.penalised)
-            self._share_seen()
         if self.sampled is not None:
             chosen = [each for each in params if not each.greedy]
             self.drawing = [each for each in who if not each.params.greedy]
@@ -93,12 +82,11 @@ class _Batch:
 
     def columns(self, logits: Tensor) -> Tensor:
         """`[n, 2 or more]` float64: token, largest logit; then, where asked for, log-probabilities."""
-        scores = logits if self.penalised is None else self._penalise(logits)
+        scores = self.adjust(logits)
         largest, tokens = scores.max(-1)
         if self.sampled is not None:
             tokens[self.sampled] = self._sample(scores[self.sampled])
-        if self.penalised is not None:
-            self.seen[torch.arange(len(self.penalised), device=self.device), tokens[self.penalised]] = True
+        self.adjust.note(tokens)
         found = [tokens.double()[:, None], largest.double()[:, None]]
         if self.top >= 0:
             logprobs = logits.log_softmax(-1)
@@ -109,13 +97,14 @@ class _Batch:
     def read(self, rows: list[list[float]]) -> list[Drawn]:
         """The columns, on the host, as what they mean."""
         drawn = []
-        for each, (token, largest, *rest) in zip(self.who, rows, strict=True):
+        for row, (each, (token, largest, *rest)) in enumerate(zip(self.who, rows, strict=True)):
+            each.drawn += 1
             logprobs = None
             if each.params.logprobs is not None:
                 count = min(each.params.logprobs, self.vocab)
                 ids, best = rest[1 : 1 + count], rest[1 + self.top : 1 + self.top + count]
                 logprobs = TokenLogprobs(rest[0], tuple(zip(map(int, ids), best, strict=True)))
-            drawn.append(Drawn(int(token), abs(largest) < float("inf"), logprobs))
+            drawn.append(Drawn(int(token), abs(largest) < float("inf"), logprobs, self.adjust.failed.get(row)))
         return drawn
 
     def _sample(self, scores: Tensor) -> Tensor:
@@ -128,22 +117,6 @@ class _Batch:
             shares = drop_unlikely(shares, self.min_p)
         numbers = torch.tensor([each.random.random() for each in self.drawing], dtype=torch.float64)
         return pick(shares, numbers.to(self.device))
-
-    def _penalise(self, logits: Tensor) -> Tensor:
-        scores = logits.clone()
-        scores[self.penalised] = penalise(logits[self.penalised], self.seen, self.penalty)
-        return scores
-
-    def _share_seen(self) -> None:
-        """One matrix for the batch; each request's row is a view of it, so it stays right when the batch changes."""
-        rows = [each for each in self.who if each.params.repetition_penalty != 1]
-        for each in rows:
-            if each.seen is None:
-                each.seen = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
-                each.seen[torch.tensor(list(each.prompt), device=self.device)] = True
-        self.seen = torch.stack([each.seen for each in rows if each.seen is not None])
-        for each, row in zip(rows, self.seen, strict=True):
-            each.seen = row
 
     def _rows(self, which: list[bool]) -> Tensor | None:
         if not any(which):

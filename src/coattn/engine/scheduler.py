@@ -1,10 +1,10 @@
-"""Who runs next: admission by bytes, chunked prefill beside decoding, preemption of the youngest. No tensors here."""
+"""Who runs next: admission by bytes, chunked prefill beside decoding, preemption of the last. No tensors here."""
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,12 +65,12 @@ Work = Extend | Decode | Refuse
 
 
 class Scheduler:
-    """First come, first served, over `slots` rows of the stores; of prompts that are being read, a short one in turn
-    with the oldest.
+    """First come, first served among those of the same priority, over `slots` sequences of the cache; of prompts that
+    are being read, a short one in turn with the oldest.
 
-    `next` says what to do; the caller does it and then calls `done`, or `finish` for requests that end. `running` is
-    ordered by arrival. A request that does not fit any more next to older ones loses its memory, goes back to the front
-    of `waiting` and reads its tokens again later; so the oldest always gets through.
+    `next` says what to do; the caller does it and then calls `done`, or `finish` for requests that end. `running` and
+    `waiting` are ordered by rank. A request that does not fit any more next to those before it loses its memory, goes
+    back to its place in line and reads its tokens again later; so the first always gets through.
     """
 
     def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int) -> None:
@@ -79,7 +79,7 @@ class Scheduler:
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
         self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
         self._slots = list(range(slots))
@@ -103,8 +103,19 @@ class Scheduler:
         if excess is not None:
             raise _too_small(request, *excess)
 
+    def most(self) -> int:
+        """Tokens of the longest sequence that fits alone, its last token included."""
+        low, high = 1, self.longest
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._excess(self._needs(middle - 1), self.capacity) is None:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_rank)
 
     def next(self) -> Work | None:
         """The next thing to do; None when nobody is here."""
@@ -142,14 +153,14 @@ class Scheduler:
             self._vacate(request)
 
     def preempt(self) -> bool:
-        """Takes the memory of the youngest running request, unless it is the only one."""
+        """Takes the memory of the running request with the last rank, unless it is the only one."""
         if len(self.running) < 2:
             return False
         request = self.running.pop()
         self._vacate(request)
         request.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=_rank)
         return True
 
     def _vacate(self, request: Request) -> None:
@@ -164,11 +175,11 @@ class Scheduler:
         while self.waiting and self._slots:
             if self.running and not self._fits_beside(self.waiting[0]):
                 return
-            request = self.waiting.popleft()
+            request = self.waiting.pop(0)
             request.slot = heapq.heappop(self._slots)
             if request.started is None:
                 request.started = time.perf_counter()
-            self.running.append(request)
+            insort(self.running, request, key=_rank)
 
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
@@ -223,6 +234,10 @@ class Scheduler:
             if room is not None and count > room:
                 return tier, count, room
         return None
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank
 
 
 def _ahead(request: Request) -> int:

@@ -1,0 +1,123 @@
+"""`coattn chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from coattn.cli.options import Count, Number, is_given, method_options, model_options, parse_settings
+from coattn.cli.output import err, model_progress
+from coattn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coattn.chat.base import Partner
+    from coattn.engine.llm import LLM
+
+ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "max_length")
+"""Options of an engine in this process."""
+
+
+@click.command()
+@model_options
+@method_options()
+@click.option("--max-length", type=Count(2), help="Tokens of the conversation; by default the model's, at most 8,192.")
+@click.option("--url", help="Talk to this server instead, such as http://127.0.0.1:8000; COATTN_API_KEY holds its key.")
+@click.option("--system", metavar="TEXT", help="A message that comes before the conversation.")
+@click.option("--max-new-tokens", default=1024, show_default=True, type=Count(1), help="Longest answer.")
+@click.option("--temperature", default=0.7, show_default=True, type=Number(0), help="0 is greedy.")
+@click.option("--top-p", default=0.95, show_default=True, type=Number(0, 1, min_open=True), help="Mass sampled from.")
+def chat(
+    model: str,
+    dtype: str,
+    device: str,
+    method: str,
+    gpu_kv: str | None,
+    host_kv: str | None,
+    settings: tuple[str, ...],
+    max_length: int | None,
+    url: str | None,
+    system: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+) -> None:
+    """Talk to a model. Answers go to stdout, everything else to stderr.
+
+    /help lists the commands: files, other methods, statistics.
+    """
+    from coattn.chat.base import Asked
+    from coattn.chat.talk import Talk
+
+    partner: Partner
+    if url is not None:
+        wrong = next((name for name in ENGINE if is_given(name)), None)
+        if wrong is not None:
+            option = "set" if wrong == "settings" else wrong.replace("_", "-")
+            raise ConfigError(f"--{option} is for an engine, but --url names a server.", "Leave one of them out.")
+        from coattn.chat.remote import Remote
+
+        partner = Remote(url, os.environ.get("COATTN_API_KEY"), model if is_given("model") else None)
+    else:
+        partner = local(model, dtype, device, method, gpu_kv, host_kv, settings, max_length)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives `input` its history and its editing)
+    try:
+        talk = Talk(partner, Asked(max_new_tokens, temperature, top_p), system, read, write, tell)
+        talk.run()
+    finally:
+        partner.close()
+
+
+def local(
+    model: str,
+    dtype: str,
+    device: str,
+    method: str,
+    gpu_kv: str | None,
+    host_kv: str | None,
+    settings: tuple[str, ...],
+    max_length: int | None,
+) -> Partner:
+    """An engine for one conversation. The method's settings hold for the first method only."""
+    from coattn.method import compose
+    from coattn.methods import find_method
+
+    params = parse_settings(settings)
+    compose(find_method(method), **params)  # refuse before the model is loaded
+
+    from coattn.chat.local import Local
+    from coattn.engine.llm import LLM
+    from coattn.hf.load import load
+
+    with model_progress() as show:
+        loaded = load(model, dtype=dtype, device=device, on_progress=show)
+
+    def open_engine(name: str) -> LLM:
+        own = params if name == method else {}
+        return LLM(loaded, name, gpu_kv=gpu_kv, host_kv=host_kv, max_batch=1, max_length=max_length, **own)
+
+    return Local(open_engine, method)
+
+
+def read(prompt: str) -> str:
+    """A line of standard input; the prompt is for terminals only."""
+    if sys.stdin.isatty():
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def write(piece: str) -> None:
+    """Part of an answer."""
+    click.echo(piece, nl=False)
+
+
+def tell(text: str) -> None:
+    """What is not part of an answer."""
+    err.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)

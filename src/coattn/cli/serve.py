@@ -1,0 +1,164 @@
+"""`coattn serve`: an engine behind OpenAI's API."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coattn.cli.options import Count, Number, method_options, model_options, parse_settings
+from coattn.cli.output import err, model_progress
+from coattn.errors import ConfigError, InputError
+from coattn.text import decode, read_bytes
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from coattn.engine.llm import LLM
+    from coattn.hf.load import Loaded
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+KEY = "COATTN_API_KEY"
+"""The environment variable that holds a key."""
+
+
+@click.command()
+@model_options
+@method_options()
+@click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
+@click.option("--max-length", type=Count(2), help="Tokens of a sequence; by default the model's, at most 8,192.")
+@click.option("--chunk", default=2048, show_default=True, type=Count(1), help="Tokens read between two decode steps.")
+@click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=Count(0), help="Port to listen on; 0 takes a free one.")
+@click.option("--api-key-file", metavar="FILE", help=f"API keys, one on each line; {KEY} holds one more.")
+@click.option("--no-key", is_flag=True, help="Listen beyond this machine without any key.")
+@click.option("--name", "names", multiple=True, metavar="NAME", help="A name the model answers to; repeatable.")
+@click.option("--origin", "origins", multiple=True, metavar="URL", help="Let pages of this origin ask; repeatable.")
+@click.option("--max-body", default="32MiB", show_default=True, metavar="SIZE", help="Longest body of a request.")
+@click.option("--timeout", type=Number(0, min_open=True), help="Most seconds of a request; by default no limit.")
+@click.option("--drain", default=30.0, show_default=True, type=Number(0), help="Seconds that SIGTERM leaves requests.")
+@click.option(
+    "--stall", default=120.0, show_default=True, type=Number(0, min_open=True), help="Seconds until a step is given up."
+)
+@click.option("--warm-up", is_flag=True, help="Capture all decode steps before the first request.")
+@click.option("--verbose", is_flag=True, help="Also log what is of interest to developers.")
+def serve(
+    model: str,
+    dtype: str,
+    device: str,
+    method: str,
+    gpu_kv: str | None,
+    host_kv: str | None,
+    settings: tuple[str, ...],
+    max_batch: int,
+    max_length: int | None,
+    chunk: int,
+    max_waiting: int,
+    host: str,
+    port: int,
+    api_key_file: str | None,
+    no_key: bool,
+    names: tuple[str, ...],
+    origins: tuple[str, ...],
+    max_body: str,
+    timeout: float | None,
+    drain: float,
+    stall: float,
+    warm_up: bool,
+    verbose: bool,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API.
+
+    /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
+    /v1/coattn/status and /v1/coattn/live. SIGTERM lets running requests end; a second one does not.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"coattn serve needs {', '.join(missing)}, which is not installed.", 'Run `pip install "coattn[serve]"`.'
+        )
+    from coattn.method import compose
+    from coattn.methods import find_method
+
+    params = parse_settings(settings)
+    row = find_method(method)
+    compose(row, **params)  # refuse before the model is loaded
+    for name, given in (("--gpu-kv", gpu_kv), ("--host-kv", host_kv)):
+        parse_bytes(given, name)
+    keys = read_keys(api_key_file)
+
+    import asyncio
+
+    from coattn.serve.gate import is_local
+    from coattn.serve.lifecycle import Service
+    from coattn.serve.settings import Settings
+
+    if port > 65535:
+        raise ConfigError(f"--port is {port}, but ports end at 65535.", "Give a smaller one.")
+    if not keys and not no_key and not is_local(host):
+        raise ConfigError(
+            f"Whoever reaches {host} could use this server: there is no API key.",
+            f"Give --api-key-file or set {KEY}; or say --no-key.",
+        )
+    chosen = Settings(
+        host=host,
+        port=port,
+        keys=keys,
+        names=names,
+        origins=origins,
+        max_body=parse_bytes(max_body, "--max-body") or 0,
+        request_timeout=timeout,
+        drain=drain,
+        stall=stall,
+    )
+    start_logging(verbose)
+    loaded: list[Loaded] = []
+
+    def open_engine() -> LLM:
+        from coattn.engine.llm import LLM
+        from coattn.hf.load import load
+
+        if not loaded:  # after a failure the weights are still there
+            with model_progress() as show:
+                loaded.append(load(model, dtype=dtype, device=device, on_progress=show))
+        options: dict[str, Any] = {"gpu_kv": gpu_kv, "host_kv": host_kv, "max_length": max_length, **params}
+        llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
+        if warm_up:
+            llm.warm_up()
+        err.print(f"ready: {llm.name} under {row.name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
+        return llm
+
+    service = Service(chosen, open_engine)
+    shown = f"[{host}]" if ":" in host else host
+    err.print(f"listening on http://{shown}:{service.port}", highlight=False, soft_wrap=True, markup=False)
+    code = asyncio.run(service.run())
+    if code:
+        raise SystemExit(code)
+
+
+def read_keys(file: str | None) -> tuple[str, ...]:
+    """Keys of a file, one per line, and of the environment. Empty lines and those that begin with # are left out."""
+    found: list[str] = []
+    if file is not None:
+        lines = [line.strip() for line in decode(read_bytes(Path(file)), file).splitlines()]
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise InputError(f"{file} holds no API key.", "Write one on each line.")
+    if KEY in os.environ:
+        own = os.environ[KEY].strip()
+        if not own:
+            raise InputError(f"{KEY} is empty.", "Set it to a key, or unset it.")
+        found.append(own)
+    return tuple(found)
+
+
+def start_logging(verbose: bool) -> None:
+    """Log lines on stderr. None of them holds a prompt or an answer."""
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.getLogger("coattn").setLevel(level)

@@ -1,0 +1,73 @@
+"""`chat.completion` and `chat.completion.chunk`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coattn.engine.llm import LLM
+from coattn.engine.request import RequestOutput
+from coattn.serve.answer.head import about, head, total_usage
+from coattn.serve.answer.tokens import TokenTexts
+
+Json = dict[str, Any]
+
+
+class ChatAnswer:
+    """Builds the answers to one chat."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, llm: LLM, texts: TokenTexts, model: str, top: int | None) -> None:
+        self.llm, self.texts, self.top = llm, texts, top
+        self.head = head(llm, self.prefix, self.kind, model)
+        self.chunk_head = {**self.head, "object": self.chunk_kind}
+
+    def whole(self, outputs: Sequence[RequestOutput], choices: int) -> Json:
+        """The answer to a request that does not stream."""
+        return {
+            **self.head,
+            "choices": [self.choice(index, each) for index, each in enumerate(outputs)],
+            "usage": total_usage(outputs, choices),
+            "service_tier": None,
+            "coattn": about(self.llm, list(enumerate(outputs))),
+        }
+
+    def choice(self, index: int, output: RequestOutput) -> Json:
+        message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(output),
+            "finish_reason": output.finish_reason,
+        }
+
+    def first(self, index: int) -> Json | None:
+        """The chunk before the first piece of an answer."""
+        return self.chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None)
+
+    def part(self, index: int, delta: RequestOutput) -> Json | None:
+        """What is new; None where there is nothing to show."""
+        if not delta.text and (self.top is None or not delta.token_ids):
+            return None
+        return self.chunk(index, {"content": delta.text}, self.logprobs(delta), None)
+
+    def last(self, index: int, output: RequestOutput) -> Json:
+        """The chunk that ends an answer."""
+        found = self.chunk(index, {}, None, output.finish_reason)
+        found["coattn"] = about(self.llm, [(index, output)])
+        return found
+
+    def chunk(self, index: int, delta: Json, logprobs: Json | None, reason: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self.chunk_head, "choices": [choice]}
+
+    def logprobs(self, output: RequestOutput) -> Json | None:
+        if self.top is None or output.logprobs is None:
+            return None
+        entries = []
+        for token, each in zip(output.token_ids, output.logprobs, strict=True):
+            entry = self.texts.entry(token, each.logprob)
+            entry["top_logprobs"] = [self.texts.entry(*one) for one in each.top]
+            entries.append(entry)
+        return {"content": entries, "refusal": None}

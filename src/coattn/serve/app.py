@@ -1,0 +1,110 @@
+"""The application: routes, what they publish of themselves, and errors in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coattn._version import __version__
+from coattn.serve.context import Context
+from coattn.serve.engine import EngineThread
+from coattn.serve.errors import ApiError
+from coattn.serve.gate import Gate, local_hosts
+from coattn.serve.routes import chat, completions, health, live, models, tokens
+from coattn.serve.schema.chat import ChatRequest
+from coattn.serve.schema.completion import CompletionRequest
+from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
+from coattn.serve.settings import Settings
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def build(settings: Settings, engine: EngineThread) -> FastAPI:
+    """The app of one server."""
+    app = FastAPI(title="coattn", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.context = Context(settings, engine)
+    _get(app, "/health", health.health)
+    _get(app, "/ready", health.ready)
+    _get(app, "/metrics", health.metrics)
+    _get(app, "/v1/models", models.models)
+    _get(app, "/v1/models/{model:path}", models.model)
+    _get(app, "/v1/coattn/status", live.show)
+    _get(app, "/v1/coattn/live", live.follow)
+    _post(app, "/v1/chat/completions", chat.chat, ChatRequest)
+    _post(app, "/v1/completions", completions.completions, CompletionRequest)
+    _post(app, "/tokenize", tokens.tokenize, TokenizeRequest)
+    _post(app, "/detokenize", tokens.detokenize, DetokenizeRequest)
+    app.add_exception_handler(ApiError, _told)
+    app.add_exception_handler(HTTPException, _by_status)
+    app.add_exception_handler(Exception, _unexpected)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    app.add_middleware(Gate, keys=settings.keys, hosts=local_hosts(settings.host))
+    return app
+
+
+def _get(app: FastAPI, path: str, endpoint: Endpoint) -> None:
+    app.add_api_route(path, endpoint, methods=["GET"], response_model=None, summary=_summary(endpoint))
+
+
+def _post(app: FastAPI, path: str, endpoint: Endpoint, body: type[BaseModel]) -> None:
+    """Bodies are read by hand, with limits; the schema is published all the same."""
+    schema = body.model_json_schema(by_alias=True)
+    content = {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
+    app.add_api_route(
+        path, endpoint, methods=["POST"], response_model=None, summary=_summary(endpoint), openapi_extra=content
+    )
+
+
+def _summary(endpoint: Endpoint) -> str:
+    return (endpoint.__doc__ or "").strip().splitlines()[0]
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its definitions in place: it stands alone inside the document. None of ours is recursive."""
+    kinds = schema.pop("$defs", {})
+
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            name = value.get("$ref")
+            return (
+                put(kinds[name.rpartition("/")[2]]) if isinstance(name, str) else {k: put(v) for k, v in value.items()}
+            )
+        return [put(each) for each in value] if isinstance(value, list) else value
+
+    found: dict[str, Any] = put(schema)
+    return found
+
+
+async def _told(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _by_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    if error.status_code == 404:
+        return ApiError(404, f"There is nothing at {path}.", code="not_found").response()
+    if error.status_code == 405:
+        headers = dict(error.headers or {})
+        message = f"{request.method[:20]} is not allowed at {path}."
+        return ApiError(405, message, code="method_not_allowed", headers=headers).response()
+    return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {})).response()
+
+
+async def _unexpected(_: Request, __: Exception) -> Response:
+    """The log has the traceback; the client gets one sentence."""
+    return ApiError(500, "The server made a mistake. Its log says more.", code="internal_error").response()

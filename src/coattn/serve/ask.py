@@ -1,0 +1,86 @@
+"""Fields of a request -> `SamplingParams`. OpenAI's defaults: temperature 1, everything else off."""
+
+from __future__ import annotations
+
+from coattn.engine.llm import LLM
+from coattn.engine.params import SamplingParams
+from coattn.serve.errors import invalid
+from coattn.serve.schema.base import Sampling
+from coattn.serve.settings import Settings
+
+SMALLEST = 1e-9
+"""For top_p 0, which means the likeliest token alone."""
+SEEDS = (1 << 64) - 1
+
+
+def check_fields(body: Sampling, settings: Settings, prompts: int) -> int:
+    """Refuses what is beyond this server's limits -> answers to each prompt."""
+    choices = body.n or 1
+    if choices * prompts > settings.max_choices:
+        raise invalid("n", f"This asks for {choices * prompts:,} answers, but {settings.max_choices} is the most.")
+    stops = _stops(body)
+    if len(stops) > settings.max_stops:
+        raise invalid("stop", f"There are {len(stops)} stop strings, but {settings.max_stops} is the most.")
+    if any(not stop or len(stop) > settings.max_stop_length for stop in stops):
+        raise invalid("stop", f"A stop string has 1 to {settings.max_stop_length:,} characters.")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is only allowed with stream: true.")
+    return choices
+
+
+def params(
+    body: Sampling, llm: LLM, longest: int, tokens: int | None, default: int | None, top: int | None
+) -> SamplingParams:
+    """longest: tokens of the longest prompt; tokens: of the answer, if given; top: log-probabilities per token."""
+    room = llm.max_length - longest
+    if tokens is not None and tokens > room:
+        raise invalid(
+            "max_tokens",
+            f"This model's maximum context length is {llm.max_length:,} tokens. The prompt has {longest:,} and the "
+            f"answer may have {tokens:,}, which is {longest + tokens:,} in all.",
+            "context_length_exceeded",
+        )
+    if tokens is None:
+        fits = max(1, llm.engine.scheduler.most() - longest)
+        tokens = fits if default is None else min(default, fits)
+        tokens = max(tokens, min(body.min_tokens or 0, room))
+    if (body.min_tokens or 0) > tokens:
+        raise invalid("min_tokens", f"min_tokens is {body.min_tokens:,}, but the answer has {tokens:,} tokens at most.")
+    return SamplingParams(
+        max_new_tokens=tokens,
+        min_new_tokens=body.min_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else max(body.top_p, SMALLEST),
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=tuple(_biases(body, llm.vocabulary)),
+        stop=_stops(body),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        seed=None if body.seed is None else body.seed & SEEDS,
+        logprobs=None if top is None else min(top, llm.vocabulary),
+    )
+
+
+def timeout(body: Sampling, settings: Settings) -> float | None:
+    """Seconds that the request may take; a client may ask for less than the server allows."""
+    limits = [each for each in (body.timeout_s, settings.request_timeout) if each is not None]
+    return min(limits, default=None)
+
+
+def _stops(body: Sampling) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def _biases(body: Sampling, vocabulary: int) -> list[tuple[int, float]]:
+    found = {}
+    for name, value in (body.logit_bias or {}).items():
+        if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocabulary):
+            raise invalid(
+                "logit_bias", f"logit_bias names {name[:40]!r}, which is not a token id below {vocabulary:,}."
+            )
+        found[int(name)] = value
+    return sorted(found.items())

@@ -1,0 +1,187 @@
+"""One HTTP request in the engine: several prompts, several answers each, one place to wait for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+from coattn.engine.adjust import Guide
+from coattn.engine.handle import Handle
+from coattn.engine.llm import LLM
+from coattn.engine.params import SamplingParams
+from coattn.engine.request import RequestOutput
+from coattn.errors import BusyError, CoattnError
+from coattn.serve.engine import EngineThread
+from coattn.serve.errors import ApiError, explain
+
+SEEDS = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a call asks of the engine."""
+
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    choices: int
+    """Answers to each prompt."""
+    streams: bool
+    priority: int = 0
+    timeout: float | None = None
+    guide: Callable[[], Guide] | None = None
+    """A new guide for each answer."""
+
+
+class Call:
+    """Everything of one HTTP request. `open`, then `deltas` or `results`, and `close` in any case.
+
+    The event loop owns it. Prompts are prepared on another thread, and a call may be closed meanwhile: then that thread
+    takes back what it has put in line.
+    """
+
+    def __init__(self, engine: EngineThread, wanted: int) -> None:
+        self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
+        room = self.llm.engine.room
+        if room is not None and room - sum(each.wanted for each in engine.calls if not each.handles) < wanted:
+            raise explain(BusyError(f"{self.llm.engine.max_waiting:,} requests wait already.", "Try again later."))
+        self.handles: list[Handle] = []
+        self.closed = False
+        self._error: ApiError | None = None
+        self._told = 0
+        """What the engine's thread has told of; it alone counts."""
+        self._news = asyncio.Event()
+        self._lock = threading.Lock()
+        engine.calls.add(self)
+
+    async def open(self, make: Callable[[LLM], Order], threads: Executor) -> Order:
+        """Makes the order on another thread and puts it in line. Raises ApiError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, self._submit, make)
+        except CoattnError as error:
+            raise explain(error) from error
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._news.set()
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the call with an error, whatever the engine is doing."""
+        if self._error is None:
+            self._error = error
+            self._cancel()
+            self._news.set()
+
+    def close(self) -> None:
+        """Cancels what is not done. May be called twice."""
+        with self._lock:
+            self.closed = True
+        self._cancel()
+        self.engine.calls.discard(self)
+
+    async def deltas(self, pause: float) -> AsyncIterator[tuple[int, RequestOutput] | None]:
+        """`(index, what is new)` as it comes; None whenever nothing came for `pause` seconds. Raises ApiError."""
+        left = len(self.handles)
+        while left:
+            if not await self._wait(pause):
+                yield None
+                continue
+            for index, handle in enumerate(self.handles):
+                parts = handle.poll()
+                if not parts:
+                    continue
+                delta = join(parts)
+                left -= delta.finish_reason is not None
+                check(delta)
+                yield index, delta
+
+    async def results(self) -> list[RequestOutput]:
+        """Every answer, once all are done. Raises ApiError."""
+        # `handle.done` is true a moment before the rest of the text is there: only what was told of counts
+        while self._error is not None or self._told < len(self.handles):
+            await self._wait(None)
+        found = [handle.output() for handle in self.handles]
+        for each in found:
+            check(each)
+        return found
+
+    def progress(self) -> tuple[int, int]:
+        """Tokens of the prompts that have been read, and all of them."""
+        requests = [handle.request for handle in self.handles]
+        return sum(min(each.stored, len(each.prompt)) for each in requests), sum(len(each.prompt) for each in requests)
+
+    async def _wait(self, pause: float | None) -> bool:
+        if self._error is None:
+            try:
+                await asyncio.wait_for(self._news.wait(), pause)
+            except TimeoutError:
+                return False
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _cancel(self) -> None:
+        for handle in list(self.handles):
+            if not handle.done:
+                handle.cancel(later=True)
+
+    def _submit(self, make: Callable[[LLM], Order]) -> Order:
+        order = make(self.llm)
+        found: list[Handle] = []
+        try:
+            for ids in order.prompts:
+                for index in range(order.choices):
+                    found.append(self._one(order, ids, index))
+        except BaseException:
+            for handle in found:
+                handle.cancel(later=True)
+            raise
+        with self._lock:
+            self.handles = found
+            gone = self.closed or self._error is not None
+        if gone:
+            self._cancel()
+        return order
+
+    def _note(self) -> None:
+        """Called by the engine's thread: for every part of a stream, else once for each answer, at its end."""
+        self._told += 1
+        self.engine.note(self)
+
+    def _one(self, order: Order, ids: list[int], index: int) -> Handle:
+        params = order.params
+        if index and params.seed is not None:
+            params = replace(params, seed=(params.seed + index) & SEEDS)
+        return self.llm.submit(
+            ids,
+            params,
+            notify=self._note,
+            priority=order.priority,
+            timeout=order.timeout,
+            guide=None if order.guide is None else order.guide(),
+            streams=order.streams,
+        )
+
+
+def join(parts: Sequence[RequestOutput]) -> RequestOutput:
+    """Parts of one answer, in order, as one part."""
+    if len(parts) == 1:
+        return parts[0]
+    logprobs = None if parts[0].logprobs is None else tuple(one for part in parts for one in part.logprobs or ())
+    return replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        logprobs=logprobs,
+    )
+
+
+def check(output: RequestOutput) -> None:
+    """Raises ApiError for an answer that the engine did not finish."""
+    if output.error is not None:
+        raise explain(output.error)
+    if output.finish_reason == "cancelled":
+        raise ApiError(500, "The engine was closed while this request ran.", code="engine_failure")

@@ -1,0 +1,72 @@
+"""What the routes of one server share."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from starlette.requests import Request
+
+from coattn.engine.llm import LLM
+from coattn.serve.answer.tokens import TokenTexts
+from coattn.serve.engine import EngineThread
+from coattn.serve.errors import ApiError
+from coattn.serve.guide import Grammars
+from coattn.serve.metrics import Metrics
+from coattn.serve.settings import Settings
+
+PREPARING = 2
+"""Threads that cut texts into tokens."""
+
+
+class Context:
+    """The engine's thread, the settings, the metrics, and names."""
+
+    def __init__(self, settings: Settings, engine: EngineThread) -> None:
+        self.settings, self.engine = settings, engine
+        self.threads = ThreadPoolExecutor(PREPARING, "coattn-prompts")
+        self.grammars = Grammars(settings.max_grammar)
+        self.metrics = Metrics(engine, lambda: self.names[0])
+        self.started = time.time()
+        self._texts: TokenTexts | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model is called here; of a folder its last part."""
+        if self.settings.names:
+            return self.settings.names
+        llm = self.engine.llm
+        if llm is None:
+            return ("",)
+        return (Path(llm.name).name if llm.name.startswith(("/", ".", "~")) else llm.name,)
+
+    def model(self, asked: str | None) -> str:
+        """The name to answer under. Raises ApiError 404 for a model that is not here."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            known = ", ".join(self.names)
+            raise ApiError(
+                404,
+                f"The model {asked[:200]!r} is not served here. Use {known}.",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
+
+    def texts(self, llm: LLM) -> TokenTexts:
+        if self._texts is None or self._texts.tokenizer is not llm.tokenizer:
+            self._texts = TokenTexts(llm.tokenizer)
+        return self._texts
+
+
+def context(request: Request) -> Context:
+    """The context of the app that got this request."""
+    found: Context = request.app.state.context
+    return found

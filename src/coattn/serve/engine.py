@@ -1,0 +1,208 @@
+"""The thread that steps the engine: opens it, keeps it going, opens it again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from coattn.engine.llm import LLM
+from coattn.errors import CoattnError, EngineError
+from coattn.serve.errors import ApiError, unavailable
+from coattn.trace.step import StepTrace
+from coattn.types import Tier
+
+if TYPE_CHECKING:
+    from coattn.serve.call import Call
+
+log = logging.getLogger("coattn.serve")
+
+State = Literal["loading", "ready", "draining", "broken", "stopped"]
+FAILURES = 3
+"""So many steps that fail one after another are a broken engine, and no longer the fault of their requests."""
+IDLE = 0.2
+"""Seconds between two looks at whether to stop, when there is nothing to do."""
+SAMPLE = 0.1
+"""Seconds between two samples."""
+PAUSES = (0.2, 1.0, 5.0, 15.0)
+"""Seconds before the engine is opened again, by how often that has failed; the last for all further ones."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the engine looked like between two steps."""
+
+    at: float
+    """On the monotonic clock."""
+    free: Mapping[Tier, int | None]
+    """KV bytes of each tier that sequences can still be given."""
+    trace: StepTrace | None
+    """The last decode step."""
+
+
+class EngineThread:
+    """Owns the engine. Its methods are for the event loop, and none of them waits for a step.
+
+    open: makes the engine; called on the thread, at the start and after every failure.
+    """
+
+    def __init__(self, open: Callable[[], LLM], stall: float) -> None:
+        self._open, self._stall = open, stall
+        self.llm: LLM | None = None
+        self.state: State = "loading"
+        self.reason = "The model is being loaded."
+        """Why it is not ready."""
+        self.failure: BaseException | None = None
+        """Why it could never be opened."""
+        self.recoveries = 0
+        self.sample: Sample | None = None
+        self.watched = 0.0
+        """Until when somebody wants samples with a trace, on the monotonic clock."""
+        self.calls: set[Call] = set()
+        self._began: float | None = None
+        self._stalled = False
+        self._stopping = threading.Event()
+        self._news: list[Call] = []
+        """Calls with something new. Only the thread appends; `_flush` hands them over."""
+        self._thread = threading.Thread(target=self._run, name="coattn-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begins to load, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._guard = self._loop.create_task(self._watch())
+
+    def ready(self) -> LLM:
+        """The engine. Raises ApiError 503 when it takes no requests."""
+        if self.state != "ready" or self._stalled or self.llm is None:
+            raise unavailable(self.reason if self.state != "ready" else "A step hangs.", self.condition)
+        return self.llm
+
+    @property
+    def condition(self) -> State:
+        """The state; broken also while a step hangs."""
+        return "broken" if self._stalled and self.state == "ready" else self.state
+
+    def drain(self) -> None:
+        """Takes no new requests."""
+        if self.state != "stopped":
+            self._set("draining", "The server is shutting down.")
+
+    def note(self, call: Call) -> None:
+        """Called by the thread while it steps: there is something new for `call`."""
+        self._news.append(call)
+
+    def abandon(self, why: ApiError) -> None:
+        """Ends every call with an error."""
+        for call in list(self.calls):
+            call.fail(why)
+
+    async def stop(self, timeout: float) -> bool:
+        """Ends the thread after its running step, and gives everything back. False: it still ran after `timeout` s."""
+        self._stopping.set()
+        self._guard.cancel()
+        await asyncio.to_thread(self._thread.join, timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        failed = 0
+        while not self._stopping.is_set():
+            try:
+                llm = self._open()
+            except BaseException as error:
+                if self.llm is None and not self.recoveries and not failed:
+                    self.failure = error
+                    self._tell("stopped", "The model could not be loaded.")
+                    return
+                log.exception("The engine could not be opened again.")
+                failed += 1
+                self._stopping.wait(PAUSES[min(failed, len(PAUSES)) - 1])
+                continue
+            failed = 0
+            self.llm = llm
+            self._tell("ready", "")
+            try:
+                self._serve(llm)
+            except Exception as error:
+                log.exception("The engine failed and is opened again.")
+                self._tell("broken", f"The engine failed and is being opened again: {_said(error)}")
+                self.recoveries += 1
+            finally:
+                self._began = None
+                _close(llm)
+                self._flush()
+        self._tell("stopped", "The server has stopped.")
+
+    def _serve(self, llm: LLM) -> None:
+        while not self._stopping.is_set():
+            self._began = time.monotonic()
+            try:
+                worked = llm.step()
+            finally:
+                self._began = None
+                self._flush()
+            if llm.engine.failed_in_a_row >= FAILURES:
+                raise EngineError(f"{FAILURES} steps failed one after another.")
+            self._take_sample(llm)
+            if not worked:
+                llm.wait(IDLE)
+
+    def _take_sample(self, llm: LLM) -> None:
+        now = time.monotonic()
+        if self.sample is None or now - self.sample.at >= SAMPLE:
+            trace = llm.trace() if now < self.watched else None
+            self.sample = Sample(now, dict(llm.runner.free()), trace)
+
+    def _flush(self) -> None:
+        """One call into the event loop for all that a step brought."""
+        news, self._news = self._news, []
+        if news:
+            self._soon(lambda: _wake(news))
+
+    def _tell(self, state: State, reason: str) -> None:
+        self._soon(lambda: self._set(state, reason))
+
+    def _soon(self, do: Callable[[], object]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(do)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            log.debug("The event loop is closed.")
+
+    def _set(self, state: State, reason: str) -> None:
+        if not (self.state == "draining" and state in ("ready", "broken")):
+            self.state, self.reason = state, reason
+        if state == "broken":
+            self.abandon(ApiError(500, reason, code="engine_failure"))
+
+    async def _watch(self) -> None:
+        """Gives up on a step that hangs. It cannot be ended, but whoever waits for it can be told."""
+        while True:
+            await asyncio.sleep(min(0.2, self._stall / 4))
+            began = self._began
+            stalled = began is not None and time.monotonic() - began > self._stall
+            if stalled and not self._stalled:
+                log.error("A step takes longer than %g s: its requests are given up on.", self._stall)
+                self.abandon(ApiError(500, f"A step took longer than {self._stall:g} s.", code="engine_failure"))
+            self._stalled = stalled
+
+
+def _wake(calls: list[Call]) -> None:
+    for call in calls:
+        call.wake()
+
+
+def _close(llm: LLM) -> None:
+    try:
+        llm.close()
+    except Exception:
+        log.exception("The engine could not be closed.")
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, CoattnError) else f"{type(error).__name__}."

@@ -1,0 +1,90 @@
+"""Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`. Only 5xx is worth a retry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, InputError, UnsupportedError
+
+RETRY = {"Retry-After": "1"}
+TYPES = {
+    "bool",
+    "constrained-int",
+    "constrained-str",
+    "dict",
+    "float",
+    "function-after",
+    "int",
+    "list",
+    "model",
+    "str",
+}
+"""Words that pydantic puts into a path for the branch of a union it tried."""
+
+
+class ApiError(Exception):
+    """What a client is told."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
+        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def invalid(param: str, message: str, code: str | None = None) -> ApiError:
+    """A field that cannot be used."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """Not now; later."""
+    return ApiError(503, message, kind="service_unavailable", code=code, headers=RETRY)
+
+
+def explain(error: CoattnError) -> ApiError:
+    """An error of the engine as a client should see it."""
+    message = f"{error.sentence} {error.hint}".strip()
+    if isinstance(error, BusyError):
+        return unavailable(message, "queue_full")
+    if isinstance(error, DeadlineError):
+        return ApiError(504, message, kind="timeout_error", code="deadline_exceeded")
+    if isinstance(error, BudgetError):
+        return ApiError(400, message, code="memory_budget_exceeded")
+    if isinstance(error, ConfigError | InputError | UnsupportedError):
+        return ApiError(400, message)
+    return ApiError(500, message, code="engine_failure")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(
+            400, f"The body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}.", code="json_invalid"
+        )
+    steps = [str(step) for step in first["loc"] if isinstance(step, int) or _is_field(step)]
+    param = ".".join(steps) or None
+    said = first["msg"].removeprefix("Value error, ").rstrip(".")
+    return ApiError(400, f"{param or 'The body'}: {said}.", param=param, code=first["type"])
+
+
+def _is_field(step: str) -> bool:
+    return step.isidentifier() and step not in TYPES and not step[:1].isupper()

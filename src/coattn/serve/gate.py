@@ -1,0 +1,95 @@
+"""What every request passes first: its key, its host, its id."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coattn.serve.errors import ApiError
+
+PUBLIC = frozenset({"/health", "/"})
+"""Paths that need no key."""
+PUBLIC_FOLDER = "/page/"
+"""The page's own files need none either."""
+WORD = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Gate:
+    """Refuses who has no key. Without keys, only names of this machine are answered to.
+
+    That last rule keeps a web page from reaching a server on localhost under a name that it has pointed there.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str], hosts: Iterable[str]) -> None:
+        self.app = app
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._hosts = {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        name = given if WORD.fullmatch(given) else uuid.uuid4().hex
+
+        async def mark(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        refused = self._refuse(scope, headers)
+        if refused is None:
+            await self.app(scope, receive, mark)
+        else:
+            await refused.response()(scope, receive, mark)
+
+    def _refuse(self, scope: Scope, headers: Headers) -> ApiError | None:
+        path: Any = scope["path"]
+        if not self._keys:
+            host = _host(headers.get("host", ""))
+            if self._hosts and host not in self._hosts:
+                return ApiError(403, "This server answers to names of its own machine only.", code="host_not_allowed")
+            return None
+        if path in PUBLIC or path.startswith(PUBLIC_FOLDER) or scope["method"] == "OPTIONS":
+            return None
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        raw = key.strip().encode("latin-1")  # as the headers were decoded
+        found = hashlib.sha256(raw if scheme.lower() == "bearer" else b"").digest()
+        # every key is compared, so that the time tells nothing
+        if sum(hmac.compare_digest(found, each) for each in self._keys):
+            return None
+        return ApiError(
+            401,
+            "The API key is missing or wrong. Send it as Authorization: Bearer KEY.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def local_hosts(host: str) -> tuple[str, ...]:
+    """The names under which a server that listens on `host` may be asked for without a key."""
+    return ("localhost", "127.0.0.1", "::1", host) if is_local(host) else ()
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach a server on `host`."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host(value: str) -> str:
+    """`[::1]:8000` -> `::1`"""
+    if value.startswith("["):
+        return value[1:].partition("]")[0].lower()
+    return value.rpartition(":")[0].lower() if ":" in value else value.lower()

@@ -1,0 +1,141 @@
+"""Answers that must have a form: JSON schemas, regular expressions and grammars, by llguidance.
+
+The mask of the next token is made on another thread while the model works on the step before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._lib import LLParserLimits
+from torch import Tensor
+
+from coattn.engine.llm import LLM
+from coattn.errors import InputError
+from coattn.serve.errors import invalid
+from coattn.serve.schema.chat import ResponseFormat
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to lay JSON out: a small model that may write any space writes spaces until it is cut off."""
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+}
+"""Of llguidance's own measures: about 10 ms to compile, 5 ms for a mask, 40 MB. Its defaults allow ten times that."""
+KEPT = 32
+"""Compiled grammars that are remembered."""
+
+
+SIMPLER = "Simplify the schema or the grammar."
+
+
+class Grammars:
+    """Compiles what requests ask for, within limits, and remembers it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._threads = ThreadPoolExecutor(2, "coattn-guide")
+        self._lock = threading.Lock()
+        self._tokens: tuple[Any, LLTokenizer] | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def compile(self, wanted: ResponseFormat | None, llm: LLM) -> Callable[[], MatcherGuide] | None:
+        """-> makes a guide for one answer; None where any text will do. Raises ApiError 400. May take a second."""
+        if wanted is None or wanted.type == "text":
+            return None
+        grammar = self._grammar(wanted)
+        with self._lock:
+            matcher = self._matcher(grammar, llm)
+        return lambda: MatcherGuide(matcher.deep_copy(), llm.vocabulary, self._threads)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _grammar(self, wanted: ResponseFormat) -> str:
+        given: Any = {"type": "object"}
+        if wanted.type == "json_schema":
+            given = None if wanted.json_schema is None else wanted.json_schema.schema_
+        elif wanted.type in ("regex", "grammar"):
+            given = getattr(wanted, wanted.type)
+        param = f"response_format.{wanted.type}"
+        if given is None:
+            raise invalid(param, f"response_format of type {wanted.type} needs its {wanted.type}.")
+        text = given if isinstance(given, str) else json.dumps(given)
+        if len(text) > self.most:
+            raise invalid(param, f"The {wanted.type} has {len(text):,} characters, but {self.most:,} is the most.")
+        if wanted.type == "regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        if wanted.type == "grammar":
+            return str(LLMatcher.grammar_from_lark(text))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=FORM))
+
+    def _matcher(self, grammar: str, llm: LLM) -> LLMatcher:
+        if self._tokens is None or self._tokens[0] is not llm.tokenizer:
+            self._tokens = (llm.tokenizer, _tokens(llm))
+            self._kept.clear()
+        if grammar in self._kept:
+            self._kept.move_to_end(grammar)
+            return self._kept[grammar]
+        limits = LLParserLimits(verbose_errors=False, **LIMITS)
+        made = LLMatcher(self._tokens[1], grammar, log_level=0, limits=limits)
+        for _ in range(2):  # copies share what they have built, and what is too large may fail the second time only
+            trial = made.deep_copy()
+            if not trial.is_error():
+                trial.compute_bitmask()
+            if trial.is_error():
+                raise invalid("response_format", f"This form cannot be used: {_said(trial)}.")
+        self._kept[grammar] = made
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return made
+
+
+class MatcherGuide:
+    """Which tokens may come next in one answer."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int, threads: ThreadPoolExecutor) -> None:
+        self._matcher, self._threads = matcher, threads
+        self._size = -(-vocabulary // 32) * 4
+        self._next: Future[Tensor] = threads.submit(self._make)
+
+    def mask(self) -> Tensor:
+        return self._next.result()
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise InputError(f"The answer left its form: {_said(self._matcher)}.", SIMPLER)
+        self._next = self._threads.submit(self._make)
+
+    def _make(self) -> Tensor:
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise InputError(f"The answer's form is too complex: {_said(self._matcher)}.", SIMPLER)
+        return torch.frombuffer(bytearray(bits.ljust(self._size, b"\0")[: self._size]), dtype=torch.int32)
+
+
+def _said(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().split())[:300].rstrip(".")
+
+
+def _tokens(llm: LLM) -> LLTokenizer:
+    backend = getattr(llm.tokenizer, "backend_tokenizer", None)
+    if backend is None or not llm.engine.ends:
+        raise invalid("response_format", "Answers of a given form need a fast tokenizer and an end token.")
+    plain = copy.copy(backend)
+    plain.no_padding()
+    plain.no_truncation()
+    return LLTokenizer(plain.to_str(), n_vocab=llm.vocabulary, eos_token=sorted(llm.engine.ends))

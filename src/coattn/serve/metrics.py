@@ -1,0 +1,172 @@
+"""Metrics for Prometheus, under vLLM's names with `coattn:` in front. Reading them costs the engine nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from coattn.engine.request import RequestOutput
+from coattn.serve.engine import EngineThread
+
+Values = Iterable[tuple[tuple[str, ...], float]]
+WATCH = 60.0
+"""Seconds after a scrape in which the engine keeps looking at single steps."""
+FIRST = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TOKENS = tuple(float(1 << power) for power in range(21))
+
+
+class Metrics:
+    """Histograms over requests, and a collector that looks at the engine when it is asked."""
+
+    def __init__(self, engine: EngineThread, name: Callable[[], str]) -> None:
+        self.registry = CollectorRegistry()
+        self._name = name
+        self.registry.register(_Engine(engine, name))
+
+        def histogram(what: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
+
+        self._first = histogram("time_to_first_token_seconds", "Until the first token, waiting included.", FIRST)
+        self._between = histogram("inter_token_latency_seconds", "Between two parts of a streamed answer.", BETWEEN)
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first, per request.", BETWEEN
+        )
+        self._whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", WHOLE)
+        self._queue = histogram("request_queue_time_seconds", "Until the request first got a slot.", WHOLE)
+        self._prefill = histogram("request_prefill_time_seconds", "From the slot to the first token.", WHOLE)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", WHOLE)
+        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
+        self._new = histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
+
+    def between(self, seconds: float) -> None:
+        """So long after the part before it, a part of a streamed answer came."""
+        self._between.labels(self._name()).observe(seconds)
+
+    def done(self, output: RequestOutput) -> None:
+        """A request has ended."""
+        name = self._name()
+        self._prompt.labels(name).observe(output.prompt_tokens)
+        self._new.labels(name).observe(output.new_tokens)
+        waited, first, total = output.waited_s, output.first_token_s, output.total_s
+        if waited is not None:
+            self._queue.labels(name).observe(waited)
+        if total is not None:
+            self._whole.labels(name).observe(total)
+        if waited is None or first is None or total is None:
+            return
+        self._first.labels(name).observe(first)
+        self._prefill.labels(name).observe(first - waited)
+        self._decode.labels(name).observe(total - first)
+        if output.new_tokens > 1:
+            self._per_token.labels(name).observe((total - first) / (output.new_tokens - 1))
+
+
+class _Engine:
+    """Counts and gauges, read from the engine when somebody asks."""
+
+    def __init__(self, engine: EngineThread, name: Callable[[], str]) -> None:
+        self.engine, self._name = engine, name
+
+    def collect(self) -> Iterator[Metric]:
+        self.engine.watched = time.monotonic() + WATCH
+        ready = GaugeMetricFamily("coattn:ready", "Whether requests are taken.")
+        ready.add_metric([], float(self.engine.condition == "ready"))
+        yield ready
+        again = CounterMetricFamily("coattn:engine_recoveries", "How often the engine broke and was opened again.")
+        again.add_metric([], self.engine.recoveries)
+        yield again
+        llm = self.engine.llm
+        if llm is None:
+            return
+        report, name = llm.report(), self._name()
+        for what, key, text in (
+            ("num_requests_running", "running", "Requests that run."),
+            ("num_requests_waiting", "waiting", "Requests that wait."),
+        ):
+            yield _gauge(what, text, [((name,), report[key])], "model_name")
+        for what, key, text in (
+            ("prompt_tokens", "prefill_tokens", "Tokens of prompts that were read."),
+            ("generation_tokens", "new_tokens", "Tokens that were drawn."),
+            ("num_preemptions", "preemptions", "How often a request's memory was given to others."),
+            ("decode_steps", "decode_steps", "Decode steps."),
+            ("prefill_steps", "prefill_steps", "Steps that read prompts."),
+            ("failed_steps", "failed_steps", "Steps that failed."),
+        ):
+            yield _counter(what, text, [((name,), report[key])], "model_name")
+        ended = [((name, reason), count) for reason, count in report["requests"].items()]
+        yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
+        yield from self._tiers(llm, report)
+        yield from self._step()
+
+    def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
+        held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
+        yield _gauge("kv_bytes", "KV memory that the engine holds.", held, "tier")
+        sample, capacity = self.engine.sample, llm.engine.scheduler.capacity
+        free = {} if sample is None else sample.free
+        used = [
+            ((tier,), 1 - (free.get(tier) or 0) / whole)
+            for tier, whole in capacity.items()
+            if whole and free.get(tier) is not None
+        ]
+        yield _gauge("kv_cache_usage_perc", "Share of a tier's KV memory that sequences have. 1 is full.", used, "tier")
+
+    def _step(self) -> Iterator[Metric]:
+        trace = None if self.engine.sample is None else self.engine.sample.trace
+        if trace is None:
+            return
+        moved = [((link,), getattr(trace, f"{link}_bytes")) for link in ("hbm", "pcie", "dram")]
+        yield _gauge("step_bytes", "Bytes that the last sampled decode step moved over a link.", moved, "link")
+        for what, value, text in (
+            ("step_seconds", trace.seconds, "Length of the last sampled decode step."),
+            ("step_gpu_idle_ratio", trace.gpu_idle, "Share of that step in which the GPU waited."),
+            (
+                "step_cpu_attention_seconds",
+                trace.cpu_busy * trace.seconds,
+                "Time of that step that CPU attention took.",
+            ),
+            ("step_sequences", trace.sequences, "Sequences of that step."),
+        ):
+            yield _gauge(what, text, [((), value)])
+
+
+def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:
+    found = GaugeMetricFamily(f"coattn:{what}", text, labels=labels)
+    for key, value in values:
+        found.add_metric(key, float(value))
+    return found
+
+
+def _counter(what: str, text: str, values: Values, *labels: str) -> Metric:
+    found = CounterMetricFamily(f"coattn:{what}", text, labels=labels)
+    for key, value in values:
+        found.add_metric(key, float(value))
+    return found

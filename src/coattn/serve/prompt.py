@@ -1,0 +1,125 @@
+"""What clients say -> token ids. Runs beside the event loop: a long text takes a while."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from coattn.engine.llm import LLM
+from coattn.engine.prompts import encode, encode_chat
+from coattn.serve.errors import invalid
+from coattn.serve.schema.chat import Message, Part, Tool
+
+
+def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
+    """Text or ids -> ids, checked against the model's vocabulary and the longest sequence."""
+    if isinstance(prompt, str):
+        _check_length(llm, len(prompt), param)
+        if not special:
+            prompt = [int(i) for i in llm.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]]
+    ids = encode(prompt, llm.tokenizer, llm.vocabulary)
+    return _fitting(llm, ids, param)
+
+
+def from_messages(
+    llm: LLM,
+    messages: Sequence[Message],
+    options: dict[str, Any] | None = None,
+    tools: Sequence[Tool] | None = None,
+    *,
+    generation: bool = True,
+    go_on: bool = False,
+) -> list[int]:
+    """A chat through the model's own template -> ids."""
+    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(messages)]
+    _check_length(llm, sum(len(each["content"] or "") for each in plain), "messages")
+    given = dict(options or {})
+    own = taken(llm.tokenizer)
+    wrong = next((name for name in given if name in own or not name.isidentifier()), None)
+    if wrong is not None:
+        raise invalid("chat_template_kwargs", f"chat_template_kwargs may not set {wrong[:80]!r}.")
+    if tools:
+        given["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+    if go_on:
+        given["continue_final_message"] = True
+        generation = False
+    ids = encode_chat(plain, llm.tokenizer, add_generation_prompt=generation, **given)
+    return _fitting(llm, encode(ids, llm.tokenizer, llm.vocabulary), "messages")
+
+
+@lru_cache(maxsize=4)
+def taken(tokenizer: Any) -> frozenset[str]:
+    """Names that `apply_chat_template` takes for itself: a request may set what the template reads, no more."""
+    return frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | {"messages"}
+
+
+@lru_cache(maxsize=4)
+def longest_token(tokenizer: Any) -> int:
+    """Characters of the longest token."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
+
+
+def _plain(message: Message, param: str) -> dict[str, Any]:
+    """A message as templates know it."""
+    role = "system" if message.role == "developer" else message.role
+    found: dict[str, Any] = {"role": role, "content": _text(message.content, f"{param}.content")}
+    if message.content is None and not message.tool_calls and message.role != "assistant":
+        raise invalid(f"{param}.content", f"{param} has no content.")
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            found[name] = getattr(message, name)
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": each.id,
+                "type": "function",
+                "function": {"name": each.function.name, "arguments": _arguments(each.function.arguments, param)},
+            }
+            for each in message.tool_calls
+        ]
+    if found["content"] is None:
+        found["content"] = ""
+    return found
+
+
+def _text(content: str | list[Part] | None, param: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    pieces = []
+    for i, part in enumerate(content):
+        text = part.text if part.type in ("text", "input_text") else part.refusal if part.type == "refusal" else None
+        if text is None:
+            raise invalid(f"{param}.{i}", f"{param}.{i} is of type {part.type[:40]!r}, but only text can be read here.")
+        pieces.append(text)
+    return "\n".join(pieces)
+
+
+def _arguments(given: str | None, param: str) -> Any:
+    try:
+        return json.loads(given) if given else {}
+    except (ValueError, RecursionError):
+        raise invalid(f"{param}.tool_calls", f"{param}: the arguments of a tool call are not JSON.") from None
+
+
+def _check_length(llm: LLM, characters: int, param: str) -> None:
+    """Refuses a text that could not fit however it is cut into tokens, before any time goes into cutting it."""
+    if llm.tokenizer is not None and characters > longest_token(llm.tokenizer) * llm.max_length:
+        raise invalid(
+            param,
+            f"The prompt has {characters:,} characters, more than {llm.max_length:,} tokens can hold.",
+            "context_length_exceeded",
+        )
+
+
+def _fitting(llm: LLM, ids: list[int], param: str) -> list[int]:
+    if len(ids) >= llm.max_length:
+        raise invalid(
+            param,
+            f"This model's maximum context length is {llm.max_length:,} tokens. The prompt has {len(ids):,}, and "
+            "there is at least one more for the answer.",
+            "context_length_exceeded",
+        )
+    return ids

@@ -1,0 +1,59 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coattn.engine.llm import LLM
+from coattn.serve import ask
+from coattn.serve.answer.chat import ChatAnswer
+from coattn.serve.body import read
+from coattn.serve.call import Order
+from coattn.serve.context import context
+from coattn.serve.errors import invalid
+from coattn.serve.prompt import from_messages
+from coattn.serve.respond import respond
+from coattn.serve.schema.chat import ChatRequest
+
+
+async def chat(request: Request) -> Response:
+    """Goes on with a chat."""
+    here = context(request)
+    body = await read(request, ChatRequest, here.settings)
+    name = here.model(body.model)
+    check(body)
+    choices = ask.check_fields(body, here.settings, 1)
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+
+    def make(llm: LLM) -> Order:
+        ids = from_messages(
+            llm,
+            body.messages,
+            body.chat_template_kwargs,
+            generation=body.add_generation_prompt is not False,
+            go_on=bool(body.continue_final_message),
+        )
+        sampling = ask.params(body, llm, len(ids), most, None, top)
+        guide = here.grammars.compile(body.response_format, llm)
+        seconds = ask.timeout(body, here.settings)
+        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
+
+    return await respond(request, here, body, choices, make, lambda llm, _: ChatAnswer(llm, here.texts(llm), name, top))
+
+
+def check(body: ChatRequest) -> None:
+    """Refuses, by name, what cannot be done here."""
+    if body.chat_template is not None:
+        raise invalid("chat_template", "A template is not taken from a request; the model's own is used.")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true.")
+    if body.tools and body.tool_choice != "none":
+        raise invalid("tools", "Tools cannot be called here. Leave tools out, or set tool_choice to none.")
+    if body.functions:
+        raise invalid("functions", "Functions cannot be called here. Leave functions out.")
+    if body.audio is not None:
+        raise invalid("audio", "Answers are text here. Leave audio out.")
+    if any(each != "text" for each in body.modalities or ()):
+        raise invalid("modalities", "Answers are text here. Leave other modalities out.")

@@ -1,0 +1,56 @@
+"""`POST /tokenize`, `POST /detokenize`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from coattn.errors import CoattnError
+from coattn.serve.body import read
+from coattn.serve.context import context
+from coattn.serve.errors import explain, invalid
+from coattn.serve.prompt import from_messages, from_text
+from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
+
+
+async def tokenize(request: Request) -> Response:
+    """A text or a chat -> its token ids."""
+    here = context(request)
+    body = await read(request, TokenizeRequest, here.settings)
+    here.model(body.model)
+    llm = here.engine.ready()
+    texts = here.texts(llm)
+
+    def work() -> dict[str, Any]:
+        if body.messages is not None:
+            generation = body.add_generation_prompt is not False
+            ids = from_messages(llm, body.messages, body.chat_template_kwargs, generation=generation)
+        elif not body.prompt:
+            ids = []
+        else:
+            ids = from_text(llm, body.prompt, special=body.add_special_tokens is not False)
+        names = [texts.text(token) for token in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": llm.max_length, "tokens": ids, "token_strs": names}
+
+    try:
+        return JSONResponse(await asyncio.get_running_loop().run_in_executor(here.threads, work))
+    except CoattnError as error:
+        raise explain(error) from error
+
+
+async def detokenize(request: Request) -> Response:
+    """Token ids -> text."""
+    here = context(request)
+    body = await read(request, DetokenizeRequest, here.settings)
+    here.model(body.model)
+    llm = here.engine.ready()
+    wrong = next((token for token in body.tokens if token >= llm.vocabulary), None)
+    if wrong is not None:
+        raise invalid("tokens", f"Token id {wrong} is not in the model's vocabulary of {llm.vocabulary:,}.")
+    if llm.tokenizer is None:
+        raise invalid("tokens", "This server has no tokenizer.")
+    text = await asyncio.get_running_loop().run_in_executor(here.threads, llm.tokenizer.decode, body.tokens)
+    return JSONResponse({"prompt": text})

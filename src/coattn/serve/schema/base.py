@@ -1,0 +1,60 @@
+"""Fields that chats and completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST = (1 << 31) - 1
+
+
+class Body(BaseModel):
+    """Types are taken at their word (no `"1"` for 1); unknown fields are kept apart and ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+TokenId = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class StreamOptions(Body):
+    """How a stream tells of tokens."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Sampling(Body):
+    """How answers are drawn. None stands for the default everywhere."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    """Streams tell how much of the prompt has been read."""
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    priority: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
+    """A lower number is served first."""
+    timeout_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    session_id: str | None = None
+    user: str | None = None
+
+
+Json = dict[str, Any]

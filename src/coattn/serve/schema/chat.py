@@ -1,0 +1,90 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from coattn.serve.schema.base import Body, Count, Json, Sampling
+
+
+class Part(Body):
+    """A piece of a message. Only text can be read."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Function(Body):
+    """A call that the model made, or a function it may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str | None = None
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class ToolCall(Body):
+    """A call in a message of the assistant."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(Body):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+
+class Tool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class JsonSchema(Body):
+    """A schema that the answer must meet."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Json | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class ChatRequest(Sampling):
+    """A chat to go on with."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | Json | None = None
+    functions: list[Json] | None = None
+    modalities: list[str] | None = None
+    audio: Json | None = None
+    chat_template: Any = None
+    chat_template_kwargs: Json | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None

@@ -1,0 +1,21 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from coattn.serve.schema.base import Sampling, TokenId
+from coattn.serve.schema.chat import ResponseFormat
+
+
+class CompletionRequest(Sampling):
+    """Text or token ids to go on with, one or several."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None

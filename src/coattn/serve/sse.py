@@ -1,0 +1,76 @@
+"""Server-sent events, and knowing when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GoneError(Exception):
+    """The client has closed its socket."""
+
+
+def event(data: Any) -> bytes:
+    """One event with a JSON object."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients skip and proxies count as life."""
+    return f": {text}\n\n".encode()
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`; GoneError, with `work` cancelled, as soon as the client closes its socket."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise GoneError
+        return task.result()
+    finally:
+        for each in (task, leaving):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A response whose events come from an iterator. after: called in any case when it ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], after: Callable[[], None]) -> None:
+        super().__init__(status_code=200)
+        self._events, self._after = events, after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(GoneError):
+                await unless_gone(receive, self._pump(send))
+        finally:
+            self._after()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        async for data in self._events:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,128 @@
+"""A conversation with an engine: messages of several lines, files, methods, statistics, and a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.run import coattn
+from tests.engine.small import greedy, llm, small, tokenizer
+
+from coattn import LLM
+from coattn.chat.base import Asked
+from coattn.chat.local import Local
+from coattn.chat.talk import Talk
+
+ASKED = Asked(8, 0.0, 1.0)
+
+
+class Desk:
+    """A scripted person."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.written, self.told = iter(lines), "", []
+
+    def read(self, _: str) -> str:
+        found = next(self.lines, None)
+        if found is None:
+            raise EOFError
+        return found
+
+    def talk(self, partner: Local, system: str | None = None) -> Talk:
+        made = Talk(partner, ASKED, system, self.read, self.write, self.told.append)
+        made.run()
+        return made
+
+    def write(self, piece: str) -> None:
+        self.written += piece
+
+
+@pytest.fixture
+def partner() -> Iterator[Local]:
+    made = Local(lambda method: llm(method, max_batch=1), "full")
+    yield made
+    made.close()
+
+
+def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Local) -> None:
+    talk = Desk("hello", "and again").talk(partner, system="be brief")
+    assert [each["role"] for each in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
+    for end in (2, 4):
+        want = partner.llm.generate(talk.messages[:end], greedy(8))[0].text
+        assert talk.messages[end]["content"] == want
+
+
+def test_several_lines_and_files(partner: Local, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("from a file\n")
+    desk = Desk(
+        "one\\",
+        "two",
+        '"""',
+        "three",
+        "",
+        "four",
+        '"""',
+        f"/file {tmp_path / 'notes'}",
+        "five",
+        "six",
+        "",
+        "/quit",
+        "x",
+    )
+    talk = desk.talk(partner)
+    said = [each["content"] for each in talk.messages if each["role"] == "user"]
+    assert said == ["one\ntwo", "three\n\nfour", "from a file\n\n\nfive", "six"]
+
+
+def test_commands(partner: Local, tmp_path: Path) -> None:
+    desk = Desk(
+        "/stats", "hello", "/stats", "/method cpu", "/stats", "more", "/method none", "again", "/reset", "/help"
+    )
+    talk = desk.talk(partner)
+    told = "\n".join(desk.told)
+    assert "nothing has been answered yet" in told
+    assert "full (exact)" in told
+    assert "8 written" in told
+    assert "now under cpu (exact)" in told
+    assert "error: " in told
+    assert partner.llm.composed.method.name == "cpu", "a method that is not there leaves things as they were"
+    assert talk.messages == []
+    desk = Desk("/nothing", "/file", f"/file {tmp_path / 'none'}", "x" * 400)
+    desk.talk(partner)
+    assert sum(each.startswith("error: ") for each in desk.told) == 4
+    assert sum(each.startswith("hint: ") for each in desk.told) == 4
+
+
+def test_an_interrupt_stops_the_answer_and_keeps_what_there_is(partner: Local) -> None:
+    desk = Desk("hello", "/stats")
+
+    def stop(piece: str) -> None:
+        desk.written += piece
+        if len(desk.written) == 1:
+            raise KeyboardInterrupt
+
+    talk = Talk(partner, ASKED, None, desk.read, stop, desk.told.append)
+    talk.run()
+    assert len(talk.messages[-1]["content"]) >= 1
+    assert partner.llm.report()["requests"]["cancelled"] == 1
+    assert partner.llm.report()["running"] == 0
+
+
+def test_the_command(tmp_path: Path) -> None:
+    small().cpu().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    asked = ["--model", str(tmp_path), "--temperature", "0", "--max-new-tokens", "5", "--device", "cpu"]
+    done = coattn("chat", *asked, "--dtype", "float32", stdin="hello\n/stats\n")
+    with LLM(str(tmp_path), device="cpu", dtype="float32") as engine:
+        want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
+    assert (done.returncode, done.stdout) == (0, want + "\n")
+    assert "5 written" in done.stderr
+    for wrong in (
+        ["--url", "http://127.0.0.1:9", "--method", "cpu"],
+        ["--url", "nowhere"],
+        ["--url", "http://127.0.0.1:9"],
+    ):
+        done = coattn("chat", *wrong)
+        assert done.returncode == 2
+        assert "hint:" in done.stderr

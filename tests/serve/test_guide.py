@@ -1,0 +1,123 @@
+"""Answers of a given form: they hold even with a model of random weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+from tests.serve.running import HELLO, Running, serving
+
+CHAT = "/v1/chat/completions"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["cat", "dog"]},
+        "marks": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "marks"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """With room for many answers at once."""
+    with serving(max_batch=25) as running:
+        yield running
+
+
+def ask(server: Running, form: dict[str, Any], **more: Any) -> Any:
+    body = {**HELLO, "max_tokens": 200, "temperature": 1, "response_format": form, **more}
+    return server.post(CHAT, body)
+
+
+def test_fifty_of_fifty_meet_their_schema(server: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+    for seed in (0, 100):
+        got = ask(server, form, n=25, seed=seed).json()
+        for choice in got["choices"]:
+            assert choice["finish_reason"] == "stop"
+            found = json.loads(choice["message"]["content"])
+            assert set(found) == {"name", "age", "kind", "marks"}
+            assert isinstance(found["name"], str)
+            assert len(found["name"]) <= 8
+            assert isinstance(found["age"], int)
+            assert 0 <= found["age"] <= 150
+            assert found["kind"] in ("cat", "dog")
+            assert len(found["marks"]) <= 3
+            assert all(isinstance(mark, bool) for mark in found["marks"])
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"type": "regex", "regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
+        ({"type": "grammar", "grammar": 'start: "yes" | "no, " NAME\nNAME: /[a-z]{2,4}/'}, "yes|no, [a-z]{2,4}"),
+    ],
+)
+def test_expressions_and_grammars(server: Running, form: dict[str, Any], pattern: str) -> None:
+    for choice in ask(server, form, n=10, seed=3).json()["choices"]:
+        assert re.fullmatch(pattern, choice["message"]["content"])
+        assert choice["finish_reason"] == "stop"
+    body = {"prompt": "x", "max_tokens": 20, "response_format": form}
+    assert re.fullmatch(pattern, server.post("/v1/completions", body).json()["choices"][0]["text"])
+
+
+def test_json_objects_begin_as_objects(server: Running) -> None:
+    text = ask(server, {"type": "json_object"}, seed=1).json()["choices"][0]["message"]["content"]
+    assert text.startswith("{")
+    assert ask(server, {"type": "text"}).status_code == 200
+
+
+def test_a_guided_answer_beside_others_changes_nothing(server: Running) -> None:
+    alone = server.post(CHAT, HELLO).json()["choices"]
+    with server.client.stream(
+        "POST", CHAT, json={**HELLO, "max_tokens": 200, "stream": True, "response_format": {"type": "json_object"}}
+    ) as answer:
+        assert server.post(CHAT, HELLO).json()["choices"] == alone
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}, "cannot be used"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "needs its json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}}, "is the most"),
+        ({"type": "regex", "regex": "(["}, "cannot be used"),
+        ({"type": "regex", "regex": "a{1000}{1000}{1000}{1000}"}, "cannot be used"),
+        ({"type": "regex"}, "needs its regex"),
+        ({"type": "grammar", "grammar": "start: start2"}, "cannot be used"),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.com/x"}}}, "cannot be used"),
+    ],
+)
+def test_forms_that_cannot_be_used(server: Running, form: dict[str, Any], said: str) -> None:
+    got = ask(server, form)
+    assert got.status_code == 400
+    assert said in got.json()["error"]["message"]
+    assert got.json()["error"]["param"].startswith("response_format")
+
+
+def test_what_does_not_go_with_a_form(server: Running) -> None:
+    for more in ({"ignore_eos": True}, {"min_tokens": 3}):
+        assert ask(server, {"type": "json_object"}, **more).status_code == 400
+
+
+class Pet(BaseModel):
+    kind: Literal["cat", "dog"]
+    age: int = Field(ge=0, le=30)
+
+
+def test_openai_parse(server: Running) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        got = client.chat.completions.parse(
+            model="small", messages=[{"role": "user", "content": "a pet"}], response_format=Pet, max_tokens=60
+        )
+        assert isinstance(got.choices[0].message.parsed, Pet)

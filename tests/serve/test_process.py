@@ -1,0 +1,76 @@
+"""The command itself: SIGTERM under load, and how it ends when it cannot begin."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+from tests.cli.run import coattn
+from tests.engine.small import small, tokenizer
+from tests.serve.running import HELLO
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model") / "tiny"
+    small().cpu().save_pretrained(made)
+    tokenizer().save_pretrained(made)
+    return made
+
+
+def test_sigterm_under_load_ends_every_stream_properly(folder: Path) -> None:
+    command = [sys.executable, "-m", "coattn", "serve", "--model", str(folder), "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen([*command, "--max-batch", "2", "--dtype", "float32"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said: list[str] = []
+        url = ""
+        for line in process.stderr:
+            said.append(line)
+            url = url or (found[0] if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)) else "")
+            if line.startswith("ready:"):
+                break
+        assert url, said
+        rest = threading.Thread(target=lambda: said.extend(process.stderr or ()))
+        rest.start()
+        client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["tiny"]
+        got: list[str] = []
+        body = {**HELLO, "max_tokens": 300, "ignore_eos": True, "stream": True}
+
+        def ask() -> None:
+            got.append(client.post("/v1/chat/completions", json=body).text)
+
+        asking = [threading.Thread(target=ask) for _ in range(4)]
+        for each in asking:
+            each.start()
+        while len(client.get("/v1/coattn/status").json()["live"]["requests"]) < 4:
+            pass
+        process.send_signal(signal.SIGTERM)
+        for each in asking:
+            each.join(60)
+        assert process.wait(30) == 0
+        rest.join(10)
+        assert len(got) == 4
+        for text in got:
+            assert text.endswith("data: [DONE]\n\n")
+            assert json.loads(text.split("\n\n")[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert "Traceback" not in "".join(said)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = coattn("serve", "--model", str(tmp_path / "none"), "--port", "0")
+    assert done.returncode == 2
+    assert "error:" in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
