@@ -133,7 +133,13 @@ class Runtime:
 
     def _open(self, group: Group) -> None:
         self.groups.append(group)
-        group.cache.open()
+        # the cache may take all that is left: what the index cannot do without is kept for it meanwhile
+        kept = group.index.gpu_bytes(group.cache.spec, group.cache.config)
+        self.ledger.take("gpu", kept, "What is remembered of the keys")
+        try:
+            group.cache.open()
+        finally:
+            self.ledger.give("gpu", kept)
         self._closers.append(group.cache.release)
         for part in (group.index, group.upkeep, group.select, group.gpu, group.place, group.schedule):
             self._closers.append(part.release)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+import torch
 from tests.engine.small import llm
 
 from coattn.engine import scheduler as scheduling
@@ -151,7 +152,7 @@ def test_what_is_refused_and_what_is_said() -> None:
         with pytest.raises(ConfigError, match="target_ms"):
             llm(chunk=None, target_ms=wrong)
     with llm(chunk=None, target_ms=20) as engine:
-        assert engine.report()["chunk"] == 2048
+        assert engine.report()["chunk"] == (8192 if torch.cuda.is_available() else 2048)
     with llm("streaming", chunk=None) as engine:
         assert engine.report()["chunk"] == 2048
         assert engine.engine.pace.fixed == 2048

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.evaluate.forced import Attached, Forced, Progress
+from coattn.execute.cpu import to_host
 from coattn.hf.attach import attach
 from coattn.method import Method
 from coattn.probe import Probe
@@ -57,7 +58,7 @@ class Shares(Probe):
         shown = [part.in_reach(call.step.seqs) for part in (selection.gpu, selection.host) if part is not None]
         entries = sum(float(part.tokens.double().mean()) for part in shown)
         if selection.rows is not None:
-            entries += float((selection.rows.weights > 0).sum(-1).double().mean())
+            entries += float((to_host(selection.rows).weights > 0).sum(-1).double().mean())
         self.shares[call.layer].append(entries / call.step.lengths[0])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.evaluate.fidelity import MEASURES
+from coattn.execute.cpu import to_host
 from coattn.method import Composed, compose
 from coattn.methods import METHODS
 from coattn.ops.merge import merge_states
@@ -42,7 +43,7 @@ class Noting(Probe):
         lse = merge_states(list(states)).lse[:, 0]
         gpu, host = (_entries(part, len(lse)) for part in (selection.gpu, selection.host))
         if selection.rows is not None:  # per query head: its group reads more, but it attends to these
-            host = host + (selection.rows.weights > 0).sum(-1).double().mean(-1).cpu()
+            host = host + (to_host(selection.rows).weights > 0).sum(-1).double().mean(-1)
         self.last = Attended(lse, gpu + host, host if group.place.asynchronous else torch.zeros_like(host))
 
 
