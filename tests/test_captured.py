@@ -11,7 +11,7 @@ import torch
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner import EagerRunner
+from coattn.decode.runner import EagerRunner
 from coattn.hf.random_model import random_model
 from coattn.method import Method, compose
 from coattn.methods import METHODS, find_method

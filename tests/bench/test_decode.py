@@ -126,7 +126,7 @@ def test_prefill_rows_say_how_close_they_are() -> None:
         (("decode", *TINY, "--batch", "none"), "--batch is 'none'"),
         (("decode", *TINY, "--set", "sinks=4"), "parameter 'sinks'"),
         (("decode", *TINY, "--gpu-kv", "much"), "--gpu-kv"),
-        (("prefill", *TINY, "--tokens", "100", "--chunk", "90"), "less than two chunks"),
+        (("prefill", *TINY, "--tokens", "100", "--chunk", "none"), "is not a chunk"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said: str) -> None:

@@ -11,7 +11,7 @@ from tests.hf.families import tiny
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner import EagerRunner
+from coattn.decode.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.logits import head
 from coattn.method import compose

@@ -12,7 +12,7 @@ from tests.hf.families import FAMILIES, tiny
 from coattn import native
 from coattn.cache.ledger import Ledger
 from coattn.decode.buckets import bucket_for, capture_sizes
-from coattn.engine.runner import EagerRunner
+from coattn.decode.runner import EagerRunner
 from coattn.errors import WorkerError
 from coattn.hf.forward import Session
 from coattn.hf.random_model import random_model

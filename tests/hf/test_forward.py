@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner import EagerRunner
+from coattn.decode.runner import EagerRunner
 from coattn.errors import UnsupportedError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.method import compose

@@ -18,7 +18,7 @@ from coattn.bench.drift import Drift
 from coattn.bench.drive import drive_picks
 from coattn.bench.preset import preset_entries
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner import EagerRunner, Runner
+from coattn.decode.runner import EagerRunner, Runner
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes

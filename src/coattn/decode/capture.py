@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 from coattn.decode.buckets import bucket_for, capture_sizes
-from coattn.engine.runner import EagerRunner
+from coattn.decode.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head

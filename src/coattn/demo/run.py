@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
+from coattn.decode.runner import EagerRunner
 from coattn.demo.book import write_book
 from coattn.demo.prompt import ANSWER, FACT, QUESTION, Planted, plant
 from coattn.demo.seen import Names, Seen
-from coattn.engine.runner import EagerRunner
 from coattn.errors import InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session, end_tokens

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.decode.runner import Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
-from coattn.engine.runner import Runner
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
 from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError

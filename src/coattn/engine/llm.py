@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.cache.ledger import Ledger
+from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
@@ -21,7 +22,6 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
-from coattn.engine.runner import EagerRunner, Runner
 from coattn.errors import ConfigError, InputError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
 from coattn.call import Call
 from coattn.execute.base import Executor, State
 from coattn.execute.pull import Pull
@@ -42,6 +44,9 @@ class Cpu(Executor):
         if cache.config.host == "kv" and cache.spec.device.type == "cuda":
             self._reader = Pull()
             self._reader.open(cache)
+
+    def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        return Pull().min_gpu_bytes(spec, config) if config.host == "kv" and spec.device.type == "cuda" else 0
 
     def run(self, call: Call, work: BlockWork | RowWork) -> State:
         if isinstance(work, RowWork):

@@ -10,7 +10,7 @@ import torch
 from tests.hf.families import FAMILIES, tiny
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner import EagerRunner
+from coattn.decode.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.fuse.fusion import _Pretend
