@@ -33,6 +33,7 @@ BOUND = 2e-5
 """Largest difference of an exact row from the textbook, in float32 over values of about 1."""
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
 LAYERS = 5
+STEPS = (13, 10, 9)
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,14 @@ def check(
     device: torch.device | None = None,
     whole_tokens: int = TOKENS,
     layers: int = LAYERS,
+    steps: tuple[int, int, int] = STEPS,
     **overrides: Any,
 ) -> Verdict:
     """Runs a row as it stands, and with the parameters under which it leaves nothing out. Seconds on a CPU.
 
     own_tokens: length of the sequences for the row's own parameters; left out, twice what its rule says it attends to.
-    whole_tokens: of those with which nothing is left out. layers: of the model that is made up.
+    whole_tokens: of those with which nothing is left out. layers: of the model that is made up. steps:
+    see `histories`.
     Raises what `compose` raises; an exception in a step is a problem of the verdict.
     """
     composed = compose(method, **overrides)
@@ -183,14 +186,14 @@ def check(
     whole = whole_parameters(composed, 2 * whole_tokens)
     if whole is not None:
         exact = compose(method, **{**overrides, **whole})
-        equal = _run(exact, histories(whole_tokens), problems, "with nothing left out", device, layers)
+        equal = _run(exact, histories(whole_tokens, steps), problems, "with nothing left out", device, layers)
         if equal is not None and equal.error > BOUND:
             problems.append(
                 f"with nothing left out ({_words(whole)}) it differs from full attention by {equal.error:.2g}"
             )
     most = composed.build().most()
     tokens = own_tokens or min(LONGEST, max(TOKENS, 2 * (most or 0)))
-    own = _run(composed, histories(tokens), problems, "as it stands", device, layers)
+    own = _run(composed, histories(tokens, steps), problems, "as it stands", device, layers)
     if own is not None:
         if composed.exact and own.error > BOUND:
             problems.append(f"it says that it is exact, and differs from full attention by {own.error:.2g}")
@@ -202,14 +205,17 @@ def check(
     return Verdict(method.name, composed.exact, whole, equal, own or failed, tuple(problems))
 
 
-def histories(tokens: int) -> Iterator[tuple[int, ...] | int]:
-    """What happens to two sequences of about so many tokens: new tokens of each, or a number of tokens taken back."""
+def histories(tokens: int, steps: tuple[int, int, int] = STEPS) -> Iterator[tuple[int, ...] | int]:
+    """What happens to two sequences of about so many tokens: new tokens of each, or a number of tokens taken back.
+
+    steps: decode steps after the prompt, after a turn, and after tokens were taken back.
+    """
     yield tokens * 3 // 4, tokens // 3
-    yield from [(1, 1)] * 13
+    yield from [(1, 1)] * steps[0]
     yield 5, tokens // 8
-    yield from [(1, 1)] * 10
+    yield from [(1, 1)] * steps[1]
     yield 6
-    yield from [(1, 1)] * 9
+    yield from [(1, 1)] * steps[2]
 
 
 def _run(

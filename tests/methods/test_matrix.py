@@ -58,7 +58,7 @@ def small(row: Method) -> dict[str, Any]:
 
 
 def checked(row: Method, **more: Any) -> Verdict:
-    return check(row, own_tokens=96, whole_tokens=72, layers=3, **{**small(row), **more})
+    return check(row, own_tokens=80, whole_tokens=64, layers=2, steps=(9, 6, 4), **{**small(row), **more})
 
 
 def test_every_part_is_in_some_row() -> None:
@@ -75,7 +75,7 @@ def test_whatever_composes_is_what_it_says(row: Method, device: torch.device) ->
     verdict = checked(row, device=device)
     assert not verdict.problems
     assert verdict.equal is not None, "every part of ours says how it leaves nothing out"
-    assert verdict.own.stored > 70
+    assert verdict.own.stored > 60
     if verdict.own.most is not None:
         assert verdict.own.attended > 8, "the count counts"
         assert verdict.own.error > 0.1, "a budget that leaves so much out cannot be equal"
