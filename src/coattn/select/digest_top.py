@@ -139,6 +139,11 @@ class DigestTop(Select):
         return Residents(nobody, 0, self.cache.block, self.sink_blocks)
 
     def report(self, step: Step) -> dict[str, Any]:
+        if self.cache.host is None:
+            layers = self.cache.spec.layers
+            dense = sum(layer < self.dense_layers for layer in layers) / len(layers)
+            picked = sum(min(n, self.budget) for n in step.lengths)
+            return {"attended_gpu": dense * sum(step.lengths) + (1 - dense) * picked}
         # what was picked is of the last step that had anything to pick
         found = self.picks.attended(step.seqs) if self.picks is not None and self._host else None
         return {} if found is None else {"attended_gpu": found[0], "attended_host": found[1]}
