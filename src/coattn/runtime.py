@@ -417,11 +417,11 @@ class Runtime:
         gpu = host = 0.0
         for group in self.groups:
             found, most = _report(group, step), group.select.most()
-            near, far = found["attended_gpu"], found["attended_host"]
-            if most is not None and not far:  # sequences of about the same length, or an estimate
-                near = min(near, most * step.seqs)
+            own, other = found["attended_gpu"], found["attended_host"]
+            if most is not None and not other:  # sequences of about the same length, or an estimate
+                own = min(own, most * step.seqs)
             share = len(group.cache.spec.layers) / len(self.layers)
-            gpu, host = gpu + share * near, host + share * far
+            gpu, host = gpu + share * own, host + share * other
         return round(gpu), round(host)
 
     def token_bytes(self) -> tuple[int, int]:

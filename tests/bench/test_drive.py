@@ -39,7 +39,7 @@ def test_scores_change_with_every_step_layer_and_prediction() -> None:
     some = rows(150)
     now, again = drive(some, HEADS, 7, DRIFT), drive(some, HEADS, 7, DRIFT)
     assert torch.equal(now, again)
-    later = drive(replace(some, window_tokens=some.window_tokens + 1), HEADS, 7, DRIFT)
+    later = drive(replace(some, gpu_lens=some.gpu_lens + 1), HEADS, 7, DRIFT)
     assert not torch.isclose(now, later).any()
     assert not torch.isclose(now, drive(some, HEADS, 8, DRIFT)).any()
     right = drive(some, HEADS, 7, DRIFT._replace(wrong=0.0))
@@ -47,7 +47,7 @@ def test_scores_change_with_every_step_layer_and_prediction() -> None:
     assert not torch.isclose(right, drive(some, HEADS, 7, DRIFT._replace(wrong=1.0))).any()
     # without noise a score stays for `period` steps: each of them changes 1 in 40
     slow = DRIFT._replace(noise=0.0)
-    before, after = (drive(r, HEADS, 7, slow) for r in (some, replace(some, window_tokens=some.window_tokens + 1)))
+    before, after = (drive(r, HEADS, 7, slow) for r in (some, replace(some, gpu_lens=some.gpu_lens + 1)))
     assert 0 < 1 - torch.isclose(before, after).float().mean() < 0.06
 
 
@@ -78,7 +78,7 @@ def test_scores_are_drawn_anew_when_the_first_layer_asks() -> None:
     some = Rows(*(getattr(rows(20), field.name).cpu() for field in fields(Rows)))
     real = Scores(torch.zeros(3, HEADS, 2, 20), torch.zeros(3, HEADS, 2, 1))
     before = [values(plain(layer, real, some)) for layer in (1, 4)]
-    later = replace(some, window_tokens=some.window_tokens + 1)
+    later = replace(some, gpu_lens=some.gpu_lens + 1)
     after = [values(plain(layer, real, later)) for layer in (1, 4)]
     assert not any(torch.isclose(a, b).any() for a, b in zip(before, after, strict=True))
 
@@ -114,7 +114,7 @@ def test_a_rule_picks_by_drawn_scores_and_misses_what_has_changed_since() -> Non
         in_dram = table.column("host_lens")[0] // 4
         scores = drive(rows_of(table), 2, 0, drift)[..., :in_dram]
         assert torch.equal(lists.chosen[:2].long(), scores.topk(10, -1).indices.sort(-1).values)
-        missed.append(int(lists.far_tokens[:2].sum()) // 4)
+        missed.append(int(lists.host_lens[:2].sum()) // 4)
         runtime.commit()
         runtime.truncate(0, 301, 300)
         runtime.truncate(1, 301, 300)

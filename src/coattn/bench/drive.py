@@ -23,10 +23,10 @@ def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:
 
     A share `drift.wrong` of the draws is not what the step's own query would have seen, as with a predicted one.
     """
-    n = rows.far.shape[1]
-    device = rows.far.device
-    length = (rows.far_tokens + rows.window_tokens).long()[:, None, None]
-    heads = rows.slots.long()[:, None, None] * kv_heads + torch.arange(kv_heads, device=device)[:, None]
+    n = rows.host_blocks.shape[1]
+    device = rows.host_blocks.device
+    length = (rows.host_lens + rows.gpu_lens).long()[:, None, None]
+    heads = rows.seq.long()[:, None, None] * kv_heads + torch.arange(kv_heads, device=device)[:, None]
     number = _hash((heads * n + torch.arange(n, device=device)) & MASK)
     number = _hash(number ^ _hash(torch.tensor(layer + 1, device=device)))
     epoch = (length + number % drift.period) // drift.period

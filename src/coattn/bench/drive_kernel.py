@@ -60,7 +60,7 @@ def drive(scores: Tensor, sums: Tensor, rows: Rows, layers: Tensor, drift: Drift
     count, seqs, heads, group, blocks = scores.shape
     chunks = sums.shape[-1]
     _drive[(count * seqs, heads, triton.cdiv(blocks, TILE))](
-        scores, sums, rows.far_tokens, rows.window_tokens, rows.slots, layers, seqs, heads, blocks, chunks,
+        scores, sums, rows.host_lens, rows.gpu_lens, rows.seq, layers, seqs, heads, blocks, chunks,
         drift.period, float(drift.noise), float(drift.wrong), NOTHING,
         GROUP=group, CHUNKS_PAD=triton.next_power_of_2(chunks), TILE=TILE, num_warps=4,
     )  # fmt: skip

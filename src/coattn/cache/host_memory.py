@@ -39,7 +39,7 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
 
 
 class Reused:
-    """Large pieces of mapped memory that one store after another has: mapping it takes longer than most benchmarks.
+    """Large pieces of mapped memory that one cache after another has: mapping it takes longer than most benchmarks.
 
     Only what is asked for since the last `reset` is in use; it is not zeroed.
     """

@@ -138,7 +138,7 @@ class KVCache:
         here = torch.cat([torch.arange(cut), torch.arange(min(length, first * self.block), length)])
         k, v = self.read(layer, slot, middle)
         own = read_rows(self.gpu.memory[layer], *(x.to(device) for x in self.gpu.places(slot, here)))
-        keys, values = (torch.cat([near[:cut], far, near[cut:]]) for near, far in zip(own, (k, v), strict=True))
+        keys, values = (torch.cat([gpu[:cut], host, gpu[cut:]]) for gpu, host in zip(own, (k, v), strict=True))
         return DenseHistory(keys, values, 0, None)
 
     def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
@@ -264,16 +264,16 @@ class KVCache:
     # steps with many tokens
 
     def _visible(self, step: Step, device: torch.device) -> Selection:
-        near, far = [], []
+        gpu, host = [], []
         for slot, own, history in zip(step.slots, step.visible, step.history, strict=True):
             seen = self.gpu.stored_tokens(slot, history) + own - history
             blocks = ceil_div(self.gpu.entries(slot, seen), self.block)
-            near.append((self.gpu.list(slot, seen)[:blocks], self.gpu.entries(slot, seen)))
+            gpu.append((self.gpu.list(slot, seen)[:blocks], self.gpu.entries(slot, seen)))
             if self.host is not None:
                 first = self.gpu.first(seen)
                 ids = self.host.table.owned.get(slot, [])[self.gpu.sinks : first]
-                far.append((torch.tensor(ids), (first - self.gpu.sinks) * self.block))
-        return Selection.of(_block_list(near, device), _block_list(far, torch.device("cpu")))
+                host.append((torch.tensor(ids), (first - self.gpu.sinks) * self.block))
+        return Selection.of(_block_list(gpu, device), _block_list(host, torch.device("cpu")))
 
     def _places(self, step: Step, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Which packed tokens stay in GPU memory, and the block and row of each."""

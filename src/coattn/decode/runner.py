@@ -22,14 +22,14 @@ from coattn.types import Phase, Step, Tier
 
 
 class Runner(Protocol):
-    """A model, its stores, and the steps that run over them. Used by one thread at a time.
+    """A model, its caches, and the steps that run over them. Used by one thread at a time.
 
     A step that raises leaves every sequence with the history it had. BudgetError means that nothing was started.
     Tensors that a step returns are valid until the next one.
     """
 
     slots: int
-    """Rows of the stores; a sequence lives in one of `0 .. slots - 1`."""
+    """Sequences of the caches, known as `0 .. slots - 1`."""
     best: list[int] | None
     """The most likely token of each row of the last `decode`, where the runner knows it anyway; negative where the
     logits were not finite. Saves greedy batches a reduction and a copy."""

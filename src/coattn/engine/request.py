@@ -25,7 +25,7 @@ class TokenLogprobs:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Tokens, and how many of them the stores hold.
+    """Tokens, and how many of them the cache holds.
 
     A request decodes when exactly one of its tokens is not stored yet; else its tokens are read in chunks. So one that
     lost its memory reads prompt and output again and goes on where it was.
@@ -45,7 +45,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     stored: int = 0
     slot: int | None = None
-    """Its row of the stores while it runs."""
+    """The number by which the cache knows it while it runs."""
     preemptions: int = 0
     finish_reason: FinishReason | None = None
     error: CoattnError | None = None

@@ -24,7 +24,7 @@ class Piece:
     """As many of a selection's blocks as a staging half holds."""
 
     ids: list[int]
-    """Arena block ids, in staging order."""
+    """Ids of blocks in DRAM, in staging order."""
     picked: BlockList
     """The same blocks by their place in the half, on the host."""
 

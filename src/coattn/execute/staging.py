@@ -1,4 +1,4 @@
-"""A double-buffered stretch of GPU memory that arena blocks pass through."""
+"""A double-buffered stretch of GPU memory that blocks in DRAM pass through."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Staging:
         return HALVES * len({s.device for s in shapes}) * block * max(s.token_bytes for s in shapes)
 
     def reserve(self, wanted: int) -> None:
-        """Grows towards `wanted` blocks per half, as far as the budget allows; at least one. Drops what is staged."""
+        """Grows towards `wanted` blocks per half, as host as the budget allows; at least one. Drops what is staged."""
         if self.blocks and wanted <= self.blocks:
             return
         room = self.ledger.room("gpu")
@@ -75,21 +75,21 @@ class Staging:
         self._halves.clear()
         self._free.clear()
 
-    def fill(self, layer: int, far: BlockMemory, ids: list[int]) -> Filling:
+    def fill(self, layer: int, host: BlockMemory, ids: list[int]) -> Filling:
         """Starts copying blocks `ids` of the layer into the half whose turn it is; they lie there in this order."""
         device = self.layers[layer].device
         half = self._turn.get(device, 0)
         self._turn[device] = 1 - half
         target = self._halves[device][half]
         if device.type != "cuda":
-            _copy(target, far, layer, ids)
+            _copy(target, host, layer, ids)
             return Filling(self, device, half, target, None)
         stream = self._stream(device)
         stream.wait_event(self._free[device, half])
-        if layer in far.arriving:
-            stream.wait_event(far.arriving[layer])
+        if layer in host.arriving:
+            stream.wait_event(host.arriving[layer])
         with torch.cuda.stream(stream):
-            _copy(target, far, layer, ids)
+            _copy(target, host, layer, ids)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(stream)
         return Filling(self, device, half, target, ready)
@@ -127,9 +127,9 @@ class Filling:
         return self.blocks
 
 
-def _copy(target: Tensor, far: BlockMemory, layer: int, ids: list[int]) -> None:
-    source = far[layer]
-    if far.form != "model":
+def _copy(target: Tensor, host: BlockMemory, layer: int, ids: list[int]) -> None:
+    source = host[layer]
+    if host.form != "model":
         # a kernel reads codes where they lie and writes numbers
         wanted = torch.tensor(ids, dtype=torch.int32).to(target.device)
         places = torch.arange(len(ids), dtype=torch.int32, device=target.device)

@@ -98,7 +98,7 @@ class Mailbox(Box):
             handover.post(q, letter.q, letter.post, self.step, self._stamp(layer, 0))
             handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(layer, 2), DEADLINE_S)
             if beside:
-                # the answer is there long before it is wanted: then it had better be near
+                # the answer is there long before it is wanted: then it had better be in GPU memory
                 here_out, here_lse = self._copies(layer)
                 handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
             self._answered[layer] = torch.cuda.Event()  # type: ignore[no-untyped-call]

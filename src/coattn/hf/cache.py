@@ -13,7 +13,7 @@ from coattn.hf.conversation import Conversation
 
 
 class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
-    """What Transformers asks of a layer. The tokens themselves are in the runtime's stores."""
+    """What Transformers asks of a layer. The tokens themselves are in the runtime's caches."""
 
     is_compileable = False
     is_sliding = False
@@ -26,7 +26,7 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the runtime opens its stores at the first step."""
+        """Nothing to do: the runtime opens its caches at the first step."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Hands the new keys and values on: the attention function stores them."""

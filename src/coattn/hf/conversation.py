@@ -19,7 +19,7 @@ NewRuntime = Callable[[int, "int | None"], Runtime]
 class Conversation:
     """What a cache stands for.
 
-    Transformers counts columns, padding included; the stores count real tokens. `real` `[batch, columns]` says which is
+    Transformers counts columns, padding included; the cache counts real tokens. `real` `[batch, columns]` says which is
     which, so padding is never stored and never attended.
     """
 

@@ -11,22 +11,22 @@ from torch import Tensor
 class Rows:
     """The table of a decode step, on its device: `[seqs]` int32 each but for the two lists `[seqs, n]`."""
 
-    far: Tensor
-    """Arena blocks that may be picked."""
-    far_tokens: Tensor
+    host_blocks: Tensor
+    """Blocks in DRAM that may be picked."""
+    host_lens: Tensor
     """Tokens in them; every one is full."""
-    window: Tensor
-    window_tokens: Tensor
-    slots: Tensor
-    ids: Tensor
-    """The near block of the new token."""
-    spill: Tensor
-    """The arena block that it becomes when it is full now; negative: it is not."""
+    gpu_blocks: Tensor
+    gpu_lens: Tensor
+    seq: Tensor
+    write_block: Tensor
+    """The GPU block of the new token."""
+    flush_to: Tensor
+    """The block in DRAM that it becomes when it is full now; negative: it is not."""
 
 
 @dataclass(frozen=True)
 class Residents:
-    """One layer's pool: place p of slot s is block `first + s * places + p` of near memory.
+    """One layer's pool: place p of slot s is block `first + s * places + p` of GPU memory.
 
     held: `[slots + 1, kv_heads, places]` int32 block numbers, -1 for none; the last row is for padding rows.
     """
@@ -42,16 +42,16 @@ class Residents:
 class Lists:
     """What one layer picked: `[seqs, kv_heads, ..]` each.
 
-    Owner: the store, one for each layer. Writer: `pick_blocks`. Readers:
+    Owner: the rule, one for each layer. Writer: `pick_blocks`. Readers:
     the attention of the same layer, the CPU's workers, `renew`; all before the next step begins.
     """
 
-    near: Tensor
-    """int32 near blocks: the residents, picked or not, then the window."""
-    near_tokens: Tensor
-    far: Tensor
-    """int32 arena blocks that were picked and are not resident; in mapped host memory where the CPU reads it."""
-    far_tokens: Tensor
+    gpu: Tensor
+    """int32 GPU blocks: the residents, picked or not, then the window."""
+    gpu_lens: Tensor
+    host: Tensor
+    """int32 blocks in DRAM that were picked and are not resident; in mapped host memory where the CPU reads it."""
+    host_lens: Tensor
     chosen: Tensor
     """int32 numbers of all picked blocks, rising."""
     wanted: Tensor

@@ -21,8 +21,8 @@ def score_parts(
         from coattn.ops.triton import score_digest as triton
 
         kernel = cuda.score_parts if cuda.refuses(q, digests) is None else triton.score_parts
-        return kernel(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
-    return score_reference(q, digests, rows.far, rows.far_tokens, block, scale, softcap, slack)
+        return kernel(q, digests, rows.host_blocks, rows.host_lens, block, scale, softcap, slack)
+    return score_reference(q, digests, rows.host_blocks, rows.host_lens, block, scale, softcap, slack)
 
 
 def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:

@@ -123,12 +123,12 @@ class DigestTop(Select):
         if self.picks is None:
             places = pool.held.shape[-1]
             self.picks = Picks(dict(self.cache.spec.layers), table.memory.batch, self.cache.gpu.width, places)
-        lists = self.picks.lists(layer, min(count - newest(self.cache.config), rows.far.shape[1]))
+        lists = self.picks.lists(layer, min(count - newest(self.cache.config), rows.host_blocks.shape[1]))
         pick_blocks(self._digests.scores(layer, call.q[:, 0], rows, call.scale), rows, pool, lists)
-        near = lists.near[: table.rows]
+        near = lists.gpu[: table.rows]
         return Selection.of(
-            BlockList(near, lists.near_tokens[: table.rows], block * near.shape[-1]),
-            BlockList(lists.far, lists.far_tokens, block * lists.far.shape[-1]),
+            BlockList(near, lists.gpu_lens[: table.rows], block * near.shape[-1]),
+            BlockList(lists.host, lists.host_lens, block * lists.host.shape[-1]),
         )
 
     def _pool(self, layer: int) -> Residents:

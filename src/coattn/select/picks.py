@@ -21,7 +21,7 @@ class Picks:
         self.layers, self.batch, self.ring, self.places = layers, batch, ring, places
         device = next(iter(layers.values())).device
         self.moved = torch.zeros(1, dtype=torch.int64, device=device)
-        """Blocks that were brought from the arena, since the beginning."""
+        """Blocks that were brought from DRAM, since the beginning."""
         self.made: dict[int, Lists] = {}
         """By layer that picks."""
 
@@ -40,15 +40,15 @@ class Picks:
         return self._make(layer, 1, False)
 
     def attended(self, seqs: int) -> tuple[float, float] | None:
-        """Entries attended near and far by the first rows of the last step, the mean over heads and layers that pick.
+        """Entries that the first rows of the last step attended to on the GPU and in DRAM: the mean over all heads.
 
         Waits for the GPU.
         """
         if not self.made:
             return None
-        near = sum(lists.near_tokens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
-        far = sum(lists.far_tokens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
-        return near / len(self.made), far / len(self.made)
+        gpu = sum(lists.gpu_lens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
+        host = sum(lists.host_lens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
+        return gpu / len(self.made), host / len(self.made)
 
     def chosen(self, seqs: int) -> Tensor:
         """`[layers, seqs, kv_heads, k]`: what the last step's queries picked, where all layers pick as many."""
@@ -62,15 +62,15 @@ class Picks:
             memory = host_memory(4 * size, shape.device).view(torch.int32)
         else:
             memory = torch.zeros(size, dtype=torch.int32, device=shape.device)
-        far, far_tokens = torch.split(memory, [self.batch * heads * count, self.batch * heads])
+        host, host_lens = torch.split(memory, [self.batch * heads * count, self.batch * heads])
         whole, real = torch.int32, torch.float32
         kinds = ((max(count, places) + self.ring, whole), (0, whole), (count, whole), (count, real), (places, real))
-        near, near_tokens, chosen, wanted, worth = (
+        gpu, gpu_lens, chosen, wanted, worth = (
             torch.zeros((self.batch, heads, width) if width else (self.batch, heads), dtype=dtype, device=shape.device)
             for width, dtype in kinds
         )
-        far = far.view(self.batch, heads, count)
-        return Lists(near, near_tokens, far, far_tokens.view(self.batch, heads), chosen, wanted, worth)
+        host = host.view(self.batch, heads, count)
+        return Lists(gpu, gpu_lens, host, host_lens.view(self.batch, heads), chosen, wanted, worth)
 
 
 def rows_of(table: StepTable) -> Rows:

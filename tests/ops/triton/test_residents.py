@@ -67,9 +67,9 @@ def same(a: Lists, b: Lists) -> None:
 def test_score_parts(group: int, n: int, slack: float, softcap: float | None) -> None:
     rows, _ = world(n)
     digests = digest(draw(200, HEADS, 4, D, seed=1))
-    ask = (draw(3, HEADS * group, D), digests, rows.far, rows.far_tokens, BLOCK, 0.3, softcap, slack)
+    ask = (draw(3, HEADS * group, D), digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, softcap, slack)
     got, want = score_kernel.score_parts(*ask), pick_reference.score_parts(*ask)
-    there = torch.arange(n, device=DEVICE) < rows.far_tokens[:, None] // BLOCK
+    there = torch.arange(n, device=DEVICE) < rows.host_lens[:, None] // BLOCK
     torch.testing.assert_close(
         got.blocks.masked_fill(~there[:, None, None], 0.0), want.blocks.masked_fill(~there[:, None, None], 0.0)
     )
@@ -81,19 +81,19 @@ def test_pick_blocks(group: int, n: int, count: int) -> None:
     rows, pool = world(n)
     digests = digest(draw(200, HEADS, 4, D, seed=1))
     q = draw(3, HEADS * group, D)
-    scores = pick_reference.score_parts(q, digests, rows.far, rows.far_tokens, BLOCK, 0.3, None, 0.5)
+    scores = pick_reference.score_parts(q, digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, None, 0.5)
     got, want = lists(count), lists(count)
     pick_kernel.pick_blocks(scores, rows, pool, got)
     pick_reference.pick_blocks(scores, rows, pool, want)
     same(got, want)
-    missed = want.far_tokens // BLOCK
+    missed = want.host_lens // BLOCK
     assert missed[0].sum() > 0
     assert want.chosen[0, :, : pool.sinks].tolist() == [[0, 1]] * HEADS
     # of one head's places one is empty; the window follows
-    assert want.near_tokens[0].tolist() == [4 * BLOCK + 9, 5 * BLOCK + 9]
-    assert want.near_tokens[1, 0] == 2 * BLOCK + 16
-    assert want.near[0, 1, :7].tolist() == [FIRST + 2 * PLACES + p for p in range(PLACES)] + [0, 1]
-    assert want.near_tokens[2].tolist() == want.far_tokens[2].tolist() == [0, 0]
+    assert want.gpu_lens[0].tolist() == [4 * BLOCK + 9, 5 * BLOCK + 9]
+    assert want.gpu_lens[1, 0] == 2 * BLOCK + 16
+    assert want.gpu[0, 1, :7].tolist() == [FIRST + 2 * PLACES + p for p in range(PLACES)] + [0, 1]
+    assert want.gpu_lens[2].tolist() == want.host_lens[2].tolist() == [0, 0]
 
 
 def test_of_equal_scores_the_older_are_picked() -> None:
@@ -115,7 +115,7 @@ def test_renew(interval: int, shift: int) -> None:
     picked = lists(count)
     digests = digest(draw(200, HEADS, 4, D, seed=1))
     scores = pick_reference.score_parts(
-        draw(3, HEADS * 2, D), digests, rows.far, rows.far_tokens, BLOCK, 0.3, None, 1.0
+        draw(3, HEADS * 2, D), digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, None, 1.0
     )
     pick_reference.pick_blocks(scores, rows, pool, picked)
     results = []
@@ -136,7 +136,7 @@ def test_renew(interval: int, shift: int) -> None:
         for place, number in enumerate(held[2, head].tolist()):
             if number >= 0 and interval == 1 and number not in pool.held[2, head].tolist():
                 _, far = (draw(x, HEADS, 2, BLOCK, D, seed=i) for i, x in enumerate((FIRST + SLOTS * PLACES, 200)))
-                assert torch.equal(near[FIRST + 2 * PLACES + place, head], far[rows.far[0, number], head])
+                assert torch.equal(near[FIRST + 2 * PLACES + place, head], far[rows.host_blocks[0, number], head])
 
 
 def test_an_answer_comes_near_but_for_empty_lists() -> None:

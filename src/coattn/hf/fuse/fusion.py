@@ -90,7 +90,7 @@ class Fusion:
         self.summary[kind] = self.summary.get(kind, 0) + 1
 
     def _layer_fits(self, module: nn.Module, form: LayerForm) -> bool:
-        """Checked with an attention that anybody can compute, since the stores have nothing to attend to yet."""
+        """Checked with an attention that anybody can compute, since the cache has nothing to attend to yet."""
         x = self._random(1, 3, int(self.model.config.hidden_size))
         cos, sin = self._angles()
         options = {"position_embeddings": (cos, sin), "attention_mask": None, "position_ids": None}

@@ -53,8 +53,8 @@ def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> No
     """
     seqs, heads, _, n = scores.blocks.shape
     count, block = lists.chosen.shape[-1], pool.block
-    blocks = (rows.far_tokens // block)[:, None, None]
-    there = torch.arange(n, device=rows.far.device) < blocks
+    blocks = (rows.host_lens // block)[:, None, None]
+    there = torch.arange(n, device=rows.host_blocks.device) < blocks
     logs = scores.blocks - scores.sums.logsumexp(-1, keepdim=True)
     values = logs.logsumexp(2)
     values[..., : pool.sinks] = torch.finfo(values.dtype).max
@@ -67,22 +67,22 @@ def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> No
     chosen = order.sort(-1).values
     real = chosen < n
     number = chosen.where(real, 0)
-    held = pool.held[rows.slots.long()]
+    held = pool.held[rows.seq.long()]
     match = (number[..., None] == held[..., None, :]) & real[..., None]
     resident = match.any(-1)
     missing = real & ~resident
-    ids = rows.far[:, None].expand(-1, heads, -1).gather(2, number)
+    ids = rows.host_blocks[:, None].expand(-1, heads, -1).gather(2, number)
     _write(lists.chosen[:seqs], number.int(), real)
-    _write(lists.far[:seqs], ids, missing)
-    lists.far_tokens[:seqs] = (missing.sum(-1) * block).int()
+    _write(lists.host[:seqs], ids, missing)
+    lists.host_lens[:seqs] = (missing.sum(-1) * block).int()
     places = held.shape[-1]
     present = (held >= 0) & (held < blocks)
     near = torch.arange(places, device=held.device).expand_as(held)
-    at = pool.first + rows.slots.long()[:, None, None] * places + near
-    window = rows.window[:, None].expand(-1, heads, -1)
-    some = torch.arange(window.shape[-1], device=at.device) * block < rows.window_tokens[:, None, None]
-    _write(lists.near[:seqs], torch.cat([at, window], -1).int(), torch.cat([present, some.expand_as(window)], -1))
-    lists.near_tokens[:seqs] = present.sum(-1) * block + rows.window_tokens[:, None]
+    at = pool.first + rows.seq.long()[:, None, None] * places + near
+    window = rows.gpu_blocks[:, None].expand(-1, heads, -1)
+    some = torch.arange(window.shape[-1], device=at.device) * block < rows.gpu_lens[:, None, None]
+    _write(lists.gpu[:seqs], torch.cat([at, window], -1).int(), torch.cat([present, some.expand_as(window)], -1))
+    lists.gpu_lens[:seqs] = present.sum(-1) * block + rows.gpu_lens[:, None]
     lists.wanted[:seqs] = -torch.inf
     lists.wanted[:seqs, :, : number.shape[-1]] = values.gather(-1, number).masked_fill(~missing, -torch.inf)
     worth = values.gather(-1, held.long().clamp(0, n - 1)).masked_fill(~present, -torch.inf)

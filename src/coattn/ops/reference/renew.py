@@ -27,10 +27,10 @@ def renew(
     Then a near block that is full now gets its digest, and an empty place where there is one. moved: `[1]` int64, to
     which the blocks that were brought from the arena are added.
     """
-    seqs, slots, places = len(rows.slots), rows.slots.long(), pool.held.shape[-1]
+    seqs, slots, places = len(rows.seq), rows.seq.long(), pool.held.shape[-1]
     held = pool.held[slots]
     home = (pool.first + slots[:, None, None] * places + torch.arange(places, device=near.device)).expand_as(held)
-    length = rows.far_tokens + rows.window_tokens
+    length = rows.host_lens + rows.gpu_lens
     if due.interval:
         wanted, order = lists.wanted[:seqs].sort(dim=-1, descending=True, stable=True)
         worth, place = lists.worth[:seqs].sort(dim=-1, stable=True)
@@ -38,18 +38,18 @@ def renew(
         wanted, order, worth, place = (x[..., :some] for x in (wanted, order, worth, place))
         take = (wanted > worth) & ((length + due.shift) % due.interval == 0)[:, None, None]
         number = lists.chosen[:seqs].gather(-1, order).where(take, 0)
-        source = rows.far[:, None].expand(-1, held.shape[1], -1).gather(2, number.long())
+        source = rows.host_blocks[:, None].expand(-1, held.shape[1], -1).gather(2, number.long())
         recall(near, far, home.gather(-1, place).where(take, -1), source)
         held = held.scatter(-1, place, number.where(take, held.gather(-1, place)))
         moved += take.sum()
-    full = rows.spill >= 0
-    ids = rows.ids.long()[full]
-    digests[rows.spill.long()[full]] = digest(near[ids][:, :, 0])
+    full = rows.flush_to >= 0
+    ids = rows.write_block.long()[full]
+    digests[rows.flush_to.long()[full]] = digest(near[ids][:, :, 0])
     empty = held == -1
     place = empty.int().argmax(-1, keepdim=True)
     take = empty.any(-1, keepdim=True) & full[:, None, None]
     number = (length // pool.block - 1)[:, None, None].int().where(take, held.gather(-1, place))
     held = held.scatter(-1, place, number)
-    recall(near, near, home.gather(-1, place).where(take, -1), rows.ids[:, None, None].expand_as(place))
+    recall(near, near, home.gather(-1, place).where(take, -1), rows.write_block[:, None, None].expand_as(place))
     somebody = slots != len(pool.held) - 1
     pool.held[slots[somebody]] = held[somebody]

@@ -128,21 +128,22 @@ def warps_of(blocks: int) -> int:
 
 
 def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
-    """See the reference. `lists.far` may lie in mapped host memory; only what is missing is written there."""
+    """See the reference. `lists.host` may lie in mapped host memory; only what is missing is written there."""
     seqs, heads, group, blocks = scores.blocks.shape
     chunks, most, places, ring = (
         scores.sums.shape[-1],
         lists.chosen.shape[-1],
         pool.held.shape[-1],
-        rows.window.shape[1],
+        rows.gpu_blocks.shape[1],
     )
     values = torch.empty(seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
     pad = triton.next_power_of_2
     _pick_blocks[(seqs, heads)](
-        scores.blocks, scores.sums, rows.far, rows.far_tokens, rows.window, rows.window_tokens, rows.slots, pool.held,
-        lists.near, lists.near_tokens, lists.far, lists.far_tokens, lists.chosen, lists.wanted, lists.worth, values,
-        heads, blocks, chunks, most, places, ring, lists.near.shape[-1], pool.first, pool.sinks, rows.far.stride(0),
-        rows.window.stride(0),
+        scores.blocks, scores.sums, rows.host_blocks, rows.host_lens, rows.gpu_blocks, rows.gpu_lens, rows.seq,
+        pool.held, lists.gpu, lists.gpu_lens, lists.host, lists.host_lens, lists.chosen, lists.wanted, lists.worth,
+        values,
+        heads, blocks, chunks, most, places, ring, lists.gpu.shape[-1], pool.first, pool.sinks,
+        rows.host_blocks.stride(0), rows.gpu_blocks.stride(0),
         GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
         CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),
     )  # fmt: skip

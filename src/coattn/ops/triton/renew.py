@@ -101,7 +101,7 @@ def renew(
     near: Tensor, far: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
 ) -> None:
     """See the reference; far may lie in mapped host memory. What comes is decided and copied on the GPU alone."""
-    seqs, (_, heads, _, block, d) = len(rows.slots), near.shape
+    seqs, (_, heads, _, block, d) = len(rows.seq), near.shape
     most, places = lists.chosen.shape[-1], pool.held.shape[-1]
     count = seqs * heads
     # what comes from where to which place, and how much of it for each sequence and KV head
@@ -109,15 +109,16 @@ def renew(
     source, place, counts = torch.split(torch.empty(sum(sizes), dtype=torch.int32, device=near.device), sizes)
     pad = triton.next_power_of_2
     _renew[(seqs, heads)](
-        near, digests, rows.far, rows.far_tokens, rows.window_tokens, rows.slots, rows.ids, rows.spill, pool.held,
-        lists.chosen, lists.wanted, lists.worth, source, place, counts, moved,
-        heads, most, places, pool.first, len(pool.held) - 1, max(1, due.interval), due.shift, rows.far.stride(0),
-        near.stride(0), near.stride(1), digests.stride(0), digests.stride(1), digests.stride(2),
+        near, digests, rows.host_blocks, rows.host_lens, rows.gpu_lens, rows.seq, rows.write_block, rows.flush_to,
+        pool.held, lists.chosen, lists.wanted, lists.worth, source, place, counts, moved,
+        heads, most, places, pool.first, len(pool.held) - 1, max(1, due.interval), due.shift,
+        rows.host_blocks.stride(0), near.stride(0), near.stride(1), digests.stride(0),
+        digests.stride(1), digests.stride(2),
         RECALL=due.interval > 0, BLOCK=block, D=d, D_PAD=pad(d),
         K_PAD=pad(most), P_PAD=pad(places), num_warps=4,
     )  # fmt: skip
     if due.interval:
         _bring[(min(count, COPIERS),)](
-            near, far, halves_of(far), source, place, counts, rows.slots, count, heads, places, pool.first,
+            near, far, halves_of(far), source, place, counts, rows.seq, count, heads, places, pool.first,
             near.stride(0), near.stride(1), far.stride(0), far.stride(1), **block_sizes(near, far), num_warps=4,
         )  # fmt: skip

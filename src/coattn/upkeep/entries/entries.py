@@ -88,16 +88,16 @@ class Entries(Upkeep):
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         assert cache.host is not None
-        self.gpu, self.table, self.far = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
+        self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
         self.keep = cast("Any", select).keep
         spec, shape = cache.spec, cache.spec.shape
         self.numbers = {layer: i for i, layer in enumerate(spec.layers)}
-        packed = self.far.form != "model"
+        packed = self.host.form != "model"
         width = 16 if spec.tokens is None else max(1, spec.tokens // self.block)
         blocks = spec.seqs * (width + spares(packed))
-        most = ADDRESSES if spec.tokens is None else blocks * self.far.block_bytes
+        most = ADDRESSES if spec.tokens is None else blocks * self.host.block_bytes
         room = spec.ledger.room("host")
         self.lists = EntryLists(
             shape,
@@ -156,7 +156,7 @@ class Entries(Upkeep):
         found = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
         spread = found.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=found.dtype)).tolist()
         names = ("kept_lowest", "kept_median", "kept_highest")
-        stored = sum(len(self.table.owned[slot]) for slot in step.slots) * self.far.block_bytes
+        stored = sum(len(self.table.owned[slot]) for slot in step.slots) * self.host.block_bytes
         held = {
             "window_bytes": self.gpu.memory.bytes,
             "context_bytes": self.lists.used_bytes(),
@@ -202,13 +202,13 @@ class Entries(Upkeep):
 
     def _weigh_as_before(self, slot: int, b: int) -> None:
         """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing."""
-        near, heads = self.gpu.block_id(slot, b), self.cache.spec.shape.kv_heads
+        place, heads = self.gpu.block_id(slot, b), self.cache.spec.shape.kv_heads
         for layer, number in self.numbers.items():
             weights = torch.zeros(heads, self.block)
             for head in range(heads):
                 rows, known = self.lists.of_block(number, slot, head, b)
                 weights[head, rows] = known
-            self.averages[layer][near] = weights.to(self.averages[layer].device)
+            self.averages[layer][place] = weights.to(self.averages[layer].device)
 
     def release(self) -> None:
         self._waiting.clear()

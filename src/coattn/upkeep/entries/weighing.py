@@ -46,11 +46,11 @@ def weights_over(
 
 
 def weigh_host(entries: Entries, layer: int, slot: int, blocks: int, q: Tensor | None, scale: float) -> Tensor:
-    """`[kv_heads, entries]` on the host: the weights of q over the first far blocks of a sequence; of nobody, zero."""
+    """`[kv_heads, entries]` on the host: the weights of q over the first blocks of a sequence; of nobody, zero."""
     shape = entries.cache.spec.layers[layer]
     if q is None:
         return torch.zeros(shape.kv_heads, blocks * entries.block)
-    ids, memory = entries.table.owned[slot][:blocks], entries.far[layer]
+    ids, memory = entries.table.owned[slot][:blocks], entries.host[layer]
     d = shape.head_dim
     pieces = []
     for start, end in runs(ids):
@@ -94,7 +94,7 @@ def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: i
 
 
 def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> ChosenEntries:
-    """The kept of a layer's far entries `[kv_heads, entries]` of one sequence."""
+    """The kept of a layer's entries in DRAM `[kv_heads, entries]` of one sequence."""
     head, position = kept.nonzero(as_tuple=True)
     ids = torch.tensor(entries.table.owned[slot])[position // entries.block]
     number = torch.full_like(head, entries.numbers[layer])
@@ -108,18 +108,18 @@ def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: T
     )
 
 
-def addresses(entries: Entries, far: list[int]) -> Tensor:
-    """`[layers, len(far), kv_heads]`: where the keys of far blocks begin."""
+def addresses(entries: Entries, ids: list[int]) -> Tensor:
+    """`[layers, len(ids), kv_heads]`: where the keys of blocks in DRAM begin."""
     layers, heads = len(entries.numbers), next(iter(entries.cache.spec.layers.values())).kv_heads
     number = torch.arange(layers)[:, None, None]
-    ids, head = torch.tensor(far)[:, None], torch.arange(heads)
-    return _address(entries, number, ids, head, torch.zeros(1, dtype=torch.int64))
+    own, head = torch.tensor(ids)[:, None], torch.arange(heads)
+    return _address(entries, number, own, head, torch.zeros(1, dtype=torch.int64))
 
 
 def _address(entries: Entries, number: Tensor, ids: Tensor, head: Tensor, row: Tensor) -> Tensor:
-    """Addresses of the key rows of far entries; of blocks in 8 bits, of the blocks."""
-    base = torch.tensor([entries.far[layer].data_ptr() for layer in entries.cache.spec.layers])
-    memory = entries.far[next(iter(entries.cache.spec.layers))]
+    """Addresses of the key rows of entries in DRAM; of blocks in 8 bits, of the blocks."""
+    base = torch.tensor([entries.host[layer].data_ptr() for layer in entries.cache.spec.layers])
+    memory = entries.host[next(iter(entries.cache.spec.layers))]
     size = memory.element_size()
     block, one = (memory.stride(i) * size for i in (0, 1))
     starts = base[number] + ids * block + head * one

@@ -31,13 +31,13 @@ class Found(NamedTuple):
 class Residency:
     """By layer `[slots + 1, kv_heads, places]` int32: the number of the block at each place of each pool.
 
-    The last row is for padding rows and stays empty. Owner: the store. Writers: `replace`, `forget`; `renew` in
+    The last row is for padding rows and stays empty. Owner: the upkeep. Writers: `replace`, `forget`; `renew` in
     decode steps. Reader: `pick_blocks`, in the steps that follow. A layer's row is read before it is written within a
     step, so a change is seen one step later.
     """
 
     def __init__(self, spec: CacheSpec, places: int, first: int) -> None:
-        """first: the block of near memory at which the pools begin."""
+        """first: the block of GPU memory at which the pools begin."""
         self.places, self.first, self.nobody = places, first, spec.seqs
         self.held = {
             i: torch.full((spec.seqs + 1, s.kv_heads, places), NONE, dtype=torch.int32, device=s.device)
@@ -57,7 +57,7 @@ class Residency:
     ) -> tuple[Tensor, Tensor]:
         """Gives the missed ones of `chosen` the places of residents with lower scores, the lowest first.
 
-        scores: `[seqs, kv_heads, n]` of all blocks; due: `[seqs]`, for which sequences. Returns where in near memory
+        scores: `[seqs, kv_heads, n]` of all blocks; due: `[seqs]`, for which sequences. Returns where in GPU memory
         blocks have to go and their numbers, `[seqs, kv_heads, m]` each; negative: nothing.
         """
         held = self.held[layer][slots]
@@ -91,7 +91,7 @@ class Residency:
         held.masked_fill_(held >= keep, NONE)
 
     def _ids(self, slots: Tensor, places: Tensor) -> Tensor:
-        """Blocks of near memory of places `[seqs, kv_heads, n]` of pools."""
+        """Blocks of GPU memory of places `[seqs, kv_heads, n]` of pools."""
         ids = self.first + slots[:, None, None] * self.places + places
         return ids.where(slots[:, None, None] != self.nobody, 0).to(torch.int32)
 
