@@ -147,7 +147,7 @@ def assert_the_best(positions: list[int], scores: list[float], budget: int, wind
 
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize(("kernel", "pooling"), [(1, "max"), (7, "max"), (5, "avg")])
-@pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["gpu", "tiered"])
+@pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["on_gpu", "tiered"])
 def test_keeps_what_the_slow_rule_keeps_and_all_that_follows(
     method: Method, kernel: int, pooling: str, softcap: float | None
 ) -> None:
@@ -307,7 +307,7 @@ def test_what_is_kept_stays_at_its_address_in_an_engine() -> None:
     assert [upkeep.gone.data_ptr(), *(rows.data_ptr() for rows in upkeep.kept.values())] == before
 
 
-@pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["gpu", "tiered"])
+@pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["on_gpu", "tiered"])
 def test_the_report_counts_what_is_attended(method: Method) -> None:
     world = World(method, seqs=2, **SMALL)
     world.step(60, 14)

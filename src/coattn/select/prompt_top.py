@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coattn.upkeep.base import Upkeep
     from coattn.upkeep.last_queries import LastQueries
 
-POOLS = {"max": max_pool1d, "avg": avg_pool1d}
+POOLS = ("max", "avg")
 
 
 @dataclass
@@ -80,7 +80,9 @@ class PromptTop(Select):
     def scores(self, weights: Tensor) -> Tensor:
         """Softmax weights `[group, queries, n]` of one KV head over a prompt -> `[n - window]` float32."""
         summed = weights.sum(1)[:, : -self.window]
-        return POOLS[self.pooling](summed, self.kernel, stride=1, padding=self.kernel // 2).mean(0)
+        pool = max_pool1d if self.pooling == "max" else avg_pool1d
+        pooled: Tensor = pool(summed, self.kernel, stride=1, padding=self.kernel // 2)
+        return pooled.mean(0)
 
     def pick(self, call: Call) -> Selection:
         visible = call.visible
