@@ -26,8 +26,10 @@ ORIGIN = {
     "codes": "an index of codes",
     "digests": "an index of digests",
     "entries": "upkeep that lists the entries that stay",
+    "positions": "upkeep that lists the positions of a prompt that stay",
     "picks": "a selection rule that picks blocks by digests",
     "keeps_entries": "a selection rule that says which entries stay, such as maw_threshold",
+    "keeps_positions": "a selection rule that says which positions of a prompt stay, such as prompt_top",
     "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
     "cpu": "the CPU as the place",
 }

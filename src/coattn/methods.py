@@ -92,6 +92,15 @@ METHODS: dict[str, Method] = {
             paper="Tang et al., Quest, 2024",
             params={"block": 16, "dense_layers": 2},
         ),
+        Method(
+            "snapkv",
+            cache="gpu",
+            select="prompt_top",
+            upkeep="last_queries",
+            summary="Lossy. Every token in GPU memory; attends to what a prompt's last queries weighed most, and to "
+            "all that came later.",
+            paper="Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, 2024",
+        ),
         _SCOUT,
         _HCATTENTION,
         replace(

@@ -19,8 +19,10 @@ from coattn.select.everything import Everything
 from coattn.select.maw_threshold import MawThreshold
 from coattn.select.oracle import Oracle
 from coattn.select.pq_top_p import PqTopP
+from coattn.select.prompt_top import PromptTop
 from coattn.select.random import Random
 from coattn.upkeep.entries.entries import Entries
+from coattn.upkeep.last_queries import LastQueries
 from coattn.upkeep.none import NoUpkeep
 from coattn.upkeep.recall.recall import Recall
 
@@ -37,6 +39,7 @@ _ALL: tuple[type[Part], ...] = (
     MawThreshold,
     DigestTop,
     PqTopP,
+    PromptTop,
     Oracle,
     Random,
     Gpu,
@@ -48,6 +51,7 @@ _ALL: tuple[type[Part], ...] = (
     NoUpkeep,
     Recall,
     Entries,
+    LastQueries,
 )
 
 AXES = ("cache", "index", "select", "place", "schedule", "upkeep")

@@ -21,6 +21,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "maw_threshold": {"block": 8, "window_blocks": 1},
     "oracle": {"budget": 16},
     "random": {"budget": 16},
+    "prompt_top": {"budget": 16, "window": 4, "kernel": 3},
     "digest_top": {"budget": 40, "block": 8},
     "pq_top_p": {"cap": 8, "tau": 0.5, "block": 8, "centroids": 16},
 }

@@ -75,13 +75,13 @@ def best(scores: Tensor, gpu: BlockList, host_scores: Tensor | None, host: Block
     found = wanted.topk(min(budget, wanted.shape[-1]), dim=-1)
     chosen = found.indices.masked_fill(found.values == -torch.inf, wanted.shape[-1]).sort(dim=-1).values
     real = chosen < wanted.shape[-1]
-    own = _listed(gpu, chosen - split, real & (chosen >= split))
+    own = at_places(gpu, chosen - split, real & (chosen >= split))
     if host is None or not split:
         return Selection.of(own)
-    return Selection.of(own, _listed(host, chosen, real & (chosen < split)))
+    return Selection.of(own, at_places(host, chosen, real & (chosen < split)))
 
 
-def _listed(whole: BlockList, chosen: Tensor, wanted: Tensor) -> BlockList:
+def at_places(whole: BlockList, chosen: Tensor, wanted: Tensor) -> BlockList:
     """The wanted of places `[seqs, kv_heads, k]` in a list that all heads share, at the front of a list for each."""
     order = (~wanted).to(torch.uint8).argsort(dim=-1, stable=True)
     places = chosen.gather(-1, order).clamp(0, whole.table.shape[-1] - 1)

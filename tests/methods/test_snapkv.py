@@ -1,0 +1,352 @@
+"""SnapKV: what a prompt's last queries weigh most stays, what they do not is never attended again."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.dense import dense
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from coattn.cache.ledger import Ledger
+from coattn.call import Call
+from coattn.errors import ConfigError, MethodError
+from coattn.method import Method, compose
+from coattn.methods import METHODS
+from coattn.probe import Probe
+from coattn.runtime import Group, Runtime
+from coattn.types import BlockList, LayerShape, Selection, Step
+
+HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
+GROUP = HEADS // KV_HEADS
+SNAPKV = METHODS["snapkv"]
+TIERED = replace(SNAPKV, cache="tiered", place="cpu", schedule="same_layer", params={"window_blocks": 7})
+SMALL = {"budget": 16, "window": 5, "kernel": 3}
+
+
+class Seen(Probe):
+    """Keeps what each layer of the last decode step selected."""
+
+    def __init__(self) -> None:
+        self.by_layer: dict[int, Selection] = {}
+
+    def selected(self, group: Group, call: Call, selection: Selection, states: Any) -> None:
+        self.by_layer[call.layer] = selection
+
+
+class World:
+    """Two layers over several sequences; every query, key and value that they were given is known."""
+
+    def __init__(
+        self, method: Method = SNAPKV, seqs: int = 3, softcap: float | None = None, fixed: bool = False, **params: Any
+    ) -> None:
+        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), softcap=softcap)
+        self.probe, tokens = Seen(), 160 if fixed else None
+        composed = compose(method, **params)
+        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens, fixed, fixed, [self.probe])
+        self.draws, self.softcap = torch.Generator().manual_seed(1), softcap
+        self.lengths = [0] * seqs
+        self.kept = [
+            [[torch.empty(0, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(2)] for _ in "x" * seqs
+        ]
+
+    def step(self, *new: int, rows: int | None = None, **planted: Tensor) -> list[Tensor]:
+        """So many new tokens for each sequence; planted: `q`, `k` or `v` of every layer instead of random ones."""
+        step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
+        self.runtime.begin(step)
+        found = []
+        for layer in range(2):
+            made = [torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS)]
+            made = [planted.get(name, x) for name, x in zip("qkv", made, strict=True)]
+            for slot, (start, end) in enumerate(step.spans):
+                self.kept[slot][layer] = [
+                    torch.cat([a, b[start:end]]) for a, b in zip(self.kept[slot][layer], made, strict=True)
+                ]
+            if rows is None:
+                found.append(self.runtime.attend(layer, *made, SCALE))
+            else:
+                made = [torch.cat([x, torch.ones(rows - len(x), *x.shape[1:])]) for x in made]
+                with self.runtime.capturing(rows, host=False):
+                    found.append(self.runtime.attend(layer, *made, SCALE)[: len(new)])
+        self.runtime.commit()
+        self.lengths[: len(new)] = step.lengths
+        return found
+
+    def take_back(self, slot: int, tokens: int) -> None:
+        keep = self.lengths[slot] - tokens
+        self.runtime.truncate(slot, self.lengths[slot], keep)
+        self.lengths[slot] = keep
+        self.kept[slot] = [[x[:keep] for x in layer] for layer in self.kept[slot]]
+
+    def picked(self, slot: int, layer: int) -> list[list[int]]:
+        """By KV head: positions that the last decode step attended to."""
+        cache, found = self.runtime.groups[0].cache, self.probe.by_layer[layer]
+        near: Any = cache.gpu
+        length, heads = self.lengths[slot], []
+        here = {near.place(slot, p)[0]: p for p in range(near.first(length), length)}
+        there = {} if cache.host is None else {b: p for p, b in enumerate(cache.host.table.owned[slot])}
+        for head in range(KV_HEADS):
+            positions = _positions(found.gpu, slot, head, here)
+            heads.append(sorted(_positions(found.host, slot, head, there) + positions))
+        return heads
+
+    def attended(self, slot: int, layer: int, positions: list[list[int]]) -> Tensor:
+        """What the last query of a sequence gets of these positions of each KV head: `[q_heads, d]` float64."""
+        q, k, v = self.kept[slot][layer]
+        outs = []
+        for head, own in enumerate(positions):
+            some, mine = torch.tensor(own), q[-1:, GROUP * head : GROUP * (head + 1)]
+            outs.append(dense(mine, k[some, head, None], v[some, head, None], SCALE, softcap=self.softcap)[0])
+        return torch.cat(outs)
+
+
+def _positions(listed: BlockList | None, slot: int, head: int, names: dict[int, int]) -> list[int]:
+    if listed is None:
+        return []
+    own = listed.in_reach(slot + 1)
+    table, tokens = (x.expand(-1, KV_HEADS, *x.shape[2:])[slot, head] for x in (own.table, own.tokens))
+    return [names[b] for b in table[: int(tokens)].tolist()]
+
+
+def slow(
+    q: Tensor, k: Tensor, window: int, kernel: int, pooling: str = "max", cap: float | None = None
+) -> list[list[float]]:
+    """The rule's scores, number by number: q `[n, q_heads, d]`, k `[n, kv_heads, d]` of a prompt -> by KV head."""
+    n, found = len(k), []
+    for kv_head in range(KV_HEADS):
+        scores = [0.0] * (n - window)
+        for head in range(GROUP * kv_head, GROUP * (kv_head + 1)):
+            total = [0.0] * (n - window)
+            for asking in range(n - window, n):
+                dots = (k[: asking + 1, kv_head].double() @ q[asking, head].double()) * SCALE
+                dots = dots if cap is None else cap * (dots / cap).tanh()
+                weights = (dots.exp() / dots.exp().sum()).tolist()
+                total = [old + weights[p] for p, old in enumerate(total)]
+            for p in range(n - window):
+                around = [total[o] for o in range(p - kernel // 2, p + kernel // 2 + 1) if 0 <= o < n - window]
+                scores[p] += (max(around) if pooling == "max" else sum(around) / kernel) / GROUP
+        found.append(scores)
+    return found
+
+
+def assert_the_best(positions: list[int], scores: list[float], budget: int, window: int, end: int) -> None:
+    """`budget - window` of the positions that have scores, none worse than one left out, and all from there to `end`.
+
+    Neighbours that are pooled to one maximum are as good as each other.
+    """
+    older = budget - window
+    assert positions == sorted(set(positions))
+    assert positions[older:] == [*range(len(scores), end)]
+    left_out = set(range(len(scores))) - set(positions[:older])
+    assert min(scores[p] for p in positions[:older]) >= max(scores[p] for p in left_out) - 1e-6
+
+
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize(("kernel", "pooling"), [(1, "max"), (7, "max"), (5, "avg")])
+@pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["on_gpu", "tiered"])
+def test_keeps_what_the_slow_rule_keeps_and_all_that_follows(
+    method: Method, kernel: int, pooling: str, softcap: float | None
+) -> None:
+    world = World(method, softcap=softcap, budget=16, window=5, kernel=kernel, pooling=pooling)
+    world.step(40, 30, 13)
+    world.step(3, 0, 0)  # a later chunk of the first prompt, shorter than the window
+    scores = [
+        [slow(*world.kept[slot][layer][:2], 5, kernel, pooling, softcap) for layer in range(2)] for slot in range(2)
+    ]
+    for _ in range(12):
+        outs = world.step(1, 1, 1)
+        for layer, slot in itertools.product(range(2), range(3)):
+            found, length = world.picked(slot, layer), world.lengths[slot]
+            for head, own in enumerate(found):
+                if slot < 2:
+                    assert_the_best(own, scores[slot][layer][head], 16, 5, length)
+                else:
+                    assert own == [*range(length)], "a prompt within the budget is kept, and grows beyond it"
+            wanted = world.attended(slot, layer, found)
+            torch.testing.assert_close(outs[layer][slot].double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def prompt(tokens: int, **at: int) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
+    """Queries of zero, small keys, and by name a position whose key points in a direction of its own, its value too."""
+    draws = torch.Generator().manual_seed(2)
+    q, k = torch.zeros(tokens, HEADS, DIM), 0.1 * torch.randn(tokens, KV_HEADS, DIM, generator=draws)
+    v = torch.zeros(tokens, KV_HEADS, DIM)
+    ways = {name: i for i, name in enumerate(at)}
+    for name, position in at.items():
+        k[position, :, ways[name]] = v[position, :, ways[name]] = 20.0
+    return q, k, v, ways
+
+
+def asking(way: int, tokens: int = 1) -> dict[str, Tensor]:
+    """Tokens that ask for what lies in a direction, and have nothing themselves."""
+    q = torch.zeros(tokens, HEADS, DIM)
+    q[:, :, way] = 2.0
+    return {"q": q, **{name: torch.zeros(tokens, KV_HEADS, DIM) for name in "kv"}}
+
+
+def test_what_the_last_queries_point_at_stays_and_a_needle_for_a_later_query_is_lost() -> None:
+    q, k, v, ways = prompt(100, asked=23, needle=61)
+    q[-5:, :, ways["asked"]] = 2.0
+    world, full = World(seqs=1, **SMALL), World(METHODS["full"], seqs=1)
+    for each in (world, full):
+        each.step(100, q=q, k=k, v=v)
+    for name, found in (("asked", True), ("needle", False)):
+        own, everything = (each.step(1, **asking(ways[name]))[0][0] for each in (world, full))
+        assert everything[:, ways[name]].min() > 19
+        assert (own[:, ways[name]].min() > 19) == found
+        assert all((23 in head) and (61 not in head) for head in world.picked(0, 0))
+
+
+def test_pooling_keeps_what_lies_around_a_peak() -> None:
+    q, k, v, ways = prompt(100, asked=23)
+    q[-5:, :, ways["asked"]] = 2.0
+    world = World(seqs=1, budget=12, window=5, kernel=7)
+    world.step(100, q=q, k=k, v=v)
+    world.step(1, **asking(ways["asked"]))
+    assert world.picked(0, 1)[0] == [*range(20, 27), *range(95, 101)]
+
+
+def test_a_turn_reads_everything_and_chooses_afresh() -> None:
+    q, k, v, ways = prompt(100, asked=23, needle=61)
+    q[-5:, :, ways["asked"]] = 2.0
+    world = World(seqs=1, **SMALL)
+    world.step(100, q=q, k=k, v=v)
+    world.step(1)
+    turn = world.step(3, **asking(ways["needle"], 3))[0]
+    assert turn[:, :, ways["needle"]].min() > 19
+    assert world.step(1, **asking(ways["needle"]))[0][0, :, ways["needle"]].min() > 19
+    assert all(61 in head and len(head) == 17 for head in world.picked(0, 0))
+
+
+def test_answers_taken_back_change_nothing_and_a_prompt_taken_back_is_attended_whole() -> None:
+    world = World(seqs=1, **SMALL)
+    world.step(60)
+    for _ in range(4):
+        world.step(1)
+    chosen = world.picked(0, 1)
+    world.take_back(0, 4)
+    world.step(1)
+    assert world.picked(0, 1) == [head[:17] for head in chosen]
+    world.take_back(0, 2)
+    world.step(1)
+    assert world.picked(0, 1) == [[*range(60)]] * KV_HEADS
+    world.step(2)
+    world.step(1)
+    assert [len(head) for head in world.picked(0, 1)] == [17] * KV_HEADS
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_slot_that_another_sequence_takes_over_starts_anew(back: bool) -> None:
+    world = World(seqs=1, **SMALL)
+    world.step(60)
+    world.step(1)
+    if back:
+        world.take_back(0, 61)
+    else:
+        world.lengths = [0]
+        world.kept[0] = [[x[:0] for x in layer] for layer in world.kept[0]]
+    world.step(14)
+    world.step(1)
+    assert world.picked(0, 0) == [[*range(15)]] * KV_HEADS
+
+
+def test_queries_that_nobody_knows_leave_nothing_out() -> None:
+    world = World(seqs=1, **SMALL)
+    world.runtime.begin(Step.of((0,), (0,), (60,)))
+    for layer in range(2):
+        made = [torch.randn(60, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)]
+        world.kept[0][layer] = made
+        world.runtime.import_kv(layer, *made[1:], None, SCALE)
+    world.runtime.commit()
+    world.lengths = [60]
+    world.step(1)
+    assert world.picked(0, 0) == [[*range(61)]] * KV_HEADS
+
+
+def test_a_captured_step_is_the_same_step() -> None:
+    worlds = [World(seqs=4, fixed=True, **SMALL) for _ in range(2)]
+    for world in worlds:
+        world.step(100, 37)
+    for _ in range(30):
+        plain, captured = worlds[0].step(1, 1), worlds[1].step(1, 1, rows=4)
+        torch.testing.assert_close(plain, captured)
+
+
+class Stays(TorchDispatchMode):
+    """Fails where a number of a tensor goes to the host: a capture would fail too."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a number went to the host"
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_number_of_a_step_goes_to_the_host() -> None:
+    world = World(seqs=2, fixed=True, **SMALL)
+    world.step(100, 37)
+    step, group = Step.of((0, 1), (100, 37), (1, 1)), world.runtime.groups[0]
+    world.runtime.begin(step)
+    q = torch.randn(2, 1, HEADS, DIM)
+    with Stays():
+        found = group.select.pick(
+            Call(0, world.runtime.layers[0], q, SCALE, step, group.cache, group.index, group.table)
+        )
+    assert found.gpu is not None
+    assert found.gpu.tokens.tolist() == [[17] * KV_HEADS] * 2
+
+
+def test_what_is_kept_stays_at_its_address_in_an_engine() -> None:
+    world = World(seqs=2, fixed=True, **SMALL)
+    upkeep: Any = world.runtime.groups[0].upkeep
+    before = [upkeep.gone.data_ptr(), *(rows.data_ptr() for rows in upkeep.kept.values())]
+    world.step(100, 37)
+    world.step(1, 1)
+    assert [upkeep.gone.data_ptr(), *(rows.data_ptr() for rows in upkeep.kept.values())] == before
+
+
+@pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["on_gpu", "tiered"])
+def test_the_report_counts_what_is_attended(method: Method) -> None:
+    world = World(method, seqs=2, **SMALL)
+    world.step(60, 14)
+    world.step(1, 1)
+    near, far = world.runtime.attended(Step.of((0, 1), (60, 14), (1, 1)))
+    lists = [world.probe.by_layer[layer] for layer in range(2)]
+    counts = [
+        sum(float(part.tokens.double().mean(1).sum()) for part in parts if part is not None) / 2
+        for parts in ([found.gpu for found in lists], [found.host for found in lists])
+    ]
+    assert near + far == 17 + 15
+    assert [near, far] == [round(count) for count in counts]
+
+
+def test_over_dram_it_says_why_it_is_not_captured() -> None:
+    assert World(SNAPKV).runtime.groups[0].select.uncaptured() is None
+    assert "on the host" in (World(TIERED).runtime.groups[0].select.uncaptured() or "")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"budget": 32}, "budget is 32, but must be a whole number of at least 33"),
+        ({"kernel": 4}, "kernel is 4, but must be odd"),
+        ({"kernel": 0}, "kernel is 0"),
+        ({"pooling": "sum"}, "pooling is 'sum'"),
+        ({"block": 32}, "block is 32"),
+    ],
+)
+def test_bad_values_are_refused(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compose(SNAPKV, **params)
+
+
+def test_rule_and_upkeep_come_together() -> None:
+    for row, words in (
+        (replace(SNAPKV, upkeep="none"), "positions of a prompt"),
+        (replace(SNAPKV, select="oracle"), "prompt_top"),
+    ):
+        with pytest.raises(MethodError, match=words):
+            compose(row)
