@@ -31,10 +31,10 @@ def test_lost_workers_fail_the_step_and_no_more(fault: str) -> None:
         handles = [engine.submit(prompt(LONG), params) for _ in range(3)]
         while len(handles[1].output().token_ids) < 5:
             engine.step()
-        native.inject_fault(fault, 3.0)
+        native.inject_fault(fault, 6.0)
         start = time.perf_counter()
         engine.step()
-        assert time.perf_counter() - start < 2.0
+        assert time.perf_counter() - start < 4.0, "long before the stall is over, however busy the machine is"
         for handle in handles[:2]:
             result = handle.result()
             assert result.finish_reason == "error"

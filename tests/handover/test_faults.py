@@ -35,11 +35,11 @@ def test_the_same_result_on_a_thread_of_its_own() -> None:
 def test_a_lost_job_is_an_error_in_time_and_the_next_one_works(fault: str) -> None:
     q, blocks, picked = call()
     want = attend(q, blocks, picked, 0.25, None).out
-    native.inject_fault(fault, 2.5)
+    native.inject_fault(fault, 6.0)
     start = time.perf_counter()
     with pytest.raises(WorkerError) as caught:
         attend_in_time(q, blocks, picked, 0.25, None)
-    assert time.perf_counter() - start < 2.0
+    assert time.perf_counter() - start < 4.0, "long before the stall is over, however busy the machine is"
     assert caught.value.hint
     assert torch.equal(attend_in_time(q, blocks, picked, 0.25, None).out, want)
 

@@ -67,7 +67,7 @@ def test_a_closed_socket_cancels_at_once(
             each.close()
     start = time.monotonic()
     server.until_idle()
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 4.0, "long before the answers would have ended"
     assert counts(server)["cancelled"] == before["cancelled"] + 6
     assert not server.service.engine.calls
     assert (dict(server.llm.ledger.held), dict(server.llm.runner.free())) == (held, free)
@@ -130,7 +130,8 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_draining_lets_the_running_end_and_takes_nobody_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(max_batch=2) as server:
+    # a limit that a busy machine does not reach
+    with serving(Settings(port=0, names=("small",), drain=60), max_batch=2) as server:
         slow(server, monkeypatch, 0.02)
         found: list[httpx.Response] = []
         bodies = [{**LONG, "max_tokens": 40, "stream": streams} for streams in (True, False, True)]
@@ -139,12 +140,12 @@ def test_draining_lets_the_running_end_and_takes_nobody_new(monkeypatch: pytest.
             each.start()
         server.until(lambda: len(server.llm.engine._live) == 3)
         server.stop()
-        server.until(lambda: server.client.get("/ready").status_code == 503, 2)
+        server.until(lambda: server.client.get("/ready").status_code == 503)
         assert server.client.get("/ready").json()["status"] == "draining"
         late = server.post(CHAT, HELLO)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
         for each in threads:
-            each.join(20)
+            each.join(60)
         assert [each.status_code for each in found] == [200] * 3
         for each in found:
             ended = each.text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in each.text
