@@ -50,6 +50,20 @@ def format_bytes(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def parse_share(text: str | None, name: str) -> float | None:
+    """`1/8` or `0.125` -> 0.125; None stays None. Raises ConfigError otherwise."""
+    if text is None:
+        return None
+    above, slash, below = text.partition("/")
+    try:
+        value = float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ConfigError(f"{name} is {text!r}.", "Give a number above 0 and at most 1, such as 1/8 or 0.125.")
+    return value
+
+
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)

@@ -11,6 +11,7 @@ import click
 from coattn.cli.options import Count, json_option, model_options, parse_settings
 from coattn.cli.output import model_progress, progress
 from coattn.errors import ConfigError
+from coattn.units import parse_share
 
 if TYPE_CHECKING:
     from coattn.evaluate.asking import Ask, Asker
@@ -54,7 +55,7 @@ def composed_method(options: dict[str, Any]) -> Composed:
     from coattn.method import compose
     from coattn.methods import find_method
 
-    options["gpu_share"] = share(options["gpu_share"])
+    options["gpu_share"] = parse_share(options["gpu_share"], "--gpu-share")
     if options["gpu_share"] is not None and options["gpu_kv"] is not None:
         raise ConfigError("Both --gpu-kv and --gpu-share are given.", "Leave one out.")
     return compose(find_method(options["method"]), **parse_settings(options["settings"]))
@@ -107,17 +108,3 @@ def answer_all(
     if open_asks:
         results.note(asker.peak, time.perf_counter() - started)
     return results.finish([ask.name for ask in asks])
-
-
-def share(text: str | None) -> float | None:
-    """`1/8` or `0.125` -> 0.125."""
-    if text is None:
-        return None
-    above, slash, below = text.partition("/")
-    try:
-        value = float(above) / float(below) if slash else float(above)
-    except (ValueError, ZeroDivisionError):
-        value = 0.0
-    if not 0 < value <= 1:
-        raise ConfigError(f"--gpu-share is {text!r}.", "Give a number above 0 and at most 1, such as 1/8 or 0.125.")
-    return value

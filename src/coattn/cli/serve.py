@@ -29,7 +29,7 @@ KEY = "COATTN_API_KEY"
 @method_options()
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
 @click.option("--max-length", type=Count(2), help="Tokens of a sequence; by default the model's, at most 8,192.")
-@click.option("--chunk", default=2048, show_default=True, type=Count(1), help="Tokens read between two decode steps.")
+@click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
 @click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=Count(0), help="Port to listen on; 0 takes a free one.")
@@ -55,7 +55,7 @@ def serve(
     settings: tuple[str, ...],
     max_batch: int,
     max_length: int | None,
-    chunk: int,
+    chunk: int | None,
     max_waiting: int,
     host: str,
     port: int,

@@ -51,6 +51,11 @@ def convert(entry: Embedded, gguf: Path, folder: Path) -> dict[str, str]:
             f"The GGUF file of {entry.name} could not be converted: {one_line(error)}.",
             f"coattn was tested with transformers 5.17 to 5.22; this is {transformers.__version__}.",
         ) from error
+    return finished(folder)
+
+
+def finished(folder: Path) -> dict[str, str]:
+    """Lets others read a folder that was converted -> the versions that made it."""
     for path in folder.iterdir():
         os.chmod(path, (folder / "config.json").stat().st_mode)  # safetensors writes files only the owner can read
     packages = ("torch", "transformers", "tokenizers", "safetensors", "gguf")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from coattn._version import __version__
 from coattn.errors import ModelError
+from coattn.hf.gguf import finished
 from coattn.hf.gguf_tokenizer import read_tokenizer
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
@@ -116,10 +114,7 @@ def convert_file(file: GgufFile, folder: Path, dtype: torch.dtype) -> dict[str, 
             f"{file.path} could not be converted: {one_line(error)}.",
             f"coattn was tested with transformers 5.17 to 5.22; this is {transformers.__version__}.",
         ) from error
-    for path in folder.iterdir():
-        os.chmod(path, (folder / "config.json").stat().st_mode)  # safetensors writes files only the owner can read
-    packages = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
-    return {"coattn": __version__, **{name: version(name) for name in packages}}
+    return finished(folder)
 
 
 def _name_ends(model: Any, tokenizer: Any, header: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, read_all
 from coattn.evaluate.tasks.running import Row, Running, ask_name, run_row
 from coattn.evaluate.tasks.summary import summarise
 from coattn.hf.load import Loaded
+from coattn.units import parse_share
 
 SAVE = 5.0
 """Seconds between two writes of a row's file: what is lost when a run is cut off."""
@@ -58,23 +59,14 @@ def _rows(spec: list[str], parse: Any) -> list[Row]:
             shares = list(word.removeprefix("gpu_share=").split("|"))
     rest = ",".join(word for word in spec if not word.startswith("gpu_share="))
     return [
-        Row(row.name if share is None else f"{row.name},gpu_share={share}", row.composed, _share(share))
+        Row(
+            row.name if share is None else f"{row.name},gpu_share={share}",
+            row.composed,
+            parse_share(share, "gpu_share"),
+        )
         for row in expand(rest, parse)
         for share in shares
     ]
-
-
-def _share(text: str | None) -> float | None:
-    if text is None:
-        return None
-    above, slash, below = text.partition("/")
-    try:
-        value = float(above) / float(below) if slash else float(above)
-    except (ValueError, ZeroDivisionError):
-        value = 0.0
-    if not 0 < value <= 1:
-        raise ConfigError(f"gpu_share is {text!r}.", "Give a number above 0 and at most 1, such as 1/8 or 0.125.")
-    return value
 
 
 def file_of(folder: Path, row: Row) -> Path:
