@@ -56,6 +56,8 @@ class DigestTop(Select):
     """What decode steps over a DRAM tier pick; None before the first."""
     _digests: Digests = field(init=False, repr=False)
     _recall: Recall | None = field(init=False, repr=False, default=None)
+    _empty: dict[int, Residents] = field(init=False, repr=False, default_factory=dict)
+    """By layer: a pool that nobody fills, where there is no upkeep that has one."""
     _host: bool = field(init=False, repr=False, default=False)
     """Whether the last decode step had anything in DRAM to pick from."""
 
@@ -134,9 +136,11 @@ class DigestTop(Select):
     def _pool(self, layer: int) -> Residents:
         if self._recall is not None:
             return self._recall.pool(layer)
-        spec, shape = self.cache.spec, self.cache.spec.layers[layer]
-        nobody = torch.full((spec.seqs + 1, shape.kv_heads, 1), -1, dtype=torch.int32, device=shape.device)
-        return Residents(nobody, 0, self.cache.block, self.sink_blocks)
+        if layer not in self._empty:
+            spec, shape = self.cache.spec, self.cache.spec.layers[layer]
+            nobody = torch.full((spec.seqs + 1, shape.kv_heads, 1), -1, dtype=torch.int32, device=shape.device)
+            self._empty[layer] = Residents(nobody, 0, self.cache.block, self.sink_blocks)
+        return self._empty[layer]
 
     def report(self, step: Step) -> dict[str, Any]:
         if self.cache.host is None:
@@ -150,6 +154,7 @@ class DigestTop(Select):
 
     def release(self) -> None:
         self.picks = None
+        self._empty.clear()
 
 
 def newest(config: CacheConfig) -> int:

@@ -19,9 +19,6 @@ class Picks:
 
     def __init__(self, layers: dict[int, LayerShape], batch: int, ring: int, places: int) -> None:
         self.layers, self.batch, self.ring, self.places = layers, batch, ring, places
-        device = next(iter(layers.values())).device
-        self.moved = torch.zeros(1, dtype=torch.int64, device=device)
-        """Blocks that were brought from DRAM, since the beginning."""
         self.made: dict[int, Lists] = {}
         """By layer that picks."""
 
