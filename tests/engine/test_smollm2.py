@@ -11,15 +11,16 @@ from tests.engine.small import DEVICE, by_transformers
 
 import coattn
 from coattn import SamplingParams
+from coattn.engine import scheduler
 from coattn.hf.load import Loaded, load
 from coattn.text import default_text
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-NEW = 80 if DEVICE.type == "cpu" else 256
-LENGTHS = (200, 17, 350, 60, 5, 120, 33, 90, 260, 48, 12, 75, 150, 28, 110, 8)[: 10 if DEVICE.type == "cpu" else 16]
+NEW = 24 if DEVICE.type == "cpu" else 256
+LENGTHS = (90, 17, 130, 48, 5, 64, 200, 60, 33, 110, 12, 75, 150, 28, 350, 8)[: 6 if DEVICE.type == "cpu" else 16]
 """Prompt lengths of the requests; the first is the one that also runs alone. Without a GPU fewer, to end in time."""
-ANSWERS = (NEW, 20, 8, 24, 16, 6, 12, 10, 18, 9) if DEVICE.type == "cpu" else (NEW,) * 16
+ANSWERS = (NEW, 10, NEW, 18, 6, 9) if DEVICE.type == "cpu" else (NEW,) * 16
 """New tokens of each."""
 
 
@@ -49,7 +50,7 @@ def greedy(count: int, **more: Any) -> SamplingParams:
 def test_greedy_text_equals_transformers(method: str) -> None:
     """Alone; then many of mixed lengths, of which one joins every second step."""
     expected = want()
-    with coattn.LLM(loaded(), method, max_batch=16, max_length=640, chunk=128) as engine:
+    with coattn.LLM(loaded(), method, max_batch=16, max_length=640, chunk=64) as engine:
         assert engine.generate(prompts()[0], greedy(NEW))[0].token_ids == expected[0]
         handles = []
         for ids, count in zip(prompts(), ANSWERS, strict=True):
@@ -69,28 +70,27 @@ def test_chat_and_stop_string() -> None:
         whole = engine.generate(chat, greedy(30))[0]
         assert "Paris" in whole.text
         assert whole.finish_reason == "stop"
-        cut = engine.generate(chat, greedy(30, stop=" Paris"))[0]
-        assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(" Paris")], "stop")
-        parts = list(engine.stream(chat, greedy(30)))
-        assert "".join(part.text for part in parts) == whole.text
+        cut = "".join(part.text for part in engine.stream(chat, greedy(30, stop=" Paris")))
+        assert cut == whole.text[: whole.text.index(" Paris")]
 
 
-def test_preempted_text_is_the_same() -> None:
-    """Requests in DRAM for about five, and more than that at once."""
-    expected, token = want()[1:], 30 * 2 * 3 * 64 * 4
-    params = [greedy(count) for count in ANSWERS[1:]]
-    with coattn.LLM(
-        loaded(), "cpu", max_batch=len(LENGTHS) - 1, max_length=640, chunk=128, host_kv=600 * token
-    ) as engine:
+def test_preempted_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room in DRAM for the longest and little more, and no headroom when one is let in."""
+    monkeypatch.setattr(scheduler, "HEADROOM", 0)
+    blocks, block_bytes = (5 if DEVICE.type == "cpu" else 20), 32 * 30 * 2 * 3 * 64 * 4
+    expected, params = want()[1:], [greedy(count) for count in ANSWERS[1:]]
+    options = {"max_batch": len(LENGTHS) - 1, "max_length": 640, "chunk": 64, "host_kv": blocks * block_bytes}
+    with coattn.LLM(loaded(), "cpu", **options) as engine:
         assert [each.token_ids for each in engine.generate(prompts()[1:], params)] == expected
-        assert engine.ledger.peak["host"] <= 600 * token
+        assert engine.ledger.peak["host"] <= blocks * block_bytes
+        assert engine.report()["preemptions"] > 0
 
 
 def test_pieces_of_arbitrary_tokens_add_up() -> None:
     from coattn.engine.detokenise import Pieces
 
     tokenizer, generator = loaded().tokenizer, torch.Generator().manual_seed(0)
-    for _ in range(50):
+    for _ in range(20):
         ids = torch.randint(0, len(tokenizer), (40,), generator=generator).tolist()
         stream = Pieces(tokenizer)
         text = "".join(map(stream.push, ids)) + stream.flush()
