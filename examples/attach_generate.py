@@ -10,13 +10,13 @@ from coattn.hf.load import load
 from coattn.text import default_text
 from coattn.units import format_bytes
 
-GPU_KV = "4MiB"  # about an eighth of what this text needs in bfloat16
+GPU_KV = "4MiB"  # about a sixth of what this text needs in bfloat16
 
 loaded = load(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
 model, tokenizer = loaded.model, loaded.tokenizer
 
-document = default_text().body[:6000]
-cut = document.index("\n\n", 2000)
+document = default_text().body[:4000]
+cut = document.index("\n\n", 1500)
 fact = "Remember this: the access code of the northern lighthouse is 58213."
 question = "What is the access code of the northern lighthouse? Answer with the number."
 message = f"{document[:cut]}\n\n{fact}{document[cut:]}\n\n{question}"

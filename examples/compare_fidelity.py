@@ -10,11 +10,11 @@ from coattn.evaluate.forced import force
 from coattn.hf.load import load
 from coattn.text import default_text
 
-LENGTH, DECODE = 384, 16
+LENGTH, DECODE = 256, 8
 CASES = [
     ("offload", {}),
     ("cpu", {}),
-    ("streaming", {"sinks": 4, "recent": 252}),
+    ("streaming", {"sinks": 4, "recent": 124}),
     ("streaming", {"sinks": 4, "recent": 28}),
 ]
 

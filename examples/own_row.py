@@ -14,7 +14,7 @@ ROWS = Path(__file__).with_name("own_row.toml")
 
 loaded = load(sys.argv[1] if len(sys.argv) > 1 else "smollm2", dtype="float32")
 model, tokenizer = loaded.model, loaded.tokenizer
-inputs = tokenizer(default_text().body[:2000], return_tensors="pt").to(model.device)
+inputs = tokenizer(default_text().body[:1500], return_tensors="pt").to(model.device)
 
 answers = {}
 for method in ("full", f"{ROWS}:recent-on-gpu", f"{ROWS}:short-memory"):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PROMPT = "The capital of France is Paris. The capital of Italy is Rome. " * 60 + "The capital of France is"
+PROMPT = "The capital of France is Paris. The capital of Italy is Rome. " * 30 + "The capital of France is"
 
 
 def read(path: str) -> None:
@@ -24,7 +24,7 @@ def answer(path: str) -> None:
     from coattn.hf.prefilled import Prefilled
 
     prompt = Prefilled.load(path)
-    with coattn.LLM("smollm2", "scout", budget=256, max_length=2048) as llm:
+    with coattn.LLM("smollm2", "scout", budget=256, max_length=1024) as llm:
         (found,) = llm.generate(prompt, coattn.SamplingParams(max_new_tokens=4, temperature=0))
         read = llm.report()["prefill_tokens"]
         print(f"{len(prompt.tokens)} tokens handed over, {read} read here: {found.text.strip()}")

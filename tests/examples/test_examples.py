@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from tests.loaded_once import loaded_once
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+__all__ = ["loaded_once"]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("loaded_once")]
 
 
 def run(name: str, folder: Path) -> str:
     """stdout of an example, started from another folder."""
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    out, path = io.StringIO(), str(EXAMPLES / name)
+    with pytest.MonkeyPatch.context() as here, redirect_stdout(out), mock.patch("sys.argv", [path]):
+        here.chdir(folder)
+        runpy.run_path(path, run_name="__main__")
+    return out.getvalue()
 
 
 def test_batch_answers_together(tmp_path: Path) -> None:
@@ -83,17 +83,27 @@ def test_compare_fidelity_tells_exact_from_lossy(tmp_path: Path) -> None:
     lines = run("compare_fidelity.py", tmp_path).splitlines()[1:]
     cells = [line.split() for line in lines]
     kl = {" ".join(row[:-2]): float(row[-2]) for row in cells}
-    assert list(kl) == ["offload", "cpu", "streaming sinks=4 recent=252", "streaming sinks=4 recent=28"]
+    assert list(kl) == ["offload", "cpu", "streaming sinks=4 recent=124", "streaming sinks=4 recent=28"]
     assert kl["offload"] < 1e-6
     assert kl["cpu"] < 1e-6
     assert kl["streaming sinks=4 recent=28"] > 1e-3
 
 
 def test_a_prompt_read_by_one_process_is_answered_by_another(tmp_path: Path) -> None:
-    out = run("prefill_elsewhere.py", tmp_path)
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "prefill_elsewhere.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     match = re.search(r"(\d+) tokens handed over, 0 read here: (.*)", out)
     assert match is not None, out
-    assert int(match[1]) > 500
+    assert int(match[1]) > 400
     assert "Paris" in match[2]
 
 

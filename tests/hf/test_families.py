@@ -22,7 +22,7 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
     ("hgca", {**TIERED, "beta": 0}),
 ]
 LENGTHS = (37, 9, 60)
-GREEDY: dict[str, Any] = {"max_new_tokens": 28, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 def batch(device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +97,7 @@ def test_equals_transformers(family: str, device: torch.device) -> None:
     exact, same = plain_logits(family, device)
     allowed = 2 * (same - exact).abs().max().item()
     every = family in FEATURED or device.type == "cuda"
-    for method, params in EXACT if every else (EXACT[0], EXACT[2]):
+    for method, params in EXACT if every else EXACT[2:3]:
         with coattn.attach(model, method, gpu_kv="1MiB", **params) as attachment:
             assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), plain_text(family, device)), method
             error = (flat(run(model, attachment.new_cache(), three_turns(model))) - exact).abs().max().item()

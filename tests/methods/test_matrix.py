@@ -59,7 +59,7 @@ def small(row: Method) -> dict[str, Any]:
 
 
 def checked(row: Method, **more: Any) -> Verdict:
-    return check(row, own_tokens=80, whole_tokens=64, layers=2, steps=(9, 6, 4), **{**small(row), **more})
+    return check(row, own_tokens=80, whole_tokens=64, layers=2, steps=(9, 3, 2), **{**small(row), **more})
 
 
 def test_every_part_is_in_some_row() -> None:

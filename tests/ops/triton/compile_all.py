@@ -63,7 +63,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             attend_prompt._attend_prompt,
-            {"GROUP": 4, "BM": 128, "BN": 64, "D": 128, "D_PAD": 128, "CAP": True, "CAUSAL": True, "PRECISION": "tf32"}
+            {"GROUP": 4, "BM": 64, "BN": 32, "D": 64, "D_PAD": 64, "CAP": True, "CAUSAL": True, "PRECISION": "tf32"}
             | {"WINDOW": window, "SINKS": window},
         )
         for window in (False, True)
