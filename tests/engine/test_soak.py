@@ -14,8 +14,8 @@ from tests.engine.small import greedy, prompt, small, tokenizer
 import coattn
 from coattn.engine.handle import Handle
 
-STEPS = 3_000
-KINDS = 40
+STEPS = 2_000
+KINDS = 24
 """Different requests; their texts are known from running alone."""
 
 
@@ -28,7 +28,7 @@ def resident() -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "cpu", "hgca"])
 def test_thousands_of_steps(method: str) -> None:
-    steps = {"full": STEPS, "cpu": STEPS // 3, "hgca": STEPS // 5}[method]
+    steps = {"full": STEPS, "cpu": STEPS // 4, "hgca": STEPS // 5}[method]
     dice = random.Random(3)
     kinds = [(prompt(dice.choice((1, 5, 20, 60, 90)), seed=i), dice.randint(1, 40)) for i in range(KINDS)]
     options = {"max_batch": 4, "max_length": 128, "chunk": 24, "block": 8}
@@ -83,10 +83,10 @@ def test_the_process_does_not_grow() -> None:
         def round_() -> None:
             engine.generate([prompt(n, seed=9) for n in (3, 50, 90, 20, 7, 60)], params)
 
-        for _ in range(8):
+        for _ in range(4):
             round_()
         before = resident()
-        for _ in range(20):
+        for _ in range(10):
             round_()
         assert resident() - before < 4 << 20
 
@@ -95,7 +95,7 @@ def test_opening_and_closing_does_not_grow() -> None:
     model = small(layers=1)
     for method in ("full", "cpu"):
         before = None
-        for i in range(20):
+        for i in range(14):
             with coattn.LLM((model, None), method, max_batch=4, max_length=256, block=8) as engine:
                 engine.generate(prompt(20), greedy(3))
             if i == 6:

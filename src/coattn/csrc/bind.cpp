@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "errors.h"
+#include "source_hash.h"
 
 namespace nb = nanobind;
 
@@ -29,6 +30,7 @@ NB_MODULE(_native, m) {
   // Memory that a lost worker may still touch is kept on purpose, so at exit something may be left.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate, nullptr);
+  m.attr("source_hash") = COATTN_SOURCE_HASH;
   m.def("set_error_type", [](nb::object type) {
     Py_XDECREF(error_type);
     error_type = type.release().ptr();

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,24 @@ class NativeError(CoattnError, RuntimeError):
     """A refusal of the C++ core: `sentence` says what is wrong, `hint` what to do next."""
 
 
+def check_sources(folder: Path, built: str | None) -> None:
+    """Refuses an extension that was built from other sources than those in `folder`; without them, any is taken.
+
+    built: the hash that `csrc/source_hash.cmake` made when it was built. Reads half a megabyte, in about 3 ms.
+    """
+    sources = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.*")}
+    kept = [name for name in sorted(sources) if name.endswith((".cpp", ".h", ".inl"))]
+    if not kept:
+        return
+    lines = "".join(f"{hashlib.sha256(sources[name].read_bytes()).hexdigest()} {name}\n" for name in kept)
+    if hashlib.sha256(lines.encode()).hexdigest() != built:
+        raise NativeError(
+            f"coattn's C++ core was built from other sources than those in {folder}.",
+            "Build it again: make setup, or scripts/build_native.sh.",
+        )
+
+
+check_sources(Path(__file__).parents[1] / "csrc", getattr(extension, "source_hash", None))
 extension.set_error_type(NativeError)
 
 ELEMENTS: tuple[str, ...] = tuple(extension.elems)
