@@ -105,7 +105,7 @@ KINDS: dict[str, Callable[[], Figure]] = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=KINDS, scope="module")
 def figure(request: pytest.FixtureRequest) -> Any:
     made = KINDS[request.param]()
     made.canvas.draw()
