@@ -27,7 +27,7 @@ def _logit(x):
 
 @triton.jit
 def _drive(
-    scores_ptr, sums_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, layers_ptr, seqs, heads, blocks, chunks,
+    scores_ptr, sums_ptr, host_tokens_ptr, window_tokens_ptr, slots_ptr, layers_ptr, seqs, heads, blocks, chunks,
     period, noise, wrong, nothing, GROUP: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
@@ -36,7 +36,7 @@ def _drive(
     head = tl.program_id(1)
     n = tl.program_id(2) * TILE + tl.arange(0, TILE)
     same = n * 0
-    length = (same + tl.load(far_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)).to(tl.uint32)
+    length = (same + tl.load(host_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)).to(tl.uint32)
     pool = tl.load(slots_ptr + seq) * heads + head
     number = _hash((pool * blocks + n).to(tl.uint32))
     number = _hash(number ^ _hash((same + (layer + 1)).to(tl.uint32)))

@@ -82,8 +82,8 @@ class GraphRunner:
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         return self.eager.extend(slot, tokens, history, want_logits)
 
-    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
-        return self.eager.adopt(slot, given, start, end)
+    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        return self.eager.import_kv(slot, given, start, end)
 
     def forget(self, slot: int, length: int) -> None:
         self.eager.forget(slot, length)

@@ -43,7 +43,7 @@ class Runner(Protocol):
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted."""
 
-    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
 
         -> float32 logits after the prompt's last token, `[1, vocabulary]`, on the model's device.
@@ -96,7 +96,7 @@ class EagerRunner:
         return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
 
     @torch.no_grad()
-    def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         heard = len(given.tokens) - len(given.queries[0])
         # the queries that go with a prompt are its last ones: what comes before them is a step of its own
         for first, last in ((start, min(end, heard)), (max(start, heard), end)):

@@ -226,7 +226,7 @@ class Asked:
         """Greedy, from the keys and values that were read, until an end token or the longest answer."""
         count = _counter(name, self.most, progress)
         ends = end_tokens(self.loaded.model, self.loaded.tokenizer)
-        logits = runner.adopt(0, self.document, 0, self.planted.tokens)
+        logits = runner.import_kv(0, self.document, 0, self.planted.tokens)
         ids: list[int] = []
         while True:
             ids.append(int(logits[0].argmax()))

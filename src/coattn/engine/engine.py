@@ -195,7 +195,7 @@ class Engine:
             stored = request.stored
             if request.given is not None and stored < len(request.given.tokens):
                 known = min(work.end, len(request.given.tokens))
-                logits = self.runner.adopt(request.slot, request.given, stored, known)
+                logits = self.runner.import_kv(request.slot, request.given, stored, known)
                 if known == work.end:
                     return logits if work.last else None
                 stored = known

@@ -51,7 +51,7 @@ class Mailbox(Box):
         self.letters: dict[int, Letter] = {}
         self._answered: dict[int, Any] = {}
         """Events after which a job's answer can be read, of the step that is being captured."""
-        self._near: dict[int, tuple[Tensor, Tensor]] = {}
+        self._copied: dict[int, tuple[Tensor, Tensor]] = {}
         """Copies of answers in GPU memory, of jobs that were posted from beside."""
 
     def add(self, job: LayerJob) -> None:
@@ -109,15 +109,15 @@ class Mailbox(Box):
         """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
         torch.cuda.current_stream(self.device).wait_event(self._answered.pop(layer))
         letter = self.letters[layer]
-        out, lse = self._near.get(layer, (letter.out, letter.lse))
+        out, lse = self._copied.get(layer, (letter.out, letter.lse))
         return Split(out[:rows, None], lse[:rows, None])
 
     def _copies(self, layer: int) -> tuple[Tensor, Tensor]:
-        if layer not in self._near:
+        if layer not in self._copied:
             letter = self.letters[layer]
             out, lse = (torch.zeros_like(part, device=self.device) for part in (letter.out, letter.lse))
-            self._near[layer] = out, lse
-        return self._near[layer]
+            self._copied[layer] = out, lse
+        return self._copied[layer]
 
     def _letter(self, shape: LayerShape) -> Letter:
         heads = self.batch * shape.q_heads

@@ -11,10 +11,10 @@ from coattn.quantise.values import LEVELS, ValueBlocks, pack_values
 def flush_values(gpu: Tensor, values: ValueBlocks, block: Tensor, flush_to: Tensor) -> None:
     """Values of blocks `block` `[rows]` of gpu `[n, kv_heads, 2, size, d]` to blocks `flush_to`, unless negative."""
     if gpu.device.type == "cuda":
-        from coattn.ops.triton.spill import spill_values
+        from coattn.ops.triton.flush import flush_values as kernel
 
         halves = values.memory if values.form == "model" else values.memory.view(torch.float16)
-        spill_values(gpu, values.memory, halves, block, flush_to, LEVELS.get(values.form, 0))
+        kernel(gpu, values.memory, halves, block, flush_to, LEVELS.get(values.form, 0))
         return
     full = (flush_to >= 0).nonzero()[:, 0]
     if len(full):
@@ -26,7 +26,7 @@ def flush_values(gpu: Tensor, values: ValueBlocks, block: Tensor, flush_to: Tens
 def sum_values(gpu: Tensor, sums: Tensor, block: Tensor, flush_to: Tensor, seq: Tensor) -> None:
     """Values of blocks that are full now, and their number, to `sums[seq]` `[seqs + 1, kv_heads, d + 1]` float32."""
     if gpu.device.type == "cuda":
-        from coattn.ops.triton.spill import sum_values as kernel
+        from coattn.ops.triton.flush import sum_values as kernel
 
         kernel(gpu, sums, block, flush_to, seq)
         return
@@ -40,9 +40,9 @@ def sum_values(gpu: Tensor, sums: Tensor, block: Tensor, flush_to: Tensor, seq: 
 def flush_keys(gpu: Tensor, kept: Tensor, block: Tensor, flush_to: Tensor) -> None:
     """Keys of blocks that are full now to blocks `flush_to` of kept `[n, kv_heads, size, d]`."""
     if gpu.device.type == "cuda":
-        from coattn.ops.triton.spill import spill_keys
+        from coattn.ops.triton.flush import flush_keys as kernel
 
-        spill_keys(gpu, kept, block, flush_to)
+        kernel(gpu, kept, block, flush_to)
         return
     full = (flush_to >= 0).nonzero()[:, 0]
     kept[flush_to[full].long()] = gpu[block[full].long()][:, :, 0]

@@ -7,11 +7,11 @@ from torch import Tensor
 from coattn.ops.reference.recall import recall as reference
 
 
-def recall(near: Tensor, far: Tensor, to: Tensor, source: Tensor) -> None:
-    """See the reference. near `[n, kv_heads, 2, block, d]`, to, source `[seqs, kv_heads, m]`; negative: nothing."""
-    if near.device.type == "cuda":
+def recall(gpu: Tensor, host: Tensor, to: Tensor, source: Tensor) -> None:
+    """See the reference. gpu `[n, kv_heads, 2, block, d]`, to, source `[seqs, kv_heads, m]`; negative: nothing."""
+    if gpu.device.type == "cuda":
         from coattn.ops.triton.recall import recall as kernel
 
-        kernel(near, far, to, source)
+        kernel(gpu, host, to, source)
     else:
-        reference(near, far, to, source)
+        reference(gpu, host, to, source)

@@ -12,12 +12,12 @@ __all__ = ["Due", "renew"]
 
 
 def renew(
-    near: Tensor, far: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+    gpu: Tensor, host: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
 ) -> None:
-    """near, far `[n, kv_heads, 2, block, d]`, digests `[n, kv_heads, 2, d]`; see the reference."""
-    if near.device.type == "cuda":
+    """gpu, host `[n, kv_heads, 2, block, d]`, digests `[n, kv_heads, 2, d]`; see the reference."""
+    if gpu.device.type == "cuda":
         from coattn.ops.triton.renew import renew as kernel
 
-        kernel(near, far, digests, rows, pool, lists, due, moved)
+        kernel(gpu, host, digests, rows, pool, lists, due, moved)
     else:
-        reference(near, far, digests, rows, pool, lists, due, moved)
+        reference(gpu, host, digests, rows, pool, lists, due, moved)

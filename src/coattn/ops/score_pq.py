@@ -1,4 +1,4 @@
-"""`score_pq`: one query token a sequence against codes of far keys."""
+"""`score_pq`: one query token a sequence against the codes of keys."""
 
 from __future__ import annotations
 

@@ -127,9 +127,9 @@ class DigestTop(Select):
             self.picks = Picks(dict(self.cache.spec.layers), table.memory.batch, self.cache.gpu.width, places)
         lists = self.picks.lists(layer, min(count - newest(self.cache.config), rows.host_blocks.shape[1]))
         pick_blocks(self._digests.scores(layer, call.q[:, 0], rows, call.scale), rows, pool, lists)
-        near = lists.gpu[: table.rows]
+        ids = lists.gpu[: table.rows]
         return Selection.of(
-            BlockList(near, lists.gpu_lens[: table.rows], block * near.shape[-1]),
+            BlockList(ids, lists.gpu_lens[: table.rows], block * ids.shape[-1]),
             BlockList(lists.host, lists.host_lens, block * lists.host.shape[-1]),
         )
 

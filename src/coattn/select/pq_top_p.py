@@ -93,14 +93,14 @@ class PqTopP(Select):
         visible = call.visible
         if call.table is None or visible.host is None:
             return visible
-        near = None
+        gpu_lse = None
         if visible.gpu is not None:
             # so few that attending to them twice is less than keeping what was found
-            near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap).lse
+            gpu_lse = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap).lse
         if self._work is not None:
-            work, left = self._pick_there(call, call.table, visible.host, near, self._work)
+            work, left = self._pick_there(call, call.table, visible.host, gpu_lse, self._work)
         else:
-            work, left = self._pick_here(call, call.table, visible.host, near)
+            work, left = self._pick_here(call, call.table, visible.host, gpu_lse)
         if not self._has_tail():
             return Selection.of(visible.gpu, None, work)
         mean = self._codes.means.of(call.layer, call.table, call.shape)
@@ -109,20 +109,22 @@ class PqTopP(Select):
     def _has_tail(self) -> bool:
         return self.tail == "mean" and not self.is_exact()
 
-    def _pick_here(self, call: Call, table: StepTable, host: BlockList, near: Tensor | None) -> tuple[RowWork, Tensor]:
+    def _pick_here(
+        self, call: Call, table: StepTable, host: BlockList, gpu_lse: Tensor | None
+    ) -> tuple[RowWork, Tensor]:
         """The entries to attend to, and the lse of the others `[seqs, q_heads]`."""
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale)
-        if near is None:
+        if gpu_lse is None:
             known = scores.new_full(scores.shape[:-1], -torch.inf)
         else:
-            known = near.logsumexp(1).view(scores.shape[:-1])
+            known = gpu_lse.logsumexp(1).view(scores.shape[:-1])
         kept = top_p(scores, known, self.tau, self.cap)
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
         return weigh(scores, kept, host, self._rescored), scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1)
 
     def _pick_there(
-        self, call: Call, table: StepTable, host: BlockList, near: Tensor | None, work: Work
+        self, call: Call, table: StepTable, host: BlockList, gpu_lse: Tensor | None, work: Work
     ) -> tuple[RowWork, Tensor]:
         """The same by kernels on the GPU; nothing waits."""
         from coattn.ops.cuda.top_p import top_p as on_gpu
@@ -131,7 +133,7 @@ class PqTopP(Select):
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, top)
         kind = TAILS.index("mean" if self._has_tail() else "renormalise")
         lens, most = table.column("host_lens"), scores.shape[-1]
-        kept = on_gpu(scores, lens, near, self.tau, self.cap, kind, most, work, self.union)
+        kept = on_gpu(scores, lens, gpu_lse, self.tau, self.cap, kind, most, work, self.union)
         ids = host.table if host.on_host is None else host.on_host.table
         return RowWork(ids, kept.index, kept.count, kept.weights, kept.lse, self._rescored), kept.others
 

@@ -86,18 +86,18 @@ class PromptTop(Select):
 
     def pick(self, call: Call) -> Selection:
         visible = call.visible
-        near, far = visible.gpu, visible.host
+        gpu, host = visible.gpu, visible.host
         if call.table is None:
             return visible
-        assert near is not None, "a decode step sees its own token"
-        width = near.longest + (0 if far is None else far.longest)
+        assert gpu is not None, "a decode step sees its own token"
+        width = gpu.longest + (0 if host is None else host.longest)
         places, gone = self._kept.places(call.layer, call.table.seq, width)
-        if far is None:
-            ids = near.table.expand(-1, places.shape[1], -1).gather(2, places).contiguous()
-            count = (near.tokens - gone[:, None]).expand(-1, places.shape[1]).contiguous()
+        if host is None:
+            ids = gpu.table.expand(-1, places.shape[1], -1).gather(2, places).contiguous()
+            count = (gpu.tokens - gone[:, None]).expand(-1, places.shape[1]).contiguous()
             return Selection.of(BlockList(ids, count, width))
-        edge = far.tokens.to(places.device)[:, :, None]
-        count = (edge + near.tokens[:, :, None]) - gone[:, None, None]
+        edge = host.tokens.to(places.device)[:, :, None]
+        count = (edge + gpu.tokens[:, :, None]) - gone[:, None, None]
         real = torch.arange(width, device=places.device) < count
         here, there = real & (places >= edge), real & (places < edge)
-        return Selection.of(at_places(near, places - edge, here), at_places(far, places, there))
+        return Selection.of(at_places(gpu, places - edge, here), at_places(host, places, there))

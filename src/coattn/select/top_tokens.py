@@ -53,9 +53,9 @@ class TopTokens(Select):
         if call.table is None or sum(part.longest for part in (visible.gpu, visible.host) if part) <= self.budget:
             return visible
         assert visible.gpu is not None, "a decode step sees its own token"
-        near = self.scores(call, "gpu", visible.gpu)
-        host = None if visible.host is None else self.scores(call, "host", visible.host).to(near.device)
-        return best(near, visible.gpu, host, visible.host, self.budget)
+        gpu = self.scores(call, "gpu", visible.gpu)
+        host = None if visible.host is None else self.scores(call, "host", visible.host).to(gpu.device)
+        return best(gpu, visible.gpu, host, visible.host, self.budget)
 
 
 def best(scores: Tensor, gpu: BlockList, host_scores: Tensor | None, host: BlockList | None, budget: int) -> Selection:

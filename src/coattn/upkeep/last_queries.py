@@ -99,14 +99,14 @@ class LastQueries(Upkeep):
 
     def report(self, step: Step) -> dict[str, Any]:
         """What is attended in each tier, averaged over layers and KV heads."""
-        near = far = 0.0
+        gpu = host = 0.0
         for slot, length in zip(step.slots, step.lengths, strict=True):
             edge, gone = self.cache.gpu.first(length) * self.cache.block, self._read.get(slot, (0, 0))[1]
             kept = torch.stack([rows[slot] for rows in self.kept.values()])
             older = (kept < edge).sum(-1).double().mean().item() if kept.shape[-1] else 0.0
             there = older + max(0, edge - kept.shape[-1] - gone)
-            near, far = near + length - gone - there, far + there
-        return {"attended_gpu": near, "attended_host": far}
+            gpu, host = gpu + length - gone - there, host + there
+        return {"attended_gpu": gpu, "attended_host": host}
 
     def release(self) -> None:
         self.kept.clear()

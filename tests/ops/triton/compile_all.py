@@ -14,6 +14,7 @@ from coattn.ops.triton import (
     attend,
     attend_prompt,
     average,
+    flush,
     handover,
     limits,
     linear,
@@ -28,12 +29,11 @@ from coattn.ops.triton import (
     score_digest,
     score_keys,
     score_pq,
-    spill,
 )
 
 KINDS = {
-    "*i32": "table tokens ids places spill seq order post step reply failed verdict to source place count far_tokens "
-    "window window_tokens slots held chosen far_table present",
+    "*i32": "table tokens ids places flush seq order post step reply failed verdict to source place count host_tokens "
+    "window window_tokens slots held chosen host_table present",
     "*i64": "stamp moved",
     "*fp32": "out lse scores values sums wanted worth",
 }
@@ -53,7 +53,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128},
     ),
     *(
-        (append._append, {"SPILL": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})
+        (append._append, {"FLUSH": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})
         for packed in (False, True)
     ),
     (
@@ -106,15 +106,15 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
-    (nearest._nearest_spilled, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
+    (nearest._nearest_flushed, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
     (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
-    (spill._spill_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
-    (spill._spill_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
-    (nearest._turn_spilled, {"D": 128, "D_PAD": 128, "ROWS": 32, "AXES": 4}),
+    (flush._flush_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
+    (flush._flush_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
+    (nearest._turn_flushed, {"D": 128, "D_PAD": 128, "ROWS": 32, "AXES": 4}),
     (mean_values._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
-    (spill._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
-    (spill._spill_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
+    (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
+    (flush._flush_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
     (
         score_keys._score_keys,
         {
@@ -151,11 +151,11 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     others = (*NUMBERED, "q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
-    if name == "far_ptr" and kernel is pick_blocks._pick_blocks:
+    if name == "host_ptr" and kernel is pick_blocks._pick_blocks:
         return "*i32"
     if kernel is limits._read:
         return "*i32"
-    if kernel is nearest._turn_spilled and name == "to_ptr":
+    if kernel is nearest._turn_flushed and name == "to_ptr":
         return "*bf16"
     if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
         return "*bf16"
@@ -172,10 +172,10 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*i16"
     if kernel is nearest._store_codes and name == "kept_ptr":
         return "*u8" if constants["BITS"] != 16 else "*i16"
-    if kernel is spill._spill_values and constants["LEVELS"] and name in ("far_ptr", "scale_ptr"):
-        return "*u8" if name == "far_ptr" else "*fp16"
-    if constants.get("PACKED") and name in ("far_ptr", "halves_ptr"):
-        return "*u8" if name == "far_ptr" else "*fp16"
+    if kernel is flush._flush_values and constants["LEVELS"] and name in ("host_ptr", "scale_ptr"):
+        return "*u8" if name == "host_ptr" else "*fp16"
+    if constants.get("PACKED") and name in ("host_ptr", "halves_ptr"):
+        return "*u8" if name == "host_ptr" else "*fp16"
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
 
 

@@ -116,30 +116,30 @@ def test_merge(second: int, tail: bool) -> None:
     torch.testing.assert_close(got, merge(*states).out)
 
 
-@pytest.mark.parametrize("spills", [False, True])
-def test_append(spills: bool) -> None:
+@pytest.mark.parametrize("flushes", [False, True])
+def test_append(flushes: bool) -> None:
     k, v = (random(3, 2, 80, dtype=torch.float32, seed=i) for i in (1, 2))
     ids, places = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([4, 0, 6], [31, 5, 31]))
-    spill = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE) if spills else None
-    near = [random(8, 2, 2, 32, 80, dtype=torch.float32, seed=3) for _ in range(2)]
-    far = [random(3, 2, 2, 32, 80, dtype=torch.float32, seed=4) for _ in range(2)]
-    append_kernel.append(near[0], ids, places, k, v, far[0] if spills else None, spill)
-    append_reference(near[1], ids, places, k, v, far[1] if spills else None, spill)
-    assert torch.equal(near[0], near[1])
-    assert torch.equal(far[0], far[1])
+    flush_to = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE) if flushes else None
+    gpu = [random(8, 2, 2, 32, 80, dtype=torch.float32, seed=3) for _ in range(2)]
+    host = [random(3, 2, 2, 32, 80, dtype=torch.float32, seed=4) for _ in range(2)]
+    append_kernel.append(gpu[0], ids, places, k, v, host[0] if flushes else None, flush_to)
+    append_reference(gpu[1], ids, places, k, v, host[1] if flushes else None, flush_to)
+    assert torch.equal(gpu[0], gpu[1])
+    assert torch.equal(host[0], host[1])
 
 
 @pytest.mark.parametrize(("block", "d"), [(4, 24), (32, 128)])
 def test_recall(block: int, d: int) -> None:
-    far = random(6, 3, 2, block, d, dtype=torch.float32, seed=1)
-    near = [random(9, 3, 2, block, d, dtype=torch.float32, seed=2) for _ in range(2)]
+    host = random(6, 3, 2, block, d, dtype=torch.float32, seed=1)
+    gpu = [random(9, 3, 2, block, d, dtype=torch.float32, seed=2) for _ in range(2)]
     to = torch.tensor([[[1, -1], [1, 2], [-1, -1]], [[0, 8], [-1, 4], [5, 6]]], dtype=torch.int32, device=DEVICE)
     source = torch.randint(6, (2, 3, 2), generator=torch.Generator().manual_seed(3)).int().to(DEVICE)
-    recall_kernel.recall(near[0], far, to, source)
-    recall_reference(near[1], far, to, source)
-    assert torch.equal(near[0], near[1])
-    assert torch.equal(near[0][5, 2], far[source[1, 2, 0], 2])
-    assert torch.equal(near[0][7], random(9, 3, 2, block, d, dtype=torch.float32, seed=2)[7])
+    recall_kernel.recall(gpu[0], host, to, source)
+    recall_reference(gpu[1], host, to, source)
+    assert torch.equal(gpu[0], gpu[1])
+    assert torch.equal(gpu[0][5, 2], host[source[1, 2, 0], 2])
+    assert torch.equal(gpu[0][7], random(9, 3, 2, block, d, dtype=torch.float32, seed=2)[7])
 
 
 @pytest.mark.parametrize(("group", "d", "m"), [(1, 64, 3), (3, 80, 64), (7, 128, 150)])

@@ -13,18 +13,18 @@ from coattn.quantise.pack import pack
 from coattn.quantise.values import LEVELS, block_bytes, pack_values, unpack_values
 
 pytest.importorskip("triton")
+from coattn.ops.triton import flush as flushing
 from coattn.ops.triton import mean_values as means
 from coattn.ops.triton import nearest as kernel
-from coattn.ops.triton import spill as spilling
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def near_and_book(
+def gpu_and_book(
     block: int, groups: int, width: int, shared: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, Codebook]:
-    near = torch.randn(5, 2, 2, block, groups * width).to(DEVICE, dtype)
-    return near, Codebook(torch.randn(1 if shared else groups, 200, width).to(DEVICE, dtype), groups)
+    gpu = torch.randn(5, 2, 2, block, groups * width).to(DEVICE, dtype)
+    return gpu, Codebook(torch.randn(1 if shared else groups, 200, width).to(DEVICE, dtype), groups)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -46,24 +46,24 @@ def test_nearest(width: int, shared: bool) -> None:
     [(12, True, False), (12, False, True), (13, True, True), (13, False, False), (16, True, False), (16, False, True)],
 )
 def test_full_blocks_become_codes_and_others_stay(bits: int, shared: bool, turned: bool) -> None:
-    near, book = near_and_book(16, 8, 2, shared, torch.float32)
+    gpu, book = gpu_and_book(16, 8, 2, shared, torch.float32)
     if turned:
         # whole numbers: sums of products are exact in any order
-        near = near.mul(8).round()
+        gpu = gpu.mul(8).round()
         axes = torch.randint(-3, 4, (2, 16, 16)).float() + 40 * torch.eye(16)
         book = replace(book, basis=Basis.of(axes, torch.float32, DEVICE))
     width = 8 if bits == 16 else bits
     kept = torch.full((7, 2, 16, width), 99, dtype=torch.int16 if bits == 16 else torch.uint8, device=DEVICE)
     ids = torch.tensor([3, 1, 4], dtype=torch.int32, device=DEVICE)
-    spill = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
-    kernel.code_spilled(near, kept, ids, spill, book, bits)
+    flush_to = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
+    kernel.code_flushed(gpu, kept, ids, flush_to, book, bits)
     want = torch.full_like(kept, 99)
     for i in (0, 2):
-        keys = near[int(ids[i]), :, 0]
+        keys = gpu[int(ids[i]), :, 0]
         if book.basis is not None:
             keys = book.basis.keys(keys.transpose(0, 1)).transpose(0, 1)
         codes = kernel.nearest(keys.reshape(-1, keys.shape[-1]), book.centroids).view(2, 16, 8)
-        want[int(spill[i])] = codes if bits == 16 else pack(codes, bits)
+        want[int(flush_to[i])] = codes if bits == 16 else pack(codes, bits)
     assert torch.equal(kept, want)
 
 
@@ -79,36 +79,36 @@ def test_values_are_packed_within_half_a_step(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["model", "int8", "int4"])
 def test_full_blocks_leave_their_values(form: str) -> None:
-    near, _ = near_and_book(16, 8, 4, True, torch.bfloat16)
+    gpu, _ = gpu_and_book(16, 8, 4, True, torch.bfloat16)
     ids = torch.tensor([3, 1, 4], dtype=torch.int32, device=DEVICE)
-    spill = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
+    flush_to = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
     if form == "model":
-        far = torch.full((7, 2, 16, 32), 9.0, dtype=near.dtype, device=DEVICE)
-        spilling.spill_values(near, far, far, ids, spill, 0)
+        host = torch.full((7, 2, 16, 32), 9.0, dtype=gpu.dtype, device=DEVICE)
+        flushing.flush_values(gpu, host, host, ids, flush_to, 0)
     else:
-        far = torch.full((7, 2, block_bytes(form, 16, 32)), 0, dtype=torch.uint8, device=DEVICE)
-        spilling.spill_values(near, far, far.view(torch.float16), ids, spill, LEVELS[form])
-    want = torch.full_like(far, 9 if form == "model" else 0)
+        host = torch.full((7, 2, block_bytes(form, 16, 32)), 0, dtype=torch.uint8, device=DEVICE)
+        flushing.flush_values(gpu, host, host.view(torch.float16), ids, flush_to, LEVELS[form])
+    want = torch.full_like(host, 9 if form == "model" else 0)
     for i in (0, 2):
-        values = near[int(ids[i]), :, 1][None]
-        want[int(spill[i])] = values[0] if form == "model" else pack_values(values, form)[0]
+        values = gpu[int(ids[i]), :, 1][None]
+        want[int(flush_to[i])] = values[0] if form == "model" else pack_values(values, form)[0]
     if form == "model":
-        assert torch.equal(far, want)
+        assert torch.equal(host, want)
     else:  # a code may fall to the other side of a half by a last bit
-        assert ((far.int() - want.int()).abs() > 0).float().mean() < 0.01
-        back, exact = (unpack_values(x, form, 16, 32, torch.float32) for x in (far[[5, 2]], want[[5, 2]]))
+        assert ((host.int() - want.int()).abs() > 0).float().mean() < 0.01
+        back, exact = (unpack_values(x, form, 16, 32, torch.float32) for x in (host[[5, 2]], want[[5, 2]]))
         torch.testing.assert_close(back, exact, atol=0.3 if form == "int4" else 0.05, rtol=0.05)
 
 
 def test_full_blocks_are_added_to_the_sums_of_their_sequences() -> None:
-    near, _ = near_and_book(16, 8, 4, True, torch.bfloat16)
-    ids, spill, seq = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([3, 1, 4], [5, -1, 2], [2, 0, 1]))
+    gpu, _ = gpu_and_book(16, 8, 4, True, torch.bfloat16)
+    ids, flush_to, seq = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([3, 1, 4], [5, -1, 2], [2, 0, 1]))
     sums = torch.randn(4, 2, 33, device=DEVICE)
     want = sums.clone()
     for i in (0, 2):
-        want[int(seq[i]), :, :-1] += near[int(ids[i]), :, 1].float().sum(1)
+        want[int(seq[i]), :, :-1] += gpu[int(ids[i]), :, 1].float().sum(1)
         want[int(seq[i]), :, -1] += 16
-    spilling.sum_values(near, sums, ids, spill, seq)
+    flushing.sum_values(gpu, sums, ids, flush_to, seq)
     torch.testing.assert_close(sums, want, atol=1e-4, rtol=1e-4)
 
 
@@ -122,9 +122,9 @@ def test_sums_become_means_of_every_query_head() -> None:
 
 
 def test_full_blocks_leave_their_keys() -> None:
-    near, _ = near_and_book(8, 4, 3, True, torch.float32)
+    gpu, _ = gpu_and_book(8, 4, 3, True, torch.float32)
     kept = torch.zeros(4, 2, 8, 12, device=DEVICE)
-    ids, spill = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([2, 0], [1, -1]))
-    spilling.spill_keys(near, kept, ids, spill)
-    assert torch.equal(kept[1], near[2, :, 0])
+    ids, flush_to = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([2, 0], [1, -1]))
+    flushing.flush_keys(gpu, kept, ids, flush_to)
+    assert torch.equal(kept[1], gpu[2, :, 0])
     assert not kept[[0, 2, 3]].any()

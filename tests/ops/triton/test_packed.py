@@ -26,38 +26,38 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
 def test_append(block: int, d: int, dtype: torch.dtype) -> None:
     ids = torch.tensor([1, 4, 0], dtype=torch.int32, device=DEVICE)
     places = torch.tensor([block - 1, 2, block - 1], dtype=torch.int32, device=DEVICE)
-    spill = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
+    flush_to = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
     k, v = (draw(3, HEADS, d, dtype=dtype, seed=i) for i in (1, 2))
     made = []
     for run in (append_kernel.append, append_reference):
-        near = draw(5, HEADS, 2, block, d, dtype=dtype)
-        far = torch.zeros(5, HEADS, Layout(block, d).bytes, dtype=torch.uint8, device=DEVICE)
-        run(near, ids, places, k, v, far, spill)
-        made.append((near, far))
-    (near, far), want = made
-    assert torch.equal(near, want[0])
+        gpu = draw(5, HEADS, 2, block, d, dtype=dtype)
+        host = torch.zeros(5, HEADS, Layout(block, d).bytes, dtype=torch.uint8, device=DEVICE)
+        run(gpu, ids, places, k, v, host, flush_to)
+        made.append((gpu, host))
+    (gpu, host), want = made
+    assert torch.equal(gpu, want[0])
     # a number in the middle between two codes may get either
-    differ = (far.int() - want[1].int()).abs()[..., : 2 * block * d]
+    differ = (host.int() - want[1].int()).abs()[..., : 2 * block * d]
     assert differ.max() <= 1
     assert (differ > 0).float().mean() < 0.01
     scales = Layout(block, d).scales
-    assert torch.equal(far[..., scales:], want[1][..., scales:])
-    assert far[3].any()
-    assert not far[[1, 2, 4]].any()
-    torch.testing.assert_close(unpack_blocks(far[:1], block, d, torch.float32), near[:1].float(), atol=0.02, rtol=0.01)
+    assert torch.equal(host[..., scales:], want[1][..., scales:])
+    assert host[3].any()
+    assert not host[[1, 2, 4]].any()
+    torch.testing.assert_close(unpack_blocks(host[:1], block, d, torch.float32), gpu[:1].float(), atol=0.02, rtol=0.01)
 
 
 @pytest.mark.parametrize(("block", "d"), [(8, 16), (5, 24), (32, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recall(block: int, d: int, dtype: torch.dtype) -> None:
-    far = pack_blocks(draw(6, HEADS, 2, block, d))
+    host = pack_blocks(draw(6, HEADS, 2, block, d))
     to = torch.tensor([[[1, -1, 3], [0, 2, -1]]], dtype=torch.int32, device=DEVICE)
     source = torch.tensor([[[5, 0, 2], [1, 1, 0]]], dtype=torch.int32, device=DEVICE)
     made = []
     for run in (recall_kernel.recall, recall_reference):
-        near = torch.zeros(4, HEADS, 2, block, d, dtype=dtype, device=DEVICE)
-        run(near, far, to, source)
-        made.append(near)
+        gpu = torch.zeros(4, HEADS, 2, block, d, dtype=dtype, device=DEVICE)
+        run(gpu, host, to, source)
+        made.append(gpu)
     torch.testing.assert_close(*made)
     assert made[0][1, 0].any()
     assert not made[0][1, 1].any()

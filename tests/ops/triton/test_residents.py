@@ -38,14 +38,14 @@ def whole(values: Any) -> Tensor:
 
 def world(n: int) -> tuple[Rows, Residents]:
     """Three rows: a long sequence, one with fewer blocks than are picked, and nobody's."""
-    far = torch.stack([torch.randperm(200, generator=torch.Generator().manual_seed(i))[:n] for i in range(3)])
+    host = torch.stack([torch.randperm(200, generator=torch.Generator().manual_seed(i))[:n] for i in range(3)])
     held = torch.full((SLOTS + 1, HEADS, PLACES), -1, dtype=torch.int32)
     held[2, 0] = torch.tensor([n - 1, 3, 0, -1, 7])
     held[2, 1] = torch.tensor([1, 2, 4, 5, 6])
     held[0, 0, :2] = torch.tensor([1, 0])
     few = min(3, n)
     return Rows(
-        far.int().to(DEVICE), whole([n * BLOCK, few * BLOCK, 0]), whole([[0, 1], [4, 5], [6, 6]]), whole([9, 16, 0]),
+        host.int().to(DEVICE), whole([n * BLOCK, few * BLOCK, 0]), whole([[0, 1], [4, 5], [6, 6]]), whole([9, 16, 0]),
         whole([2, 0, SLOTS]), whole([1, 5, 6]), whole([-1, 150, -1]),
     ), Residents(held.to(DEVICE), FIRST, BLOCK, 2)  # fmt: skip
 
@@ -120,12 +120,12 @@ def test_renew(interval: int, shift: int) -> None:
     pick_reference.pick_blocks(scores, rows, pool, picked)
     results = []
     for run in (renew_kernel.renew, renew_reference.renew):
-        near, far = (draw(blocks, HEADS, 2, BLOCK, D, seed=i) for i, blocks in enumerate((FIRST + SLOTS * PLACES, 200)))
+        gpu, host = (draw(blocks, HEADS, 2, BLOCK, D, seed=i) for i, blocks in enumerate((FIRST + SLOTS * PLACES, 200)))
         own = Residents(pool.held.clone(), FIRST, BLOCK)
         memory, moved = digests.clone(), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-        run(near, far, memory, rows, own, picked, Due(interval, shift), moved)
-        results.append((near, memory, moved, own.held))
-    (near, memory, moved, held), want = results
+        run(gpu, host, memory, rows, own, picked, Due(interval, shift), moved)
+        results.append((gpu, memory, moved, own.held))
+    (gpu, memory, moved, held), want = results
     for a, b in zip(results[0], want, strict=True):
         torch.testing.assert_close(a, b)
     # the length of the first row is 30 * 8 + 9: due every step, and 249 + 1 is no multiple of 7
@@ -135,8 +135,8 @@ def test_renew(interval: int, shift: int) -> None:
     for head in range(HEADS):
         for place, number in enumerate(held[2, head].tolist()):
             if number >= 0 and interval == 1 and number not in pool.held[2, head].tolist():
-                _, far = (draw(x, HEADS, 2, BLOCK, D, seed=i) for i, x in enumerate((FIRST + SLOTS * PLACES, 200)))
-                assert torch.equal(near[FIRST + 2 * PLACES + place, head], far[rows.host_blocks[0, number], head])
+                _, host = (draw(x, HEADS, 2, BLOCK, D, seed=i) for i, x in enumerate((FIRST + SLOTS * PLACES, 200)))
+                assert torch.equal(gpu[FIRST + 2 * PLACES + place, head], host[rows.host_blocks[0, number], head])
 
 
 def test_an_answer_comes_near_but_for_empty_lists() -> None:

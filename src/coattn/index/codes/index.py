@@ -142,9 +142,9 @@ class Codes(Index):
                 if number >= 0:
                     self._store(layer, [number], gpu[own, :, 0].transpose(0, 1))
         elif layer in self.books.made:
-            from coattn.ops.triton.nearest import code_spilled
+            from coattn.ops.triton.nearest import code_flushed
 
-            code_spilled(gpu, kept, block, to, self.books.made[layer], self.code_bits)
+            code_flushed(gpu, kept, block, to, self.books.made[layer], self.code_bits)
 
     def commit(self, step: Step) -> None:
         """A block that became full on a GPU before there was a codebook makes one, before anybody reads its codes."""

@@ -1,4 +1,4 @@
-// The fewest far entries of each query head that bring the mass to a share, found without sorting.
+// The fewest entries in DRAM of each query head that bring the mass to a share, found without sorting.
 //
 // Scores lie in bins of 1/64 below the head's largest one, 2,048 of them; what is 32 below it weighs nothing.
 // A bin's count and the sum of its weights are integers (the weights as what they lack to the bin's upper
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // 256 threads for each query head, 8 bins each.
-extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int* tokens, const float* near,
+extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int* tokens, const float* gpu_lse,
                                      int pieces, float tau, int cap, int tail, int together, int q_heads,
                                      float* most, int* bin, int* limit, float* lse, float* others) {
   __shared__ float room[8];
@@ -112,10 +112,10 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
   __shared__ int count_before, count_of;
   const int seq = blockIdx.y, head = blockIdx.x, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const i64 row = i64{seq} * q_heads + head;
-  float near_lse = -INFINITY;
+  float known = -INFINITY;
   for (int i = 0; i < pieces; ++i) {
-    const float x = near[(i64{seq} * pieces + i) * q_heads + head], high = fmaxf(x, near_lse);
-    if (high > -INFINITY) near_lse = high + logf(expf(x - high) + expf(near_lse - high));
+    const float x = gpu_lse[(i64{seq} * pieces + i) * q_heads + head], high = fmaxf(x, known);
+    if (high > -INFINITY) known = high + logf(expf(x - high) + expf(known - high));
   }
   if (tokens[seq] == 0) {
     if (tid == 0) most[row] = 0, bin[row] = -1, limit[row] = ALL, lse[row] = others[row] = -INFINITY;
@@ -150,7 +150,7 @@ extern "C" __global__ void threshold(u32* count, u64* lack, u32* top, const int*
     total += room[i];
   }
   before += up - sum;
-  const float near_mass = expf(near_lse - high), need = tau * (total + near_mass) - near_mass;
+  const float known_mass = expf(known - high), need = tau * (total + known_mass) - known_mass;
   const bool none = !(need > 0) && tau < 1;
   {
     float mass_to = before;

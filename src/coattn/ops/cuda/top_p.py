@@ -76,7 +76,7 @@ def largest(scores: Tensor, tokens: Tensor, top: Tensor) -> None:
 def top_p(
     scores: Tensor,
     tokens: Tensor,
-    near: Tensor | None,
+    gpu_lse: Tensor | None,
     tau: float,
     cap: int | None,
     tail: int,
@@ -86,9 +86,9 @@ def top_p(
 ) -> Chosen:
     """scores `[seqs, kv_heads, group, n]` of which the first `tokens` `[seqs]` count -> what is kept, at most `most`.
 
-    near: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4. The work holds the
-    scores' maxima. tail: what is left out counts as zero (0), not at all (1), or somebody else sees to it (2): for 0
-    lse is over everything, else over what is kept; for 0 and 2 `others` says how much was left. together: a head has
+    gpu_lse: `[seqs, pieces, q_heads]` lse of what is attended anyway, in pieces. most: a multiple of 4. The work holds
+    the scores' maxima. tail: what is left out counts as zero (0), not at all (1), or somebody else sees to it (2): for
+    0 lse is over everything, else over what is kept; for 0 and 2 `others` says how much was left. together: a head has
     weights for all that any head of its group keeps. No synchronisation.
     """
     seqs, kv_heads, group, n = scores.shape
@@ -111,7 +111,8 @@ def top_p(
     kernels.launch("histogram", grid, THREADS, scores, tokens, top, counts, lacks, q_heads, long, wide)
     (high, lse, others), (bins, limit) = rows, places
     kernels.launch(
-        "threshold", (q_heads, seqs, 1), 256, counts, lacks, top, tokens, near, 0 if near is None else near.shape[1],
+        "threshold", (q_heads, seqs, 1), 256, counts, lacks, top, tokens, gpu_lse,
+        0 if gpu_lse is None else gpu_lse.shape[1],
         float(tau), ALL if cap is None else cap, tail, int(together), q_heads, high, bins, limit, lse, others,
     )  # fmt: skip
     if cap is not None:

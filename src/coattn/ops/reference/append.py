@@ -25,14 +25,14 @@ def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def append(
-    near: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, far: Tensor | None, spill: Tensor | None
+    gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, host: Tensor | None, flush_to: Tensor | None
 ) -> None:
-    """One token a sequence into near; block `ids[i]` then on to far block `spill[i]` where that is not negative.
+    """One token a sequence into `gpu`; block `ids[i]` then on to host block `flush_to[i]` where that is not negative.
 
-    far: like near, or in 8 bits (`quantise/blocks.py`).
+    host: like `gpu`, or in 8 bits (`quantise/blocks.py`).
     """
-    write_rows(near, ids.long(), places.long(), k, v)
-    if far is not None and spill is not None:
-        full = (spill >= 0).nonzero()[:, 0]
-        blocks = near[ids[full].long()]
-        far[spill[full].long()] = (pack_blocks(blocks) if is_packed(far) else blocks).to(far.device)
+    write_rows(gpu, ids.long(), places.long(), k, v)
+    if host is not None and flush_to is not None:
+        full = (flush_to >= 0).nonzero()[:, 0]
+        blocks = gpu[ids[full].long()]
+        host[flush_to[full].long()] = (pack_blocks(blocks) if is_packed(host) else blocks).to(host.device)

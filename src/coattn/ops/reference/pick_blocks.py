@@ -77,8 +77,8 @@ def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> No
     lists.host_lens[:seqs] = (missing.sum(-1) * block).int()
     places = held.shape[-1]
     present = (held >= 0) & (held < blocks)
-    near = torch.arange(places, device=held.device).expand_as(held)
-    at = pool.first + rows.seq.long()[:, None, None] * places + near
+    place = torch.arange(places, device=held.device).expand_as(held)
+    at = pool.first + rows.seq.long()[:, None, None] * places + place
     window = rows.gpu_blocks[:, None].expand(-1, heads, -1)
     some = torch.arange(window.shape[-1], device=at.device) * block < rows.gpu_lens[:, None, None]
     _write(lists.gpu[:seqs], torch.cat([at, window], -1).int(), torch.cat([present, some.expand_as(window)], -1))

@@ -7,14 +7,14 @@ from torch import Tensor
 from coattn.quantise.blocks import is_packed, unpack_blocks
 
 
-def recall(near: Tensor, far: Tensor, to: Tensor, source: Tensor) -> None:
-    """Block `source[s, h, i]` of far `[n, kv_heads, 2, block, d]`, KV head h, becomes block `to[s, h, i]` of near.
+def recall(gpu: Tensor, host: Tensor, to: Tensor, source: Tensor) -> None:
+    """Block `source[s, h, i]` of `host` `[n, kv_heads, 2, block, d]`, KV head h, becomes block `to[s, h, i]` of `gpu`.
 
-    to, source: `[seqs, kv_heads, m]` on the device of near; negative in `to`: nothing. No two share a place. Far blocks
-    may be in 8 bits, `[n, kv_heads, bytes]`.
+    to, source: `[seqs, kv_heads, m]` on the device of `gpu`; negative in `to`: nothing. No two share a place. Those of
+    `host` may be in 8 bits, `[n, kv_heads, bytes]`.
     """
     heads = (to >= 0).nonzero()[:, 1]
     ids, wanted = to[to >= 0].long(), source[to >= 0].long()
-    found = far[wanted.to(far.device), heads.to(far.device)].to(near.device)
-    block, d = near.shape[3:]
-    near[ids, heads] = unpack_blocks(found, block, d, near.dtype) if is_packed(far) else found
+    found = host[wanted.to(host.device), heads.to(host.device)].to(gpu.device)
+    block, d = gpu.shape[3:]
+    gpu[ids, heads] = unpack_blocks(found, block, d, gpu.dtype) if is_packed(host) else found

@@ -1,4 +1,4 @@
-"""Scores of one query token a sequence against what is kept near of far keys."""
+"""Scores of one query token a sequence against what GPU memory holds of keys in DRAM."""
 
 from __future__ import annotations
 

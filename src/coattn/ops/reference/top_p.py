@@ -11,22 +11,22 @@ FEW = 256
 """Entries that are sorted at first: mostly an eighth holds the mass, and sorting that takes a fifth of the time."""
 
 
-def top_p(scores: Tensor, near: Tensor, tau: float, cap: int | None) -> Tensor:
-    """scores `[..., n]`, `near` `[...]`: the lse of what is attended anyway -> which to keep, bool `[..., n]`.
+def top_p(scores: Tensor, gpu_lse: Tensor, tau: float, cap: int | None) -> Tensor:
+    """scores `[..., n]`, `gpu_lse` `[...]`: the lse of what is attended anyway -> which to keep, bool `[..., n]`.
 
-    Per row the fewest entries whose softmax weights, with those of what is near, add up to `tau`; all of them for
-    `tau` 1; never more than `cap`. Entries at -inf are never kept.
+    Per row the fewest entries whose softmax weights, with those of what is attended anyway, add up to `tau`; all of
+    them for `tau` 1; never more than `cap`. Entries at -inf are never kept.
     """
     there = scores > -torch.inf
     if tau >= 1 and (cap is None or cap >= scores.shape[-1]):
         return there
-    total = torch.logaddexp(scores.logsumexp(-1), near)
+    total = torch.logaddexp(scores.logsumexp(-1), gpu_lse)
     n = scores.shape[-1]
     most = n if cap is None else min(n, cap)
     for some in (min(most, max(FEW, n // 8)), most):
         ordered, order = scores.topk(some, dim=-1)
         weights = (ordered - total[..., None]).exp()
-        held = weights.cumsum(-1) + (near - total).exp()[..., None]
+        held = weights.cumsum(-1) + (gpu_lse - total).exp()[..., None]
         # rows without any entry have no weights: nan, which wants nothing
         if some == most or bool((held[..., -1] >= tau).all()):
             break

@@ -1,4 +1,4 @@
-"""`append`: one new token a sequence into its near block, and a block that is full now on to DRAM."""
+"""`append`: one new token a sequence into its block in GPU memory, and a block that is full now on to DRAM."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from coattn.quantise.blocks import is_packed
 
 @triton.jit
 def _append(
-    k_ptr, v_ptr, near_ptr, far_ptr, halves_ptr, ids_ptr, places_ptr, spill_ptr,
-    k_seq, k_head, v_seq, v_head, block_stride, head_stride, far_block, far_head,
-    SPILL: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    k_ptr, v_ptr, gpu_ptr, host_ptr, halves_ptr, ids_ptr, places_ptr, flush_ptr,
+    k_seq, k_head, v_seq, v_head, block_stride, head_stride, host_block, host_head,
+    FLUSH: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
@@ -32,42 +32,42 @@ def _append(
         new = tl.load(k_ptr + seq * k_seq + head * k_head + d, mask=d < D, other=0.0)
     else:
         new = tl.load(v_ptr + seq * v_seq + head * v_head + d, mask=d < D, other=0.0)
-    new = new.to(near_ptr.dtype.element_ty)
-    tl.store(near_ptr + home + place * D + d, new, mask=d < D)
-    if SPILL:
-        to = tl.load(spill_ptr + seq).to(tl.int64)
+    new = new.to(gpu_ptr.dtype.element_ty)
+    tl.store(gpu_ptr + home + place * D + d, new, mask=d < D)
+    if FLUSH:
+        to = tl.load(flush_ptr + seq).to(tl.int64)
         if to >= 0:
             r = tl.arange(0, BLOCK)
             at = r[:, None] * D + d[None, :]
-            rows = tl.load(near_ptr + home + at, mask=(d < D)[None, :], other=0.0)
+            rows = tl.load(gpu_ptr + home + at, mask=(d < D)[None, :], other=0.0)
             # the new row may not have arrived in memory yet
             rows = tl.where((r == place)[:, None], new[None, :], rows)
-            away = to * far_block + head * far_head
+            away = to * host_block + head * host_head
             if PACKED:
                 scales = halves_ptr + (away + 2 * BLOCK * D) // 2
                 if kind == 0:
-                    pack_keys(rows, far_ptr + away, scales, BLOCK, D, D_PAD)
+                    pack_keys(rows, host_ptr + away, scales, BLOCK, D, D_PAD)
                 else:
-                    pack_values(rows, far_ptr + away, scales, BLOCK, D, D_PAD)
+                    pack_values(rows, host_ptr + away, scales, BLOCK, D, D_PAD)
             else:
-                tl.store(far_ptr + away + kind * BLOCK * D + at, rows, mask=(d < D)[None, :])
+                tl.store(host_ptr + away + kind * BLOCK * D + at, rows, mask=(d < D)[None, :])
 
 
 def append(
-    near: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, far: Tensor | None, spill: Tensor | None
+    gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, host: Tensor | None, flush_to: Tensor | None
 ) -> None:
-    """k, v `[seqs, kv_heads, d]` into rows `places` of blocks `ids` of near `[n, kv_heads, 2, block, d]`.
+    """k, v `[seqs, kv_heads, d]` into rows `places` of blocks `ids` of gpu `[n, kv_heads, 2, block, d]`.
 
-    spill: the far block that the near one is written through to, or negative; far lies in mapped host memory, and may
-    be in 8 bits.
+    flush_to: the block in DRAM that each is written through to, or negative. `host` lies in mapped memory, and may be
+    in 8 bits.
     """
     seqs, kv_heads, d = k.shape
-    block = near.shape[3]
-    away = near if far is None else far
+    block = gpu.shape[3]
+    away = gpu if host is None else host
     _append[(seqs, kv_heads, 2)](
-        k, v, near, away, halves_of(away), ids, places, ids if spill is None else spill,
-        k.stride(0), k.stride(1), v.stride(0), v.stride(1), near.stride(0), near.stride(1),
+        k, v, gpu, away, halves_of(away), ids, places, ids if flush_to is None else flush_to,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1), gpu.stride(0), gpu.stride(1),
         away.stride(0), away.stride(1),
-        SPILL=spill is not None, PACKED=is_packed(away), BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
-        **options(seqs),
+        FLUSH=flush_to is not None, PACKED=is_packed(away), BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d),
+        num_warps=4, **options(seqs),
     )  # fmt: skip

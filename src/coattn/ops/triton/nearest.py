@@ -53,33 +53,33 @@ def _nearest(
 
 
 @triton.jit
-def _nearest_spilled(
-    near_ptr, ids_ptr, spill_ptr, book_ptr, codes_ptr, block_stride, head_stride, groups, book_stride, count, kv_heads,
+def _nearest_flushed(
+    gpu_ptr, ids_ptr, flush_ptr, book_ptr, codes_ptr, block_stride, head_stride, groups, book_stride, count, kv_heads,
     WIDTH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
     seq, head, g = item // kv_heads, item % kv_heads, tl.program_id(1)
-    if tl.load(spill_ptr + seq) >= 0:
+    if tl.load(flush_ptr + seq) >= 0:
         r = tl.arange(0, ROWS)
         block = tl.load(ids_ptr + seq).to(tl.int64)
-        at = near_ptr + block * block_stride + head * head_stride + r * D + g * WIDTH
+        at = gpu_ptr + block * block_stride + head * head_stride + r * D + g * WIDTH
         found = _search(at, r >= 0, book_ptr + g * book_stride, count, WIDTH, ROWS, TILE)
         tl.store(codes_ptr + (item * ROWS + r) * groups + g, found.to(tl.int16))
 
 
 @triton.jit
-def _turn_spilled(
-    near_ptr, ids_ptr, spill_ptr, to_ptr, out_ptr, block_stride, head_stride, kv_heads,
+def _turn_flushed(
+    gpu_ptr, ids_ptr, flush_ptr, to_ptr, out_ptr, block_stride, head_stride, kv_heads,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, AXES: tl.constexpr,
 ):  # fmt: skip
     """Keys of a full block in the basis of their KV head, some of its axes."""
     item = tl.program_id(0)
     seq, head = item // kv_heads, item % kv_heads
-    if tl.load(spill_ptr + seq) >= 0:
+    if tl.load(flush_ptr + seq) >= 0:
         r, e = tl.arange(0, ROWS), tl.program_id(1) * AXES + tl.arange(0, AXES)
         d = tl.arange(0, D_PAD)
         block = tl.load(ids_ptr + seq).to(tl.int64)
-        at = near_ptr + block * block_stride + head * head_stride + r[:, None] * D + d[None, :]
+        at = gpu_ptr + block * block_stride + head * head_stride + r[:, None] * D + d[None, :]
         keys = tl.load(at, mask=(d < D)[None, :], other=0.0).to(tl.float32)
         there = (e < D)[:, None] & (d < D)[None, :]
         axes = tl.load(to_ptr + (head * D + e)[:, None] * D + d[None, :], mask=there, other=0.0).to(tl.float32)
@@ -89,12 +89,12 @@ def _turn_spilled(
 
 @triton.jit
 def _store_codes(
-    codes_ptr, kept_ptr, spill_ptr, block_stride, head_stride, kv_heads, groups, width,
+    codes_ptr, kept_ptr, flush_ptr, block_stride, head_stride, kv_heads, groups, width,
     BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH_PAD: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
     seq, head = item // kv_heads, item % kv_heads
-    to = tl.load(spill_ptr + seq).to(tl.int64)
+    to = tl.load(flush_ptr + seq).to(tl.int64)
     if to >= 0:
         r, b = tl.arange(0, ROWS), tl.arange(0, WIDTH_PAD)
         there = (r >= 0)[:, None] & (b < width)[None, :]
@@ -125,35 +125,35 @@ def nearest(keys: Tensor, centroids: Tensor) -> Tensor:
     return codes
 
 
-def code_spilled(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor, book: Codebook, bits: int) -> None:
-    """Keys of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to codes in blocks `spill` of kept.
+def code_flushed(gpu: Tensor, kept: Tensor, ids: Tensor, flush_to: Tensor, book: Codebook, bits: int) -> None:
+    """Keys of blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to codes in blocks `flush_to` of kept.
 
-    Nothing happens where `spill` is negative: the block is not full. The block size is a power of two.
+    Nothing happens where `flush_to` is negative: the block is not full. The block size is a power of two.
     """
-    (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    (seqs,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
     centroids = book.centroids
     if book.basis is not None:
-        turned = torch.empty(seqs, kv_heads, block, d, dtype=torch.float32, device=near.device)
-        _turn_spilled[(seqs * kv_heads, triton.cdiv(d, AXES))](
-            near, ids, spill, book.basis.to, turned, near.stride(0), near.stride(1), kv_heads,
+        turned = torch.empty(seqs, kv_heads, block, d, dtype=torch.float32, device=gpu.device)
+        _turn_flushed[(seqs * kv_heads, triton.cdiv(d, AXES))](
+            gpu, ids, flush_to, book.basis.to, turned, gpu.stride(0), gpu.stride(1), kv_heads,
             D=d, D_PAD=triton.next_power_of_2(d), ROWS=block, AXES=AXES, num_warps=4,
         )  # fmt: skip
-        near, ids = turned, torch.arange(seqs, dtype=torch.int32, device=near.device)
+        gpu, ids = turned, torch.arange(seqs, dtype=torch.int32, device=gpu.device)
     _, count, width = centroids.shape
     groups = d // width
-    codes = torch.empty(seqs * kv_heads, block, groups, dtype=torch.int16, device=near.device)
-    _nearest_spilled[(seqs * kv_heads, groups)](
-        near, ids, spill, centroids, codes, near.stride(0), near.stride(1), groups, _stride(centroids), count,
+    codes = torch.empty(seqs * kv_heads, block, groups, dtype=torch.int16, device=gpu.device)
+    _nearest_flushed[(seqs * kv_heads, groups)](
+        gpu, ids, flush_to, centroids, codes, gpu.stride(0), gpu.stride(1), groups, _stride(centroids), count,
         kv_heads, WIDTH=width, D=d, ROWS=block, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    store_codes(codes, kept, spill, bits)
+    store_codes(codes, kept, flush_to, bits)
 
 
-def store_codes(codes: Tensor, kept: Tensor, spill: Tensor, bits: int) -> None:
-    """codes `[seqs * kv_heads, block, groups]`, or keys in their place, into blocks `spill` of kept."""
+def store_codes(codes: Tensor, kept: Tensor, flush_to: Tensor, bits: int) -> None:
+    """codes `[seqs * kv_heads, block, groups]`, or keys in their place, into blocks `flush_to` of kept."""
     kv_heads, width = kept.shape[1], kept.shape[3]
     _store_codes[(len(codes),)](
-        codes, kept, spill, kept.stride(0), kept.stride(1), kv_heads, codes.shape[2], width,
+        codes, kept, flush_to, kept.stride(0), kept.stride(1), kv_heads, codes.shape[2], width,
         BITS=bits, ROWS=codes.shape[1], WIDTH_PAD=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
 

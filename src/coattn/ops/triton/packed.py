@@ -10,9 +10,9 @@ from torch import Tensor
 from coattn.quantise.blocks import is_packed
 
 
-def halves_of(far: Tensor) -> Tensor:
+def halves_of(host: Tensor) -> Tensor:
     """The same memory as float16, where it is packed: scales and minima lie in it."""
-    return far.view(torch.float16) if is_packed(far) else far
+    return host.view(torch.float16) if is_packed(host) else host
 
 
 @triton.jit

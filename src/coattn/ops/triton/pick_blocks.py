@@ -39,16 +39,16 @@ def _values(
 
 @triton.jit
 def _pick_blocks(
-    scores_ptr, sums_ptr, far_ptr, far_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
-    near_out, near_tokens_out, far_out, far_tokens_out, chosen_out, wanted_out, worth_out, values_out,
-    heads, blocks, chunks, most, places, ring, width, first, sinks, far_seq, window_seq,
+    scores_ptr, sums_ptr, host_ptr, host_tokens_ptr, window_ptr, window_tokens_ptr, slots_ptr, held_ptr,
+    gpu_out, gpu_tokens_out, host_out, host_tokens_out, chosen_out, wanted_out, worth_out, values_out,
+    heads, blocks, chunks, most, places, ring, width, first, sinks, host_seq, window_seq,
     GROUP: tl.constexpr, BLOCK: tl.constexpr,
     N_PAD: tl.constexpr, CHUNKS_PAD: tl.constexpr, K_PAD: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
     row = seq * heads + tl.program_id(1)
     n = tl.arange(0, N_PAD)
-    full = tl.load(far_tokens_ptr + seq) // BLOCK
+    full = tl.load(host_tokens_ptr + seq) // BLOCK
     slot = tl.load(slots_ptr + seq).to(tl.int64)
     p = tl.arange(0, P_PAD)
     held = tl.load(held_ptr + (slot * heads + tl.program_id(1)) * places + p, mask=p < places, other=-2)
@@ -102,19 +102,19 @@ def _pick_blocks(
     match = (number[:, None] == held[None, :]) & counted[:, None]
     resident = tl.max(match.to(tl.int32), 1)
     missing = counted & (resident == 0)
-    ids = tl.load(far_ptr + seq * far_seq + number, mask=missing, other=0)
-    tl.store(far_out + row * most + tl.cumsum(missing.to(tl.int32), 0) - 1, ids, mask=missing)
-    tl.store(far_tokens_out + row, tl.sum(missing.to(tl.int32), 0) * BLOCK)
+    ids = tl.load(host_ptr + seq * host_seq + number, mask=missing, other=0)
+    tl.store(host_out + row * most + tl.cumsum(missing.to(tl.int32), 0) - 1, ids, mask=missing)
+    tl.store(host_tokens_out + row, tl.sum(missing.to(tl.int32), 0) * BLOCK)
     present = (held >= 0) & (held < full)
-    near = (first + slot * places + p).to(tl.int32)
-    tl.store(near_out + row * width + tl.cumsum(present.to(tl.int32), 0) - 1, near, mask=present)
+    homes = (first + slot * places + p).to(tl.int32)
+    tl.store(gpu_out + row * width + tl.cumsum(present.to(tl.int32), 0) - 1, homes, mask=present)
     residents = tl.sum(present.to(tl.int32), 0)
     r = tl.arange(0, R_PAD)
     recent = tl.load(window_tokens_ptr + seq)
     used = (r < ring) & (r * BLOCK < recent)
     newest = tl.load(window_ptr + seq * window_seq + r, mask=used, other=0)
-    tl.store(near_out + row * width + residents + r, newest, mask=used)
-    tl.store(near_tokens_out + row, residents * BLOCK + recent)
+    tl.store(gpu_out + row * width + residents + r, newest, mask=used)
+    tl.store(gpu_tokens_out + row, residents * BLOCK + recent)
     score = tl.load(values_out + row * blocks + number, mask=missing, other=float("-inf"))
     tl.store(wanted_out + row * most + k, score, mask=k < most)
     worth = tl.load(values_out + row * blocks + held, mask=present, other=float("-inf"))

@@ -19,9 +19,9 @@ find room beside them."""
 
 @triton.jit
 def _renew(
-    near_ptr, digests_ptr, far_table_ptr, far_tokens_ptr, window_tokens_ptr, slots_ptr, ids_ptr, spill_ptr, held_ptr,
+    gpu_ptr, digests_ptr, host_table_ptr, host_tokens_ptr, window_tokens_ptr, slots_ptr, ids_ptr, flush_ptr, held_ptr,
     chosen_ptr, wanted_ptr, worth_ptr, source_out, place_out, count_out, moved_ptr,
-    heads, most, places, first, nobody, interval, shift, far_seq, block_stride, head_stride, digest_stride,
+    heads, most, places, first, nobody, interval, shift, host_seq, block_stride, head_stride, digest_stride,
     digest_head, side_stride,
     RECALL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     K_PAD: tl.constexpr, P_PAD: tl.constexpr,
@@ -30,7 +30,7 @@ def _renew(
     head = tl.program_id(1)
     row = seq * heads + head
     slot = tl.load(slots_ptr + seq).to(tl.int64)
-    length = tl.load(far_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)
+    length = tl.load(host_tokens_ptr + seq) + tl.load(window_tokens_ptr + seq)
     p = tl.arange(0, P_PAD)
     mine = held_ptr + (slot * heads + head) * places + p
     held = tl.load(mine, mask=p < places, other=-2)
@@ -50,7 +50,7 @@ def _renew(
             take = (offer > worth) & (p < places)
             number = tl.load(chosen_ptr + row * most + k, mask=wanted > float("-inf"), other=0)
             comes = tl.sum(tl.where(pair, number[None, :], 0), 1)
-            source = tl.load(far_table_ptr + seq * far_seq + comes, mask=take, other=-1)
+            source = tl.load(host_table_ptr + seq * host_seq + comes, mask=take, other=-1)
             held = tl.where(take, comes, held)
             tl.store(mine, held, mask=take)
             at = row * places + tl.cumsum(take.to(tl.int32), 0) - 1
@@ -59,12 +59,12 @@ def _renew(
             count = tl.sum(take.to(tl.int32), 0)
             tl.atomic_add(moved_ptr, count.to(tl.int64), sem="relaxed")
         tl.store(count_out + row, count)
-    to = tl.load(spill_ptr + seq).to(tl.int64)
+    to = tl.load(flush_ptr + seq).to(tl.int64)
     if to >= 0:
         d = tl.arange(0, D_PAD)
         at = tl.arange(0, BLOCK)[:, None] * D + d[None, :]
         inside = (d < D)[None, :]
-        here = near_ptr + tl.load(ids_ptr + seq).to(tl.int64) * block_stride + head.to(tl.int64) * head_stride
+        here = gpu_ptr + tl.load(ids_ptr + seq).to(tl.int64) * block_stride + head.to(tl.int64) * head_stride
         keys = tl.load(here + at, mask=inside, other=0.0)
         low = tl.min(keys.to(tl.float32), 0)
         high = tl.max(keys.to(tl.float32), 0)
@@ -74,15 +74,15 @@ def _renew(
         place = tl.min(tl.where(held == -1, p, P_PAD), 0)
         if place < P_PAD:
             tl.store(mine, tl.full([P_PAD], 0, tl.int32) + (length // BLOCK - 1), mask=p == place)
-            home = near_ptr + (first + slot * places + place) * block_stride + head.to(tl.int64) * head_stride
+            home = gpu_ptr + (first + slot * places + place) * block_stride + head.to(tl.int64) * head_stride
             tl.store(home + at, keys, mask=inside)
             tl.store(home + BLOCK * D + at, tl.load(here + BLOCK * D + at, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit
 def _bring(
-    near_ptr, far_ptr, halves_ptr, source_ptr, place_ptr, count_ptr, slots_ptr, rows, heads, places, first,
-    block_stride, head_stride, far_block, far_head,
+    gpu_ptr, host_ptr, halves_ptr, source_ptr, place_ptr, count_ptr, slots_ptr, rows, heads, places, first,
+    block_stride, head_stride, host_block, host_head,
     PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -92,33 +92,33 @@ def _bring(
         for i in range(tl.load(count_ptr + row)):
             source = tl.load(source_ptr + row * places + i).to(tl.int64)
             place = tl.load(place_ptr + row * places + i)
-            away = source * far_block + head * far_head
-            home = near_ptr + (first + slot * places + place) * block_stride + head * head_stride
-            copy_block(far_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
+            away = source * host_block + head * host_head
+            home = gpu_ptr + (first + slot * places + place) * block_stride + head * head_stride
+            copy_block(host_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
 
 
 def renew(
-    near: Tensor, far: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
+    gpu: Tensor, host: Tensor, digests: Tensor, rows: Rows, pool: Residents, lists: Lists, due: Due, moved: Tensor
 ) -> None:
-    """See the reference; far may lie in mapped host memory. What comes is decided and copied on the GPU alone."""
-    seqs, (_, heads, _, block, d) = len(rows.seq), near.shape
+    """See the reference; host may lie in mapped host memory. What comes is decided and copied on the GPU alone."""
+    seqs, (_, heads, _, block, d) = len(rows.seq), gpu.shape
     most, places = lists.chosen.shape[-1], pool.held.shape[-1]
     count = seqs * heads
     # what comes from where to which place, and how much of it for each sequence and KV head
     sizes = [count * places, count * places, count] if due.interval else [1, 1, 1]
-    source, place, counts = torch.split(torch.empty(sum(sizes), dtype=torch.int32, device=near.device), sizes)
+    source, place, counts = torch.split(torch.empty(sum(sizes), dtype=torch.int32, device=gpu.device), sizes)
     pad = triton.next_power_of_2
     _renew[(seqs, heads)](
-        near, digests, rows.host_blocks, rows.host_lens, rows.gpu_lens, rows.seq, rows.write_block, rows.flush_to,
+        gpu, digests, rows.host_blocks, rows.host_lens, rows.gpu_lens, rows.seq, rows.write_block, rows.flush_to,
         pool.held, lists.chosen, lists.wanted, lists.worth, source, place, counts, moved,
         heads, most, places, pool.first, len(pool.held) - 1, max(1, due.interval), due.shift,
-        rows.host_blocks.stride(0), near.stride(0), near.stride(1), digests.stride(0),
+        rows.host_blocks.stride(0), gpu.stride(0), gpu.stride(1), digests.stride(0),
         digests.stride(1), digests.stride(2),
         RECALL=due.interval > 0, BLOCK=block, D=d, D_PAD=pad(d),
         K_PAD=pad(most), P_PAD=pad(places), num_warps=4,
     )  # fmt: skip
     if due.interval:
         _bring[(min(count, COPIERS),)](
-            near, far, halves_of(far), source, place, counts, rows.seq, count, heads, places, pool.first,
-            near.stride(0), near.stride(1), far.stride(0), far.stride(1), **block_sizes(near, far), num_warps=4,
+            gpu, host, halves_of(host), source, place, counts, rows.seq, count, heads, places, pool.first,
+            gpu.stride(0), gpu.stride(1), host.stride(0), host.stride(1), **block_sizes(gpu, host), num_warps=4,
         )  # fmt: skip

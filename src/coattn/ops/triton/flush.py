@@ -1,4 +1,4 @@
-"""`spill`: the values of a block that has become full on to DRAM, in the form they are kept there; keys as they are."""
+"""`flush`: the values of a block that has become full on to DRAM, in the form they are kept there; keys as they are."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 @triton.jit
-def _spill_values(
-    near_ptr, far_ptr, scale_ptr, ids_ptr, spill_ptr, block_stride, head_stride, far_block, far_head,
+def _flush_values(
+    gpu_ptr, host_ptr, scale_ptr, ids_ptr, flush_ptr, block_stride, head_stride, host_block, host_head,
     LEVELS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
-    to = tl.load(spill_ptr + seq).to(tl.int64)
+    to = tl.load(flush_ptr + seq).to(tl.int64)
     if to >= 0:
         r = tl.arange(0, ROWS)
         block = tl.load(ids_ptr + seq).to(tl.int64)
-        source = near_ptr + block * block_stride + head * head_stride + ROWS * D
-        away = to * far_block + head * far_head
+        source = gpu_ptr + block * block_stride + head * head_stride + ROWS * D
+        away = to * host_block + head * host_head
         if LEVELS == 0:
             d = tl.arange(0, D_PAD)
             at = r[:, None] * D + d[None, :]
-            tl.store(far_ptr + away + at, tl.load(source + at, mask=(d < D)[None, :]), mask=(d < D)[None, :])
+            tl.store(host_ptr + away + at, tl.load(source + at, mask=(d < D)[None, :]), mask=(d < D)[None, :])
         else:
             # PARTS groups of channels, each with a scale and a minimum after the row's codes; parts share a byte
             size: tl.constexpr = D // PARTS
@@ -43,18 +43,18 @@ def _spill_values(
                 packed = packed | (code << (4 * part))
                 tl.store(scales + part, step)
                 tl.store(scales + PARTS + part, low)
-            tl.store(far_ptr + away + r[:, None] * stride + d[None, :], packed.to(tl.uint8), mask=there)
+            tl.store(host_ptr + away + r[:, None] * stride + d[None, :], packed.to(tl.uint8), mask=there)
 
 
 @triton.jit
 def _sum_values(
-    near_ptr, ids_ptr, spill_ptr, seq_ptr, sums_ptr, block_stride, head_stride,
+    gpu_ptr, ids_ptr, flush_ptr, seq_ptr, sums_ptr, block_stride, head_stride,
     ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
-    if tl.load(spill_ptr + row) >= 0:
+    if tl.load(flush_ptr + row) >= 0:
         r, c = tl.arange(0, ROWS), tl.arange(0, D_PAD)
-        source = near_ptr + tl.load(ids_ptr + row).to(tl.int64) * block_stride + head * head_stride + ROWS * D
+        source = gpu_ptr + tl.load(ids_ptr + row).to(tl.int64) * block_stride + head * head_stride + ROWS * D
         values = tl.load(source + r[:, None] * D + c[None, :], mask=(c < D)[None, :], other=0.0).to(tl.float32)
         # one program for each sequence and KV head: nobody else adds to its sums
         sums = sums_ptr + (tl.load(seq_ptr + row).to(tl.int64) * tl.num_programs(1) + head) * (D + 1)
@@ -63,48 +63,48 @@ def _sum_values(
 
 
 @triton.jit
-def _spill_keys(
-    near_ptr, kept_ptr, ids_ptr, spill_ptr, block_stride, head_stride, kept_block, kept_head,
+def _flush_keys(
+    gpu_ptr, kept_ptr, ids_ptr, flush_ptr, block_stride, head_stride, kept_block, kept_head,
     ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
-    to = tl.load(spill_ptr + seq).to(tl.int64)
+    to = tl.load(flush_ptr + seq).to(tl.int64)
     if to >= 0:
         r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
         at = r[:, None] * D + d[None, :]
         block = tl.load(ids_ptr + seq).to(tl.int64)
-        rows = tl.load(near_ptr + block * block_stride + head * head_stride + at, mask=(d < D)[None, :])
+        rows = tl.load(gpu_ptr + block * block_stride + head * head_stride + at, mask=(d < D)[None, :])
         tl.store(kept_ptr + to * kept_block + head * kept_head + at, rows, mask=(d < D)[None, :])
 
 
-def spill_values(near: Tensor, far: Tensor, halves: Tensor, ids: Tensor, spill: Tensor, levels: int) -> None:
-    """Values of near blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to far blocks `spill`, unless negative.
+def flush_values(gpu: Tensor, host: Tensor, halves: Tensor, ids: Tensor, flush_to: Tensor, levels: int) -> None:
+    """Values of blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to blocks `flush_to` of `host`, unless negative.
 
-    far: `[n, kv_heads, block, d]` of the same dtype (`levels` 0), or bytes `[n, kv_heads, size]` with 255 or 15 levels,
-    of which `halves` is the same memory as float16. Rows are quantised as `quantise/values.py` says.
+    host: `[n, kv_heads, block, d]` of the same dtype (`levels` 0), or bytes `[n, kv_heads, size]` with 255 or 15
+    levels, of which `halves` is the same memory as float16. Rows are quantised as `quantise/values.py` says.
     """
-    (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+    (seqs,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
     parts = 2 if levels == 15 else 1
-    _spill_values[(seqs, kv_heads)](
-        near, far, halves, ids, spill, near.stride(0), near.stride(1), far.stride(0), far.stride(1),
+    _flush_values[(seqs, kv_heads)](
+        gpu, host, halves, ids, flush_to, gpu.stride(0), gpu.stride(1), host.stride(0), host.stride(1),
         LEVELS=levels, PARTS=parts, ROWS=block, D=d, D_PAD=triton.next_power_of_2(d if levels == 0 else d // parts),
         num_warps=4,
     )  # fmt: skip
 
 
-def sum_values(near: Tensor, sums: Tensor, ids: Tensor, spill: Tensor, seq: Tensor) -> None:
-    """Values of near blocks that are full now, and their number, to `sums[seq]` `[seqs + 1, kv_heads, d + 1]`."""
-    (rows,), (_, kv_heads, _, block, d) = ids.shape, near.shape
+def sum_values(gpu: Tensor, sums: Tensor, ids: Tensor, flush_to: Tensor, seq: Tensor) -> None:
+    """Values of blocks that are full now, and their number, to `sums[seq]` `[seqs + 1, kv_heads, d + 1]`."""
+    (rows,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
     _sum_values[(rows, kv_heads)](
-        near, ids, spill, seq, sums, near.stride(0), near.stride(1),
+        gpu, ids, flush_to, seq, sums, gpu.stride(0), gpu.stride(1),
         ROWS=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
     )  # fmt: skip
 
 
-def spill_keys(near: Tensor, kept: Tensor, ids: Tensor, spill: Tensor) -> None:
-    """Keys of near blocks to blocks `spill` of kept `[n, kv_heads, block, d]`, unless negative."""
-    (seqs,), (_, kv_heads, _, block, d) = ids.shape, near.shape
-    _spill_keys[(seqs, kv_heads)](
-        near, kept, ids, spill, near.stride(0), near.stride(1), kept.stride(0), kept.stride(1),
+def flush_keys(gpu: Tensor, kept: Tensor, ids: Tensor, flush_to: Tensor) -> None:
+    """Keys of blocks to blocks `flush_to` of kept `[n, kv_heads, block, d]`, unless negative."""
+    (seqs,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
+    _flush_keys[(seqs, kv_heads)](
+        gpu, kept, ids, flush_to, gpu.stride(0), gpu.stride(1), kept.stride(0), kept.stride(1),
         ROWS=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
     )  # fmt: skip
