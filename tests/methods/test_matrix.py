@@ -29,8 +29,13 @@ SMALL: dict[str, dict[str, Any]] = {
 SMALL_CACHE: dict[str, dict[str, Any]] = {
     "gpu": {},
     "recent": {"sinks": 4, "recent": 20},
+    "evicting": {"block": 8},
     "tiered": {"window_blocks": 1},
     "values": {"window_blocks": 1},
+}
+SMALL_UPKEEP: dict[str, dict[str, Any]] = {
+    "heavy_hitters": {"heavy": 0.2, "recent": 6},
+    "one_set": {"cache_size": 12},
 }
 
 
@@ -55,7 +60,7 @@ ROWS = fitting()
 
 def small(row: Method) -> dict[str, Any]:
     ahead = {"ahead_from": 1} if row.schedule == "layer_ahead" else {}
-    return {**SMALL[row.select], **SMALL_CACHE[row.cache], **ahead}
+    return {**SMALL[row.select], **SMALL_CACHE[row.cache], **SMALL_UPKEEP.get(row.upkeep, {}), **ahead}
 
 
 def checked(row: Method, **more: Any) -> Verdict:

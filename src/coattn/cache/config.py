@@ -22,7 +22,8 @@ class CacheConfig(Part):
 
     axis: ClassVar[str] = "cache"
     gpu: ClassVar[str]
-    """`all`: every token; `recent`: the first and the most recent tokens; `newest`: the newest blocks."""
+    """`all`: every token; `recent`: the first and the most recent tokens; `kept`: those that upkeep lets stay; `newest`:
+    the newest blocks."""
     host: ClassVar[str | None] = None
     """`kv`: full blocks are written through; `v`: only their values; None: nothing."""
 
@@ -74,6 +75,17 @@ class Recent(CacheConfig):
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"recent": tokens}
+
+
+@dataclass
+class Evicting(CacheConfig):
+    """Every token of a prompt while it is read, in GPU memory; then what upkeep lets stay, each KV head its own."""
+
+    name = "evicting"
+    gpu = "kept"
+    provides = frozenset({"gpu", "evictable"})
+    needs = frozenset({"evicts"})
+    help_text = {"block": BLOCK}
 
 
 @dataclass

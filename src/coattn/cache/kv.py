@@ -12,7 +12,7 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.host import HostTier
-from coattn.cache.layout import AllBlocks, Layout, NewestBlocks, RecentTokens
+from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
 from coattn.cache.values import ValueMemory
@@ -65,6 +65,8 @@ class KVCache:
     """Of host blocks whose keys are not in DRAM; the index sets it."""
     reports: bool = False
     """Whether `append` says which blocks have become full."""
+    settle: Callable[[Step], None] | None = None
+    """What is done to stored entries before a step is planned; upkeep that drops some sets it."""
 
     def __init__(self, config: CacheConfig, spec: CacheSpec, side: BlockMemory | None = None) -> None:
         """side: what an index keeps of every block, in the GPU tier."""
@@ -73,6 +75,8 @@ class KVCache:
         given: Any = config
         if config.gpu == "all":
             self.gpu: Layout = AllBlocks(self.block, spec, side)
+        elif config.gpu == "kept":
+            self.gpu = KeptTokens(self.block, spec, side)
         elif config.gpu == "recent":
             self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent)
         else:
@@ -94,6 +98,8 @@ class KVCache:
 
     def plan(self, step: Step) -> None:
         """Makes room for the step's tokens, and writes a decode step's table. Raises BudgetError, changing nothing."""
+        if self.settle is not None:
+            self.settle(step)
         if self.host is not None:
             self.host.plan(step)
         self.gpu.plan(step)
@@ -224,7 +230,7 @@ class KVCache:
     def _table_memory(self) -> TableMemory:
         """Made anew where the sequences have outgrown it."""
         numbers = dict.fromkeys(("seq", "write_block", "write_offset", "gpu_lens"), 0)
-        columns = {**numbers, "gpu_blocks": self.gpu.width}
+        columns = {**numbers, "gpu_blocks": self.gpu.width} | ({"position": 0} if self.gpu.numbered else {})
         if self.host is not None:
             columns |= {"flush_to": 0, "host_lens": 0, "host_blocks": self.host.table.rows.shape[1]}
         made = getattr(self, "tables", None)
@@ -255,6 +261,8 @@ class KVCache:
             "write_offset": [offset for _, offset in places],
             "gpu_lens": lens,
         }
+        if self.gpu.numbered:
+            numbers["position"] = step.history
         if self.host is not None:
             numbers |= {"flush_to": flush, "host_lens": host}
         padding = {"seq": self.spec.seqs, "write_block": gpu.dummy_block, "flush_to": NO_BLOCK}
