@@ -22,6 +22,7 @@ from coattn.select.oracle import Oracle
 from coattn.select.pq_top_p import PqTopP
 from coattn.select.prompt_top import PromptTop
 from coattn.select.random import Random
+from coattn.select.retrieval_heads import RetrievalHeads
 from coattn.upkeep.entries.entries import Entries
 from coattn.upkeep.evict.heavy_hitters import HeavyHitters
 from coattn.upkeep.evict.one_set import OneSet
@@ -46,6 +47,7 @@ _ALL: tuple[type[Part], ...] = (
     DigestTop,
     PqTopP,
     PromptTop,
+    RetrievalHeads,
     Oracle,
     Random,
     Gpu,

@@ -22,8 +22,8 @@ class CacheConfig(Part):
 
     axis: ClassVar[str] = "cache"
     gpu: ClassVar[str]
-    """`all`: every token; `recent`: the first and the most recent tokens; `kept`: those that upkeep lets stay; `newest`:
-    the newest blocks."""
+    """`all`: every token; `recent`: the first and the most recent; `kept`: those that upkeep lets stay; `newest`: the
+    newest blocks."""
     host: ClassVar[str | None] = None
     """`kv`: full blocks are written through; `v`: only their values; None: nothing."""
 

@@ -68,7 +68,7 @@ class Evict(Upkeep):
 
     @abstractmethod
     def worth(self, weights: Tensor, age: Tensor) -> Tensor:
-        """weights, age `[..., kv_heads, n]`, the newest token's age being 0 -> the same shape: the lowest is dropped."""
+        """weights, age `[..., kv_heads, n]`, the newest token's age being 0 -> the same: the lowest is dropped."""
 
     def is_exact(self) -> bool:
         return False
@@ -88,7 +88,9 @@ class Evict(Upkeep):
         self._weigh()  # of the layer before, whose keys are stored now
         own = {slot: q[start:end] for slot, (start, end) in zip(step.slots, step.spans, strict=True) if end > start}
         asking = {slot: self.weights.asking(part).clone() for slot, part in own.items()}
-        self._asked = Asked(layer, asking, {slot: self.gpu.count(slot) + len(part) for slot, part in own.items()}, scale)
+        self._asked = Asked(
+            layer, asking, {slot: self.gpu.count(slot) + len(part) for slot, part in own.items()}, scale
+        )
 
     def _weigh(self) -> None:
         asked, self._asked = self._asked, None
@@ -152,7 +154,7 @@ class Evict(Upkeep):
                     self._drop(slot, history, sum(self._sizes[slot]), self._sizes[slot][1])
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        """Entries of tokens that are taken back go; where heads differ in how many that are, the least of others too."""
+        """Entries of tokens taken back go; where heads differ in how many that are, the least of others too."""
         if not keep:
             self._forget(slot)
         elif self.gpu.count(slot):
@@ -161,12 +163,14 @@ class Evict(Upkeep):
             self._drop(slot, keep, left, 0)
 
     def _drop(self, slot: int, length: int, stay: int, recent: int) -> None:
-        """Of the entries of the first `length` tokens, each KV head keeps `stay`: the newest, and the best of others."""
+        """Of the first `length` tokens' entries each KV head keeps `stay`: the newest, and the best of others."""
         count = self.gpu.count(slot)
         for layer in self.cache.spec.layers:
             weights, position = self._entries(layer, slot)
             worth = self.worth(weights, length - 1 - position)
-            worth = worth.masked_fill(position >= length - recent, torch.inf).masked_fill(position >= length, -torch.inf)
+            worth = worth.masked_fill(position >= length - recent, torch.inf).masked_fill(
+                position >= length, -torch.inf
+            )
             chosen = worth.topk(stay).indices.sort().values  # [kv_heads, stay]
             ids, rows = self._places(slot, count, layer)
             head = torch.arange(len(chosen), device=ids.device)[:, None]

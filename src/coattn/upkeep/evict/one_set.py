@@ -13,7 +13,7 @@ from coattn.upkeep.evict.evict import Evict
 
 @dataclass
 class OneSet(Evict):
-    """A layer keeps the tokens that weigh most over all its heads; none is safe, and what is dropped is gone for good."""
+    """A layer keeps the tokens that weigh most over all its heads; none is safe, and what is dropped is gone."""
 
     name = "one_set"
     help_text = {"cache_size": "tokens that stay, the same for every head of a layer"}
