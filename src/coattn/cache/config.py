@@ -59,16 +59,20 @@ class Recent(CacheConfig):
         "block": BLOCK,
         "sinks": "first tokens that are kept for good",
         "recent": "most recent tokens kept; unset: what the GPU budget holds, or 1,024 with the sinks",
+        "positions": "what distances go by: cache (positions counted inside it, as published), or text",
     }
 
     sinks: int = 64
     recent: int | None = None
+    positions: str = "cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("sinks", self.sinks, 0)
         if self.recent is not None:
             check_count("recent", self.recent, 1)
+        if self.positions not in ("cache", "text"):
+            raise ConfigError(f"positions is {self.positions!r}, but must be cache or text.", "Leave it out for cache.")
 
     def is_exact(self) -> bool:
         return False

@@ -290,8 +290,10 @@ class RecentTokens(Layout):
     always a prefix of the places, full or not, and attention over it is attention over a block list.
     """
 
-    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None) -> None:
+    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, beside: int = 0) -> None:
+        """beside: bytes of the GPU tier that are not for blocks."""
         super().__init__(block, spec)
+        self._beside = beside
         what = "A window" if recent is None else f"A window of {sinks} + {recent} tokens"
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.first_tokens, self._recent = sinks, recent
@@ -316,7 +318,7 @@ class RecentTokens(Layout):
         if room is None:
             return max(DEFAULT_TOKENS, self.first_tokens + self.block)
         least = ceil_div(self.first_tokens + 1, self.block)
-        blocks = max(least, (room // self.memory.block_bytes - spec.padding) // spec.seqs)
+        blocks = max(least, ((room - self._beside) // self.memory.block_bytes - spec.padding) // spec.seqs)
         if spec.tokens is not None:
             blocks = min(blocks, max(ceil_div(spec.tokens, self.block), least))
         return blocks * self.block
