@@ -19,7 +19,7 @@ from coattn.method import Composed, Method, compose
 from coattn.ops.blockwise import NAMES
 from coattn.probe import Probe
 from coattn.runtime import Group, Runtime
-from coattn.types import LayerShape, Selection, Step
+from coattn.types import LayerShape, Rope, Selection, Step
 
 if TYPE_CHECKING:
     from coattn.call import Call
@@ -32,6 +32,7 @@ LONGEST = 6144
 BOUND = 2e-5
 """Largest difference of an exact row from the textbook, in float32 over values of about 1."""
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
+ROPE = Rope(tuple(10 ** -(i / 2) for i in range(DIM // 2)))
 LAYERS = 5
 STEPS = (13, 10, 9)
 
@@ -94,7 +95,7 @@ class Trial:
         self, composed: Composed, seqs: int = 2, device: torch.device | None = None, layers: int = LAYERS
     ) -> None:
         device, self.layers = device or torch.device("cpu"), layers
-        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, device)
+        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, device, rope=ROPE)
         self.seqs, self.lengths, self.error, self.stored = seqs, [0] * seqs, 0.0, 0
         self.counted = Counting()
         self.runtime = Runtime([shape] * layers, composed, Ledger(), seqs, None, probes=[self.counted])

@@ -30,6 +30,9 @@ ORIGIN = {
     "picks": "a selection rule that picks blocks by digests",
     "keeps_entries": "a selection rule that says which entries stay, such as maw_threshold",
     "keeps_positions": "a selection rule that says which positions of a prompt stay, such as prompt_top",
+    "evictable": "a cache from which entries can be dropped, such as evicting",
+    "evicts": "upkeep that drops entries",
+    "weights": "an index of weights",
     "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
     "cpu": "the CPU as the place",
 }

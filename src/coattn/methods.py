@@ -101,6 +101,34 @@ METHODS: dict[str, Method] = {
             "all that came later.",
             paper="Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, 2024",
         ),
+        Method(
+            "h2o",
+            cache="evicting",
+            index="sums",
+            select="everything",
+            upkeep="heavy_hitters",
+            summary="Lossy. Each KV head keeps the newest tokens and those that queries weighed most in all; the rest "
+            "is gone.",
+            paper="Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of LLMs, 2023",
+        ),
+        Method(
+            "tova",
+            cache="evicting",
+            index="last_weights",
+            select="everything",
+            upkeep="one_set",
+            summary="Lossy. Each layer keeps the tokens that its last query weighed most over all heads; the rest is "
+            "gone.",
+            paper="Oren et al., Transformers are Multi-State RNNs (TOVA), 2024",
+        ),
+        Method(
+            "duo",
+            cache="gpu",
+            select="retrieval_heads",
+            summary="Lossy. Every token in GPU memory; retrieval heads attend to all, the others to the first tokens "
+            "and the newest.",
+            paper="Xiao et al., DuoAttention, 2024",
+        ),
         _SCOUT,
         _HCATTENTION,
         replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coattn.cache.config import OnGpu, Recent, Tiered, Values
+from coattn.cache.config import Evicting, OnGpu, Recent, Tiered, Values
 from coattn.execute.cpu import Cpu
 from coattn.execute.gpu import Gpu
 from coattn.execute.pull import Pull
@@ -10,6 +10,7 @@ from coattn.index.averages import Averages
 from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
 from coattn.index.none import NoIndex
+from coattn.index.weights import LastWeights, Sums
 from coattn.part import Part
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
@@ -21,7 +22,10 @@ from coattn.select.oracle import Oracle
 from coattn.select.pq_top_p import PqTopP
 from coattn.select.prompt_top import PromptTop
 from coattn.select.random import Random
+from coattn.select.retrieval_heads import RetrievalHeads
 from coattn.upkeep.entries.entries import Entries
+from coattn.upkeep.evict.heavy_hitters import HeavyHitters
+from coattn.upkeep.evict.one_set import OneSet
 from coattn.upkeep.last_queries import LastQueries
 from coattn.upkeep.none import NoUpkeep
 from coattn.upkeep.recall.recall import Recall
@@ -29,17 +33,21 @@ from coattn.upkeep.recall.recall import Recall
 _ALL: tuple[type[Part], ...] = (
     OnGpu,
     Recent,
+    Evicting,
     Tiered,
     Values,
     NoIndex,
     Digests,
     Codes,
     Averages,
+    Sums,
+    LastWeights,
     Everything,
     MawThreshold,
     DigestTop,
     PqTopP,
     PromptTop,
+    RetrievalHeads,
     Oracle,
     Random,
     Gpu,
@@ -52,6 +60,8 @@ _ALL: tuple[type[Part], ...] = (
     Recall,
     Entries,
     LastQueries,
+    HeavyHitters,
+    OneSet,
 )
 
 AXES = ("cache", "index", "select", "place", "schedule", "upkeep")

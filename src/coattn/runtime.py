@@ -300,7 +300,7 @@ class Runtime:
                 state = follow(own_q, own_k, own_v, history.k, history.v, scale, shape)
             elif history is not None:
                 keys, values = torch.cat([history.k, own_k]), torch.cat([history.v, own_v])
-                state = look_back(own_q, keys, values, scale, shape, history.window, history.sinks)
+                state = look_back(own_q, keys, values, scale, shape, history.window, history.sinks, history.position)
             else:
                 call = Call(layer, shape, own_q[None], scale, alone, group.cache, group.index)
                 seen = self._attend_history(group, call, last=step.seqs > 1)

@@ -88,6 +88,16 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Rope:
+    """How a layer's keys and queries are turned by their positions."""
+
+    frequencies: tuple[float, ...]
+    """Of each pair of channels the angle, in radians a position; none: they change with the length of the text."""
+    interleaved: bool = False
+    """Whether neighbours are a pair; else channel i and channel `i + len(frequencies)`."""
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """What the cache and the attention of one layer need to know of the model."""
 
@@ -102,6 +112,8 @@ class LayerShape:
     """Scores become `softcap * tanh(score / softcap)` before the softmax."""
     mark: float | None = None
     """A number of the layer's own weights: files that were made for a model are told by it from another's."""
+    rope: Rope | None = None
+    """None: keys know nothing of positions, or nobody said what."""
 
     @property
     def token_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 import coattn
 from coattn.hf.ahead import Ahead
 from coattn.hf.query import query_of
+from coattn.ops.rotate import rotate
 from coattn.runtime import Runtime
 
 
@@ -49,3 +51,30 @@ def test_every_family_says_how_its_query_is_made(family: str, monkeypatch: pytes
             # the layer's own input in place of that of the layer before, with the other layer's call
             guess = ahead.predict(i, inputs[i], calls[i - 1])
             torch.testing.assert_close(guess.transpose(1, 2).flatten(0, 1), real[i], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_every_family_says_how_positions_turn_its_queries(family: str) -> None:
+    model = tiny(family)
+    ahead, rotary = Ahead(model), getattr(model.get_decoder(), "rotary_emb", None)
+    hidden = torch.randn(1, 1, 64, generator=torch.Generator().manual_seed(0))
+    for i, (module, shape) in enumerate(zip(ahead.modules, ahead.shapes, strict=True)):
+        if rotary is None:
+            assert shape.rope is None
+            continue
+        assert shape.rope is not None
+        kinds = "layer_type" in inspect.signature(rotary.forward).parameters
+        kind = (model.config.layer_types[i],) if kinds else ()
+        at = [query_of(module, shape, hidden, rotary(hidden, torch.tensor([[p]]), *kind)) for p in (5, 45)]
+        frequencies = torch.tensor(shape.rope.frequencies, dtype=torch.float64)
+        moved = rotate(at[0], torch.tensor(40), frequencies, shape.rope.interleaved)
+        torch.testing.assert_close(moved, at[1], atol=1e-5, rtol=1e-5)
+        assert (at[0] - at[1]).abs().max() > 0.01
+
+
+@torch.no_grad()
+def test_a_rotation_that_follows_the_length_is_known_as_such() -> None:
+    model = tiny("llama")
+    model.get_decoder().rotary_emb.rope_type = "dynamic"
+    assert [shape.rope.frequencies for shape in Ahead(model).shapes if shape.rope] == [(), (), ()]

@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "oracle": {"budget": 16},
     "random": {"budget": 16},
     "prompt_top": {"budget": 16, "window": 4, "kernel": 3},
+    "retrieval_heads": {"block": 8, "sinks": 4, "recent": 12},
     "digest_top": {"budget": 40, "block": 8},
     "pq_top_p": {"cap": 8, "tau": 0.5, "block": 8, "centroids": 16},
 }
@@ -29,8 +30,13 @@ SMALL: dict[str, dict[str, Any]] = {
 SMALL_CACHE: dict[str, dict[str, Any]] = {
     "gpu": {},
     "recent": {"sinks": 4, "recent": 20},
+    "evicting": {"block": 8},
     "tiered": {"window_blocks": 1},
     "values": {"window_blocks": 1},
+}
+SMALL_UPKEEP: dict[str, dict[str, Any]] = {
+    "heavy_hitters": {"heavy": 0.2, "recent": 6},
+    "one_set": {"cache_size": 12},
 }
 
 
@@ -55,7 +61,7 @@ ROWS = fitting()
 
 def small(row: Method) -> dict[str, Any]:
     ahead = {"ahead_from": 1} if row.schedule == "layer_ahead" else {}
-    return {**SMALL[row.select], **SMALL_CACHE[row.cache], **ahead}
+    return {**SMALL[row.select], **SMALL_CACHE[row.cache], **SMALL_UPKEEP.get(row.upkeep, {}), **ahead}
 
 
 def checked(row: Method, **more: Any) -> Verdict:

@@ -22,7 +22,8 @@ class CacheConfig(Part):
 
     axis: ClassVar[str] = "cache"
     gpu: ClassVar[str]
-    """`all`: every token; `recent`: the first and the most recent tokens; `newest`: the newest blocks."""
+    """`all`: every token; `recent`: the first and the most recent; `kept`: those that upkeep lets stay; `newest`: the
+    newest blocks."""
     host: ClassVar[str | None] = None
     """`kv`: full blocks are written through; `v`: only their values; None: nothing."""
 
@@ -58,22 +59,37 @@ class Recent(CacheConfig):
         "block": BLOCK,
         "sinks": "first tokens that are kept for good",
         "recent": "most recent tokens kept; unset: what the GPU budget holds, or 1,024 with the sinks",
+        "positions": "what distances go by: cache (positions counted inside it, as published), or text",
     }
 
     sinks: int = 64
     recent: int | None = None
+    positions: str = "cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("sinks", self.sinks, 0)
         if self.recent is not None:
             check_count("recent", self.recent, 1)
+        if self.positions not in ("cache", "text"):
+            raise ConfigError(f"positions is {self.positions!r}, but must be cache or text.", "Leave it out for cache.")
 
     def is_exact(self) -> bool:
         return False
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"recent": tokens}
+
+
+@dataclass
+class Evicting(CacheConfig):
+    """Every token of a prompt while it is read, in GPU memory; then what upkeep lets stay, each KV head its own."""
+
+    name = "evicting"
+    gpu = "kept"
+    provides = frozenset({"gpu", "evictable"})
+    needs = frozenset({"evicts"})
+    help_text = {"block": BLOCK}
 
 
 @dataclass

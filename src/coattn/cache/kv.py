@@ -12,7 +12,8 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.host import HostTier
-from coattn.cache.layout import AllBlocks, Layout, NewestBlocks, RecentTokens
+from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
+from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
 from coattn.cache.values import ValueMemory
@@ -51,6 +52,8 @@ class DenseHistory:
     """The first so many are always visible."""
     window: int | None
     """Tokens that a query looks back, itself included; None for all."""
+    position: int | None = None
+    """Of the token after them, in the text, where positions count inside the cache."""
 
 
 class KVCache:
@@ -65,16 +68,25 @@ class KVCache:
     """Of host blocks whose keys are not in DRAM; the index sets it."""
     reports: bool = False
     """Whether `append` says which blocks have become full."""
+    settle: Callable[[Step], None] | None = None
+    """What is done to stored entries before a step is planned; upkeep that drops some sets it."""
 
     def __init__(self, config: CacheConfig, spec: CacheSpec, side: BlockMemory | None = None) -> None:
         """side: what an index keeps of every block, in the GPU tier."""
         self.config, self.spec, self.block = config, spec, config.block
         self.host: HostTier | None = None
+        self.turned: TurnedSinks | None = None
         given: Any = config
         if config.gpu == "all":
             self.gpu: Layout = AllBlocks(self.block, spec, side)
+        elif config.gpu == "kept":
+            self.gpu = KeptTokens(self.block, spec, side)
         elif config.gpu == "recent":
-            self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent)
+            if given.positions == "cache" and given.sinks:
+                self.turned = TurnedSinks(spec, self.block, given.sinks)
+            beside = 0 if self.turned is None else self.turned.bytes
+            self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent, beside)
+            self.gpu.numbered = self.turned is not None
         else:
             self.gpu = NewestBlocks(self.block, spec, given.window_blocks, getattr(given, "sink_blocks", 0))
             what, dtype = "Keeping every token", given.host_dtype
@@ -88,12 +100,16 @@ class KVCache:
     def open(self) -> None:
         """Allocates what is fixed. Raises BudgetError naming the minimum."""
         self.gpu.open()
+        if self.turned is not None:
+            self.turned.open()
         if self.host is not None:
             self.host.open()
         self._table_memory()
 
     def plan(self, step: Step) -> None:
         """Makes room for the step's tokens, and writes a decode step's table. Raises BudgetError, changing nothing."""
+        if self.settle is not None:
+            self.settle(step)
         if self.host is not None:
             self.host.plan(step)
         self.gpu.plan(step)
@@ -113,6 +129,10 @@ class KVCache:
         source, ids, rows = self._cached(("places", k.device), lambda: self._places(step, k.device))
         if len(source):
             write_rows(self.gpu.memory[layer], ids, rows, k[source], v[source])
+        if self.turned is not None:
+            for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
+                first = self.gpu.stored_tokens(slot, history)
+                self.turned.keep(layer, slot, torch.arange(first, first + end - start), k[start:end])
         return filled or self._filled(layer, step)
 
     def visible(self, layer: int, step: Step) -> Selection:
@@ -128,7 +148,11 @@ class KVCache:
                 return None
             ids, rows = (x.to(device) for x in self.gpu.places(slot, self.gpu.stored(slot)))
             k, v = read_rows(self.gpu.memory[layer], ids, rows)
-            return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring)
+            if self.turned is None:
+                return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring)
+            length = step.history[step.slots.index(slot)]
+            k = self.turned.read(layer, slot, k)
+            return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring, length)
         if self.config.host != "v":
             return None
         length = step.history[step.slots.index(slot)]
@@ -202,6 +226,8 @@ class KVCache:
     def release(self) -> None:
         """Gives every byte back to the ledger."""
         self.gpu.release()
+        if self.turned is not None:
+            self.turned.release()
         if self.host is not None:
             self.host.release()
 
@@ -213,6 +239,8 @@ class KVCache:
         block, offset = (self.tables.device_rows(name, rows) for name in names)
         if self.host is None:
             append(gpu, block, offset, k, v)
+            if self.turned is not None:
+                self.turned.turn(layer, gpu, k, self.tables, self.gpu.dummy_block)
             return
         to = self.tables.device_rows("flush_to", rows)
         if self.config.host == "kv":
@@ -224,7 +252,7 @@ class KVCache:
     def _table_memory(self) -> TableMemory:
         """Made anew where the sequences have outgrown it."""
         numbers = dict.fromkeys(("seq", "write_block", "write_offset", "gpu_lens"), 0)
-        columns = {**numbers, "gpu_blocks": self.gpu.width}
+        columns = {**numbers, "gpu_blocks": self.gpu.width} | ({"position": 0} if self.gpu.numbered else {})
         if self.host is not None:
             columns |= {"flush_to": 0, "host_lens": 0, "host_blocks": self.host.table.rows.shape[1]}
         made = getattr(self, "tables", None)
@@ -255,6 +283,8 @@ class KVCache:
             "write_offset": [offset for _, offset in places],
             "gpu_lens": lens,
         }
+        if self.gpu.numbered:
+            numbers["position"] = step.history
         if self.host is not None:
             numbers |= {"flush_to": flush, "host_lens": host}
         padding = {"seq": self.spec.seqs, "write_block": gpu.dummy_block, "flush_to": NO_BLOCK}
@@ -337,7 +367,8 @@ class KVCache:
     def _close_up(self, gpu: RecentTokens, slot: int, length: int, keep: int) -> None:
         """What the ring has overwritten stays gone; the entries that are left move to the front, in order."""
         entries = gpu.stored(slot)
-        left = entries[entries < gpu.count(slot) - (length - keep)]
+        # sinks have their places by position, the others count from the end
+        left = entries[torch.where(entries < gpu.first_tokens, entries, entries + length - gpu.count(slot)) < keep]
         for layer, shape in self.spec.layers.items():
             memory = gpu.memory[layer]
             k, v = read_rows(memory, *(x.to(shape.device) for x in gpu.places(slot, left)))
@@ -358,7 +389,8 @@ def min_gpu_bytes(cache: KVCache) -> int:
     unit = spec.block_bytes(block)
     if cache.config.gpu == "recent":
         size = given.sinks + (given.recent or 1)
-        return (spec.seqs * ceil_div(size, block) + spec.padding) * unit
+        beside = 0 if cache.turned is None else cache.turned.bytes
+        return (spec.seqs * ceil_div(size, block) + spec.padding) * unit + beside
     memory = cache.gpu.memory if cache.host is None else cache.host.memory
     beside = 0 if memory.side is None else memory.side.block_bytes
     if cache.host is None:

@@ -1,4 +1,4 @@
-"""Where a sequence's tokens lie in GPU memory: three layouts, each index arithmetic over a block memory."""
+"""Where a sequence's tokens lie in GPU memory: four layouts, each index arithmetic over a block memory."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Layout(ABC):
     """Blocks of the longest list."""
     sinks: int = 0
     """First blocks of a sequence that stay whatever comes."""
+    numbered: bool = False
+    """Whether a step table says the position of each new token in its text."""
 
     def __init__(self, block: int, spec: CacheSpec) -> None:
         self.block, self.spec = block, spec
@@ -95,10 +97,14 @@ class AllBlocks(Layout):
         spec, width = self.spec, ceil_div(self.spec.tokens or 1, self.block)
         self.table.tabulate(spec.seqs + 1, width)
         if spec.fixed:
-            self.memory.fix(spec.seqs * width + spec.padding)
+            self.memory.fix(self._most(width) + spec.padding)
             self.table.ensure(spec.seqs, spec.padding)
         elif spec.tokens is not None:
-            self.memory.reserve(spec.seqs * width)
+            self.memory.reserve(self._most(width))
+
+    def _most(self, width: int) -> int:
+        """Blocks that are ever wanted, of sequences of at most `width` blocks."""
+        return self.spec.seqs * width
 
     def plan(self, step: Step) -> None:
         wanted = [(slot, ceil_div(n, self.block)) for slot, n in zip(step.slots, step.lengths, strict=True)]
@@ -132,6 +138,64 @@ class AllBlocks(Layout):
 
     def release(self) -> None:
         self.table.release()
+
+
+class KeptTokens(AllBlocks):
+    """Entries of a sequence in a row: of a prompt all, later those that upkeep lets stay; what is dropped frees blocks.
+
+    A place says nothing of a position in the text: each KV head may have another token there.
+    """
+
+    numbered = True
+
+    def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None) -> None:
+        super().__init__(block, spec, side)
+        self._count: dict[int, int] = {}
+
+    def _most(self, width: int) -> int:
+        """One prompt is read while the other sequences have only what stays."""
+        few = ceil_div(self.spec.kept, self.block) if self.spec.kept else width
+        return min(self.spec.seqs * width, self.spec.seqs * few + width)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        wide = self.table.rows.shape[1]
+        return min(wide, ceil_div(self.spec.kept, self.block)) if self.spec.fixed else wide
+
+    def plan(self, step: Step) -> None:
+        for slot, history in zip(step.slots, step.history, strict=True):
+            if not history:
+                self.shrink(slot, 0)
+        wanted = [(s, ceil_div(self.count(s) + n, self.block)) for s, n in zip(step.slots, step.new, strict=True)]
+        self.table.require(wanted)
+        for slot, blocks in wanted:
+            self.table.ensure(slot, blocks)
+
+    def count(self, slot: int) -> int:
+        """Entries that are there."""
+        return self._count.get(slot, 0)
+
+    def stored_tokens(self, slot: int, history: int) -> int:
+        return self.count(slot)
+
+    def list(self, slot: int, tokens: int) -> Tensor:
+        return self.table.rows[slot, : max(self.width, ceil_div(tokens, self.block))]
+
+    def commit(self, step: Step) -> None:
+        for slot, n in zip(step.slots, step.new, strict=True):
+            self._count[slot] = self.count(slot) + n
+
+    def crop(self, slot: int, keep: int) -> None:
+        """The first entries count; blocks stay."""
+        self._count[slot] = min(self.count(slot), keep)
+
+    def shrink(self, slot: int, keep: int) -> None:
+        self.crop(slot, keep)
+        super().shrink(slot, self.count(slot))
+
+    def release(self) -> None:
+        self._count.clear()
+        super().release()
 
 
 class NewestBlocks(Layout):
@@ -226,8 +290,10 @@ class RecentTokens(Layout):
     always a prefix of the places, full or not, and attention over it is attention over a block list.
     """
 
-    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None) -> None:
+    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, beside: int = 0) -> None:
+        """beside: bytes of the GPU tier that are not for blocks."""
         super().__init__(block, spec)
+        self._beside = beside
         what = "A window" if recent is None else f"A window of {sinks} + {recent} tokens"
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.first_tokens, self._recent = sinks, recent
@@ -252,7 +318,7 @@ class RecentTokens(Layout):
         if room is None:
             return max(DEFAULT_TOKENS, self.first_tokens + self.block)
         least = ceil_div(self.first_tokens + 1, self.block)
-        blocks = max(least, (room // self.memory.block_bytes - spec.padding) // spec.seqs)
+        blocks = max(least, ((room - self._beside) // self.memory.block_bytes - spec.padding) // spec.seqs)
         if spec.tokens is not None:
             blocks = min(blocks, max(ceil_div(spec.tokens, self.block), least))
         return blocks * self.block

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import load_model
-from coattn.cli.options import Count, json_option, model_options
+from coattn.cli.options import Count, Number, json_option, model_options
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
@@ -108,6 +108,71 @@ def hcattention(**options: Any) -> None:
         soft_wrap=True,
     )
     err.print(f"use it with --method hcattention --set codebook={target}", soft_wrap=True)
+
+
+@calibrate.command()
+@model_options
+@click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
+@click.option("--rho", type=Number(0, 1), help="Share of retrieval heads.  [default: 0.5; 0.25 without grouped heads]")
+@click.option(
+    "--length",
+    "lengths",
+    multiple=True,
+    type=Count(1),
+    help="Tokens of a prompt; may be given again.  [default: 2048, 4096]",
+)
+@click.option("--samples", default=4, show_default=True, type=Count(1), help="Prompts of each length.")
+@click.option("--sinks", default=64, show_default=True, type=Count(0), help="First tokens that do not count.")
+@click.option("--recent", default=256, show_default=True, type=Count(1), help="Newest tokens that do not count.")
+@click.option("--seed", default=0, show_default=True, type=Count(0), help="Where the draws start.")
+@click.option("--out", "target", required=True, metavar="FILE", help="The labels, a JSON file.")
+@json_option
+def duo(**options: Any) -> None:
+    """Retrieval heads (DuoAttention), by needle mass instead of training.
+
+    The model reads prompts with up to ten pass keys in them, then questions and answers. The score of a KV head is the
+    weight that its best query head gives, while an answer is read, to the pass key that is asked for, outside the
+    first and the newest tokens. The best share of all heads are retrieval heads. `--set heads=FILE` then gives them to
+    the method.
+    """
+    text, target = read_text(options["text_file"]), writable(options["target"])
+    assert target is not None, "--out is required"
+    loaded = load_model(options)
+
+    import random
+
+    from coattn.calibrate.heads import make_prompt, score_heads
+    from coattn.hf.architectures import describe_layers
+    from coattn.hf.generate import positions
+    from coattn.select.head_labels import HeadLabels, retrieval_heads
+
+    shapes, most = describe_layers(loaded.model), positions(loaded)
+    lengths = sorted({length if most is None else min(length, most) for length in options["lengths"] or (2048, 4096)})
+    rho = (0.5 if shapes[0].kv_heads < shapes[0].q_heads else 0.25) if options["rho"] is None else options["rho"]
+    draws, ids = random.Random(options["seed"]), loaded.tokenizer(text.body, verbose=False).input_ids
+    made = [make_prompt(loaded.tokenizer, ids, n, draws) for n in lengths for _ in range(options["samples"])]
+    with progress("reading prompts", len(made)) as bar:
+
+        def report(what: str, done: int, of: int) -> None:
+            bar.update(bar.task_ids[0], description=what, completed=done, total=of)
+
+        scores = score_heads(loaded.model, made, options["sinks"], options["recent"], report)
+    labels = HeadLabels(
+        loaded.name, [shape.mark for shape in shapes], options["sinks"], options["recent"], rho, scores,
+        retrieval_heads(scores, rho), prompts=len(made), text=text.name,
+    )  # fmt: skip
+    labels.save(target)
+    found = sum(map(sum, labels.retrieval))
+    if options["as_json"]:
+        print_json({"heads": str(target), "model": loaded.name, "retrieval": found, "rho": rho, "scores": scores})
+        return
+    total = sum(len(layer) for layer in labels.retrieval)
+    known = [score for layer in scores for score in layer if score is not None]
+    out.print(
+        f"{target}: {found} of {total} KV heads retrieve; needle mass {min(known):.4f} to {max(known):.4f}",
+        soft_wrap=True,
+    )
+    err.print(f"use it with --method duo --set heads={target}", soft_wrap=True)
 
 
 def error(book: Any, keys: Any) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.errors import UnsupportedError
-from coattn.types import LayerShape
+from coattn.types import LayerShape, Rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +27,9 @@ FAMILIES = {
     "gpt_neox": "GPT-NeoX",
 }
 """`config.model_type` -> the family's name. Each is tested on a tiny random config."""
+
+INTERLEAVED = ("glm", "glm4")
+"""Families in which RoPE turns pairs of neighbouring channels."""
 
 
 def check_family(model: PreTrainedModel) -> None:
@@ -86,9 +89,26 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
                 sliding_window(config, i),
                 float(softcap) if softcap is not None else None,
                 _mark(weight),
+                _rope(model, i),
             )
         )
     return shapes
+
+
+def _rope(model: PreTrainedModel, layer: int) -> Rope | None:
+    """How a layer turns its keys; None: it does not, or its weights are nowhere."""
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    if rotary is None:
+        return None
+    kind, how = "", rotary.rope_type
+    if isinstance(how, dict):  # each kind of layer its own (Gemma 3)
+        kind = model.config.layer_types[layer] + "_"
+        how = how[kind[:-1]]
+    frequencies: torch.Tensor = getattr(rotary, f"{kind}inv_freq")
+    if frequencies.is_meta:
+        return None
+    fixed = () if how in ("dynamic", "longrope") else tuple(frequencies.tolist())
+    return Rope(fixed, interleaved=model.config.model_type in INTERLEAVED)
 
 
 def _mark(weight: torch.Tensor) -> float | None:

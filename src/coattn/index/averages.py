@@ -44,7 +44,7 @@ class Averages(Index):
         self.values = Weights(spec.layers, blocks, cache.block)
 
     def observed(self, layer: int) -> Average:
-        return Average(self.values[layer], self.alpha)
+        return Average(self.values[layer], 1 - self.alpha, self.alpha)
 
     def release(self) -> None:
         if hasattr(self, "values"):

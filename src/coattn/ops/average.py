@@ -15,14 +15,16 @@ from coattn.types import BlockList
 
 @dataclass(frozen=True)
 class Average:
-    """Moving averages of attention weights: `new = (1 - alpha) * old + alpha * weight`.
+    """Attention weights of single entries, gathered over steps: `new = keep * old + gain * weight`.
 
-    values: `[n, kv_heads, block]` float32, one for each entry of a block memory. Weights are those of the softmax over
-    what is attended in the same call; of the query heads of a KV head, the largest.
+    values: `[n, kv_heads, block]` float32, one for each entry of a block memory, rows contiguous. Weights are those of
+    the softmax over what is attended in the same call; of the query heads of a KV head the largest, or their sum.
     """
 
     values: Tensor
-    alpha: float
+    keep: float
+    gain: float
+    summed: bool = False
 
 
 def attend_averaging(
@@ -45,12 +47,13 @@ def attend_averaging(
         if triton.refuses(q, blocks) is None:
             scores = triton.room_for_scores(q, picked)
             state = triton.attend(q, blocks, picked, scale, softcap, stamp, scores)
-            update_on_gpu(average.values, average.alpha, picked, scores, state.lse)
+            update_on_gpu(average.values, average.keep, average.gain, average.summed, picked, scores, state.lse)
             return state
     elif native.refuses(q, blocks) is None:
         done, weights = native.attend_weighing(q, blocks, picked, scale, softcap)
-        update(average.values, average.alpha, picked, weights)
+        update(average.values, average.keep, average.gain, average.summed, picked, weights)
         return done
     done = reference.attend(q, blocks, picked, scale, softcap)
-    update(average.values, average.alpha, picked, weigh(q, blocks, picked, scale, softcap))
+    weights = weigh(q, blocks, picked, scale, softcap)
+    update(average.values, average.keep, average.gain, average.summed, picked, weights)
     return done

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from coattn.ops.merge import merge_rows
 from coattn.ops.prompt import Mask, attend_prompt
+from coattn.ops.rotate import rotate
 from coattn.state import AttnState
 from coattn.types import LayerShape
 
@@ -30,7 +31,33 @@ def follow(q: Tensor, k: Tensor, v: Tensor, old_k: Tensor, old_v: Tensor, scale:
 
 
 def look_back(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape, window: int | None, sinks: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    layer: LayerShape,
+    window: int,
+    sinks: int,
+    position: int | None = None,
 ) -> AttnState:
-    """q are the last of the tokens of k, v `[n, kv_heads, d]`, and look back `window` tokens and to the first ones."""
-    return attend_prompt(q, k, v, scale, Mask(True, window, sinks, layer.softcap))
+    """q are the last of the tokens of k, v `[n, kv_heads, d]`, and look back `window` tokens and to the first ones.
+
+    position: of the first of q in the text, where positions count inside a cache of `sinks + window` tokens: then a
+    query sees the first ones nearer, by as many tokens as lie between them and its window.
+    """
+    rope, mask = layer.rope, Mask(True, window, sinks, layer.softcap)
+    old = len(k) - len(q)
+    gone = [] if position is None else [position + i - min(old + i, sinks + window - 1) for i in range(len(q))]
+    if rope is None or not any(gone):
+        return attend_prompt(q, k, v, scale, mask)
+    whole = gone.count(0)  # these see all there is, at its position in the text
+    turn = torch.tensor(gone[whole:], device=q.device)
+    frequencies = torch.tensor(rope.frequencies, dtype=torch.float64, device=q.device)
+    near = attend_prompt(q[whole:], k[sinks:], v[sinks:], scale, Mask(True, window, 0, layer.softcap))
+    turned = rotate(q[whole:], -turn[:, None], frequencies, rope.interleaved)
+    first = attend_prompt(turned, k[:sinks], v[:sinks], scale, Mask(False, softcap=layer.softcap))
+    found = merge_rows([near, first], torch.float32)
+    if not whole:
+        return found
+    own = attend_prompt(q[:whole], k[: old + whole], v[: old + whole], scale, mask)
+    return AttnState(torch.cat([own.out, found.out]), torch.cat([own.lse, found.lse]))

@@ -38,7 +38,7 @@ KINDS = {
     "*fp32": "out lse scores values sums wanted worth",
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
-FLOATS = {"scale", "softcap", "eps", "alpha", "slack", "noise", "wrong", "nothing"}
+FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
 COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
@@ -50,7 +50,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (
         average._average,
-        {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128},
+        {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "SUMMED": True},
     ),
     *(
         (append._append, {"FLUSH": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})

@@ -79,8 +79,9 @@ def test_attend_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got.merged().lse, want.lse, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("keep", "gain", "summed"), [(0.9, 0.1, False), (1.0, 1.0, True)])
 @pytest.mark.parametrize(("group", "tokens"), [(4, [70, 0, 1]), (3, [1500, 64, 33])])
-def test_average(group: int, tokens: list[int]) -> None:
+def test_average(group: int, tokens: list[int], keep: float, gain: float, summed: bool) -> None:
     q = random(3, 1, 2 * group, 32, dtype=torch.float32)
     blocks = random(64, 2, 2, 32, 32, dtype=torch.float32, seed=1)
     picked = lists(tokens, 1, 32, 64, 3)
@@ -88,14 +89,15 @@ def test_average(group: int, tokens: list[int]) -> None:
     order = torch.randperm(64, generator=torch.Generator().manual_seed(4)).int().split([48, 8, 8])
     for row, ids in zip(picked.table[:, 0], order, strict=True):
         row[: len(ids)] = ids[: len(row)].to(DEVICE)
-    values = random(64, 2, 32, dtype=torch.float32, seed=2).abs()
+    values = random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0]
     wanted = values.clone()
-    average_reference.update(wanted, 0.1, picked, average_reference.weigh(q, blocks, picked, 0.2, 20.0))
+    weights = average_reference.weigh(q, blocks, picked, 0.2, 20.0)
+    average_reference.update(wanted, keep, gain, summed, picked, weights)
     scores = attend_kernel.room_for_scores(q, picked)
     state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
-    average_kernel.update(values, 0.1, picked, scores, state.lse)
+    average_kernel.update(values, keep, gain, summed, picked, scores, state.lse)
     torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
-    assert not torch.equal(values, random(64, 2, 32, dtype=torch.float32, seed=2).abs())
+    assert not torch.equal(values, random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0])
 
 
 @pytest.mark.parametrize(("second", "tail"), [(0, False), (1, False), (3, False), (1, True), (3, True)])

@@ -25,11 +25,11 @@ def weigh(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: f
     return scores.masked_fill(absent[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
-def update(values: Tensor, alpha: float, picked: BlockList, weights: Tensor) -> None:
+def update(values: Tensor, keep: float, gain: float, summed: bool, picked: BlockList, weights: Tensor) -> None:
     """values `[n, kv_heads, block]` of the listed entries get weights `[seqs, q_heads, at least longest]`."""
     kv_heads, block = values.shape[1], values.shape[2]
     grouped = weights.view(len(weights), kv_heads, -1, weights.shape[-1])
-    one = grouped.amax(2)  # [seqs, kv_heads, n]
+    one = grouped.sum(2) if summed else grouped.amax(2)  # [seqs, kv_heads, n]
     for ids, count, own in zip(picked.table[:, 0], picked.tokens[:, 0].tolist(), one, strict=True):
         if not count:
             continue
@@ -37,4 +37,4 @@ def update(values: Tensor, alpha: float, picked: BlockList, weights: Tensor) -> 
         block_ids, rows = ids[token // block].long(), token % block
         old = values[block_ids, :, rows]
         old[-1] = 0.0
-        values[block_ids, :, rows] = (1 - alpha) * old + alpha * own[:, :count].T.to(values.device)
+        values[block_ids, :, rows] = keep * old + gain * own[:, :count].T.to(values.device)
