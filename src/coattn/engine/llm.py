@@ -19,10 +19,13 @@ from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
+from coattn.engine.prefix import FORMAT, digest
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
+from coattn.engine.reuse import Reuse
 from coattn.errors import ConfigError, InputError
+from coattn.hf.fingerprint import config_fingerprint
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.hf.prefilled import Prefilled
@@ -67,6 +70,8 @@ class LLM:
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
+    reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
+        does not.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -87,6 +92,7 @@ class LLM:
         target_ms: float | None = None,
         sizes: Sequence[int] | None = None,
         max_waiting: int | None = None,
+        reuse: bool = True,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
@@ -113,6 +119,9 @@ class LLM:
             self.runner = choose_runner(session, runtime, max_batch, sizes)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
+            marks = repr([shape.mark for shape in session.layers])
+            model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
+            self.reuse = Reuse(runtime, model_key, reuse)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
             self.engine = Engine(
                 self.runner,
@@ -121,6 +130,7 @@ class LLM:
                 longest=self.max_length,
                 ends=ends,
                 max_waiting=max_waiting,
+                reuse=self.reuse,
             )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
@@ -220,6 +230,8 @@ class LLM:
         """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start.
 
         chunk: prompt tokens that would be read now between two decode steps.
+        cached_tokens: prompt tokens that were stored already; prefix_blocks: blocks that prompts can begin with;
+        prefix_evicted: those that were given up; not_shared: why prompts do not share, where they do not.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -233,6 +245,7 @@ class LLM:
             "preemptions": counts["preemptions"] + scheduler.preemptions,
             "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
+            **self.reuse.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},

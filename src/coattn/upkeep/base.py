@@ -24,6 +24,8 @@ class Upkeep(Part):
     axis: ClassVar[str] = "upkeep"
     beside: ClassVar[bool] = False
     """Whether `after` has something to do beside what the index does."""
+    listens = 0
+    """Last queries of a prompt that it chooses by: they are computed even where their tokens are stored."""
 
     cache: KVCache = field(init=False, repr=False)
     index: Index = field(init=False, repr=False)
