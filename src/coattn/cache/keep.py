@@ -97,6 +97,28 @@ def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:
     return blocks
 
 
+def shapes(cache: KVCache, tokens: int, count: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
+    """Of a sequence of so many tokens: how many blocks `take` finds, and the shape of each tensor.
+
+    count: entries written so far, of a cache that keeps the recent ones.
+    """
+    found: dict[str, list[int]] = {}
+    if isinstance(cache.gpu, RecentTokens):
+        entries = min(count, cache.gpu.first_tokens + cache.gpu.ring)
+        for layer, s in cache.spec.layers.items():
+            found |= dict.fromkeys((f"recent_k.{layer}", f"recent_v.{layer}"), [entries, s.kv_heads, s.head_dim])
+        return 0, {"count": [1], **found}
+    if isinstance(cache.gpu, AllBlocks):
+        return ceil_div(tokens, cache.block), {}
+    copied, newest = len(_copied(cache, tokens)), len(_newest(cache, tokens))
+    for layer, s in cache.spec.layers.items():
+        if copied:
+            found[f"window.{layer}"] = list(cache.gpu.memory.size(copied, s))
+        if layer in averages and newest:
+            found[f"averages.{layer}"] = [newest, s.kv_heads, cache.block]
+    return tokens // cache.block, found
+
+
 def contents(memory: BlockMemory, ids: list[int]) -> dict[int, Tensor]:
     """By layer: blocks as they are stored, on the host."""
     memory.settle()

@@ -7,7 +7,8 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -148,6 +149,12 @@ class Engine:
                 self._drop_everything(_explain(error) if isinstance(error, Exception) else None)
                 raise
             return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No step runs inside this block; waits for the one that does."""
+        with self._lock:
+            yield
 
     def close(self) -> None:
         """Cancels what is left and gives everything back."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,10 @@ from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
 from coattn.engine.reuse import Reuse
+from coattn.engine.session import Session as Conversation
+from coattn.engine.session_file import Sessions
 from coattn.errors import ConfigError, InputError
-from coattn.hf.fingerprint import config_fingerprint
+from coattn.hf.fingerprint import config_fingerprint, fingerprints
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.hf.prefilled import Prefilled
@@ -72,6 +76,7 @@ class LLM:
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
     reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
         does not.
+    session_dir: the folder of saved sessions; left out, `sessions` in coattn's cache folder.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -93,6 +98,7 @@ class LLM:
         sizes: Sequence[int] | None = None,
         max_waiting: int | None = None,
         reuse: bool = True,
+        session_dir: str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
@@ -108,6 +114,11 @@ class LLM:
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
+        self.sessions = Sessions(None if session_dir is None else Path(session_dir))
+        """Those that are saved: `names()`, `has(name)`, `delete(name)`."""
+        self._open: dict[tuple[bytes, str], Conversation] = {}
+        self._numbers, self._opening = itertools.count(), threading.Lock()
+        self._fingerprints: dict[str, str] | None = None
         with ExitStack() as undo:
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
@@ -186,6 +197,8 @@ class LLM:
         timeout: float | None = None,
         guide: Guide | None = None,
         streams: bool = True,
+        salt: bytes = b"",
+        session: int | None = None,
     ) -> Handle:
         """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result.
 
@@ -194,6 +207,7 @@ class LLM:
         timeout: seconds after which the request fails with a DeadlineError, with what it has so far.
         guide: says before each token which ones may come.
         streams: whether the handle keeps parts; else there is only its result, and `notify` is told of the end alone.
+        salt: only requests of the same salt share what is stored. session: the number of the session that asks.
         """
         found = split(prompt)
         if len(found) != 1:
@@ -202,10 +216,39 @@ class LLM:
         if timeout is not None:
             check_number("timeout", timeout, 0, above=True)
         deadline = None if timeout is None else time.perf_counter() + timeout
-        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline)
+        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline, salt, session)
         handle = self.engine.submit(request, streams=streams, notify=notify, guide=guide)
         handle.owner = self
         return handle
+
+    def session(self, name: str | None = None, *, salt: bytes = b"") -> Conversation:
+        """A conversation in turns, each appended to what is stored.
+
+        name: by which it is known in this engine, and saved; a saved one of that name goes on where it was. Raises
+            InputError where its file is damaged, or was written by another model or under another method.
+        salt: tenants with different salts have different sessions, and share nothing.
+        """
+        with self._opening:
+            if name is None:
+                return Conversation(self, next(self._numbers), None, salt)
+            self.sessions.path(name)
+            found = self._open.get((salt, name))
+            if found is None:
+                found = Conversation(self, next(self._numbers), name, salt)
+                if not salt and self.sessions.has(name):
+                    found.restore()
+                self._open[salt, name] = found
+            return found
+
+    def forget_session(self, session: Conversation) -> None:
+        """A session was closed."""
+        self._open = {key: each for key, each in self._open.items() if each is not session}
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the model and its tokenizer are. The first call reads every weight."""
+        if self._fingerprints is None:
+            self._fingerprints = fingerprints(self.model, self.tokenizer)
+        return self._fingerprints
 
     def step(self) -> bool:
         """Does one piece of work for whoever is next. False when nobody is here."""
@@ -270,7 +313,13 @@ class LLM:
                         bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
 
     def _prepare(
-        self, prompt: Any, params: SamplingParams, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        session: int | None = None,
     ) -> Request:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
@@ -289,7 +338,7 @@ class LLM:
         if given is not None:
             given.check(self._layers)
         ids = encode(prompt, self.tokenizer, self.vocabulary)
-        return self.engine.prepare(ids, params, given, priority, deadline)
+        return self.engine.prepare(ids, params, given, priority, deadline, salt, session)
 
 
 def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:

@@ -234,7 +234,7 @@ class Reuse:
         self.close(request.session)
         groups = []
         for group in self.runtime.groups:
-            kept = keep.take(group.cache, request.slot, request.stored, _averages(group))
+            kept = keep.take(group.cache, request.slot, request.stored, averages_of(group))
             table = keep.table_of(group.cache)
             if table is not None:
                 table.hold(kept.ids)
@@ -265,7 +265,7 @@ class Reuse:
     def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
         """step: what the sequence looks like to upkeep that hears of it now."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            keep.put(group.cache, slot, tokens, own, _averages(group))
+            keep.put(group.cache, slot, tokens, own, averages_of(group))
         if step is not None:
             self._tell(slot, tokens, step)
 
@@ -308,7 +308,8 @@ def _sliding(group: Group) -> bool:
     return group.cache.spec.shape.sliding_window is not None
 
 
-def _averages(group: Group) -> dict[int, Any]:
+def averages_of(group: Group) -> dict[int, Any]:
+    """By layer: what its index keeps up for every entry of the GPU's blocks."""
     found = {layer: group.index.observed(layer) for layer in group.cache.spec.layers}
     return {layer: average.values for layer, average in found.items() if average is not None}
 

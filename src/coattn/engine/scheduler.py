@@ -74,9 +74,7 @@ class Scheduler:
     back to its place in line and reads its tokens again later; so the first always gets through.
     """
 
-    def __init__(
-        self, memory: Memory, slots: int, chunk: int | Pace, longest: int, reuse: Reuse | None = None
-    ) -> None:
+    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int, reuse: Reuse | None = None) -> None:
         """chunk: prompt tokens between two decode steps, or who decides how many. reuse: knows what is stored."""
         self.memory, self.longest, self.reuse = memory, longest, reuse
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
