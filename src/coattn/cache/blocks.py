@@ -378,7 +378,7 @@ class BlockTable:
             lacking = count - len(self._free) - (self.memory.capacity - self._next)
             if lacking > 0:
                 self.reclaim(lacking)
-        found = []
+        found: list[int] = []
         while len(found) < count:
             if self._free:
                 found.append(heapq.heappop(self._free))

@@ -106,7 +106,7 @@ def shapes(cache: KVCache, tokens: int, count: int, averages: Averages) -> tuple
     if isinstance(cache.gpu, RecentTokens):
         entries = min(count, cache.gpu.first_tokens + cache.gpu.ring)
         for layer, s in cache.spec.layers.items():
-            found |= dict.fromkeys((f"recent_k.{layer}", f"recent_v.{layer}"), [entries, s.kv_heads, s.head_dim])
+            found |= {f"recent_{name}.{layer}": [entries, s.kv_heads, s.head_dim] for name in "kv"}
         return 0, {"count": [1], **found}
     if isinstance(cache.gpu, AllBlocks):
         return ceil_div(tokens, cache.block), {}

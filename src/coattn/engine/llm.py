@@ -28,8 +28,8 @@ from coattn.engine.request import Request, RequestOutput
 from coattn.engine.reuse import Reuse
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
-from coattn.errors import ConfigError, InputError
-from coattn.hf.fingerprint import config_fingerprint, fingerprints
+from coattn.errors import BusyError, ConfigError, InputError
+from coattn.hf.fingerprint import config_fingerprint, fingerprints, read_by
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.hf.prefilled import Prefilled
@@ -51,6 +51,9 @@ CHUNK, LARGEST = 2048, 8192
 """Prompt tokens of a step where nothing else decides; on a GPU, where larger steps are faster, when nobody decodes."""
 
 log = logging.getLogger("coattn")
+
+MOST_SESSIONS = 1024
+"""Sessions that are known by name at a time."""
 
 SHARE = 0.8
 """Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
@@ -221,12 +224,13 @@ class LLM:
         handle.owner = self
         return handle
 
-    def session(self, name: str | None = None, *, salt: bytes = b"") -> Conversation:
+    def session(self, name: str | None = None, *, salt: bytes = b"", restore: bool = True) -> Conversation:
         """A conversation in turns, each appended to what is stored.
 
         name: by which it is known in this engine, and saved; a saved one of that name goes on where it was. Raises
             InputError where its file is damaged, or was written by another model or under another method.
-        salt: tenants with different salts have different sessions, and share nothing.
+        salt: tenants with different salts have different sessions, and share nothing; saved ones are nobody's but the
+            owner's of no salt. restore: whether a saved one goes on.
         """
         with self._opening:
             if name is None:
@@ -234,15 +238,22 @@ class LLM:
             self.sessions.path(name)
             found = self._open.get((salt, name))
             if found is None:
+                if len(self._open) >= MOST_SESSIONS:
+                    idle = next((each for each in self._open.values() if not each.answering), None)
+                    if idle is None:
+                        raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
+                    idle.close()
                 found = Conversation(self, next(self._numbers), name, salt)
-                if not salt and self.sessions.has(name):
+                if restore and not salt and self.sessions.has(name):
                     found.restore()
-                self._open[salt, name] = found
+            self._open.pop((salt, name), None)
+            self._open[salt, name] = found  # the least recently used is the first
             return found
 
     def forget_session(self, session: Conversation) -> None:
         """A session was closed."""
-        self._open = {key: each for key, each in self._open.items() if each is not session}
+        for key in [key for key, each in list(self._open.items()) if each is session]:
+            del self._open[key]
 
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are. The first call reads every weight."""
@@ -336,7 +347,7 @@ class LLM:
             )
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
-            given.check(self._layers)
+            given.check(self._layers, read_by(self.model))
         ids = encode(prompt, self.tokenizer, self.vocabulary)
         return self.engine.prepare(ids, params, given, priority, deadline, salt, session)
 

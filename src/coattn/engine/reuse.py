@@ -63,6 +63,8 @@ class Reuse:
         self.prefixes = Prefixes(self.tables, self.block)
         self.parked: OrderedDict[int, Parked] = OrderedDict()
         """Of open sessions by number, the least recently used first."""
+        self.sessions: set[int] = set()
+        """Numbers of open sessions: what others leave is not kept for them."""
         self.counts: Counter[str] = Counter()
         for table in self.tables:
             table.reclaim = partial(self._reclaim, table)
@@ -87,7 +89,7 @@ class Reuse:
             self._attach(request, trail)
         if request.cached is None:
             request.cached = request.stored
-            self.counts["prompt_tokens"] += len(request.prompt)
+            self.counts["asked_tokens"] += len(request.prompt)
             self.counts["cached_tokens"] += request.cached
 
     def ready(self, readers: list[Request]) -> list[Request]:
@@ -129,14 +131,14 @@ class Reuse:
         request.trail = None
         if request.error is None:
             self._publish(request, trail)
-            if request.session is not None and request.finished and request.stored:
+            if request.session in self.sessions and request.finished and request.stored:
                 self._park(request, trail)
         self.prefixes.leave(trail.nodes)
 
     # sessions
 
     def close(self, session: int) -> None:
-        """Lets go of what a session has stored."""
+        """Lets go of what a session has stored. It may go on, with nothing."""
         parked = self.parked.pop(session, None)
         if parked is not None:
             self._drop(parked)
@@ -156,6 +158,7 @@ class Reuse:
     def describe(self) -> dict[str, Any]:
         """For reports."""
         return {
+            "asked_tokens": self.counts["asked_tokens"],
             "cached_tokens": self.counts["cached_tokens"],
             "prefix_blocks": len(self.prefixes.nodes),
             "prefix_evicted": self.prefixes.evicted,

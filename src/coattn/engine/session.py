@@ -33,15 +33,40 @@ class Session:
 
     def __init__(self, llm: LLM, number: int, name: str | None, salt: bytes) -> None:
         self.llm, self.number, self.name, self.salt = llm, number, name, salt
-        self.tokens: list[int] = []
-        """Of all turns so far, answers included."""
-        self.messages: Messages = []
-        """Of a chat: what was said so far."""
+        llm.reuse.sessions.add(number)
         self.closed = False
+        self._tokens: list[int] = []
+        self._messages: Messages = []
         self._text = ""
         """Of a chat: what the template and the model have written so far, as text."""
         self._turn: tuple[Handle, Messages, str] | None = None
         self._lock = threading.Lock()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of all turns so far, answers included."""
+        with self._lock:
+            self._fold()
+            return list(self._tokens)
+
+    @property
+    def messages(self) -> Messages:
+        """Of a chat: what was said so far."""
+        with self._lock:
+            self._fold()
+            return list(self._messages)
+
+    @property
+    def answering(self) -> bool:
+        """Whether a turn is not done yet."""
+        turn = self._turn
+        return turn is not None and not turn[0].done
+
+    def whole(self, prompt: Prompt) -> list[int]:
+        """The token ids that `ask` would go on from: the conversation so far, and this."""
+        with self._lock:
+            self._settle()
+            return self._follow(prompt)[0]
 
     def ask(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
         """What comes next, and the whole answer to it.
@@ -96,13 +121,13 @@ class Session:
             with llm.engine.paused():
                 parked = llm.reuse.parked.get(self.number)
                 tensors = {} if parked is None else pack(llm.reuse.runtime, parked)
-            tensors["tokens"] = torch.tensor(self.tokens, dtype=torch.int64)
+            tensors["tokens"] = torch.tensor(self._tokens, dtype=torch.int64)
             facts = {
                 "made for": llm.fingerprints(),
                 "row": _plain(llm.composed.describe()),
                 "stored": 0 if parked is None else len(parked.tokens),
                 "clean": 0 if parked is None else parked.clean,
-                "messages": self.messages,
+                "messages": self._messages,
                 "text": self._text,
             }
             self.name = name
@@ -126,6 +151,7 @@ class Session:
         with self._lock:
             if self._turn is not None:
                 self._turn[0].cancel()
+            self.llm.reuse.sessions.discard(self.number)
             self._forget()
             self.closed = True
             self.llm.forget_session(self)
@@ -147,33 +173,35 @@ class Session:
         """The last turn becomes part of the conversation, unless it failed."""
         if self.closed:
             raise InputError("This session is closed.", "Open another one with LLM.session().")
-        if self._turn is None:
+        if self.answering:
+            raise BusyError("This session is still answering.", "Wait for its answer, or cancel it.")
+        self._fold()
+
+    def _fold(self) -> None:
+        if self._turn is None or self.answering:
             return
         handle, messages, text = self._turn
-        if not handle.done:
-            raise BusyError("This session is still answering.", "Wait for its answer, or cancel it.")
         self._turn = None
         output = handle.output()
         if output.finish_reason == "error":
             return
-        self.tokens = handle.request.tokens(0, handle.request.total)
-        if messages:
-            self.messages = [*messages, {"role": "assistant", "content": output.text}]
-            self._text = text + output.text
+        self._tokens = handle.request.tokens(0, handle.request.total)
+        self._messages = [*messages, {"role": "assistant", "content": output.text}] if messages else []
+        self._text = text + output.text if messages else ""
 
     def _follow(self, prompt: Any) -> tuple[list[int], Messages, str]:
         """The tokens of the whole conversation with a new turn; of a chat its messages and its text so far."""
         llm, tokenizer = self.llm, self.llm.tokenizer
-        if isinstance(prompt, str) and self.tokens:
-            return self.tokens + encode_text(prompt, tokenizer), [], ""
+        if isinstance(prompt, str) and self._tokens:
+            return self._tokens + encode_text(prompt, tokenizer), [], ""
         chat = isinstance(prompt, Sequence) and prompt and all(isinstance(each, Mapping) for each in prompt)
         if not chat:
-            return self.tokens + encode(prompt, tokenizer, llm.vocabulary), [], ""
-        messages = [*self.messages, *(dict(each) for each in prompt)]
+            return self._tokens + encode(prompt, tokenizer, llm.vocabulary), [], ""
+        messages = [*self._messages, *(dict(each) for each in prompt)]
         text = render_chat(messages, tokenizer)
         if not self._text or not text.startswith(self._text):
             return encode_text(text, tokenizer), messages, text
-        rest, tokens = text[len(self._text) :], self.tokens
+        rest, tokens = text[len(self._text) :], self._tokens
         if tokens and tokens[-1] in llm.engine.ends:  # the answer's end is the template's business
             end = tokenizer.decode(tokens[-1:], skip_special_tokens=False)
             rest, tokens = (rest.removeprefix(end), tokens) if rest.startswith(end) else (rest, tokens[:-1])
@@ -200,10 +228,10 @@ class Session:
                 llm.reuse.put_back(self.number, parked)
             else:
                 llm.reuse.close(self.number)
-        self.tokens, self.messages, self._text = tokens, list(facts["messages"]), str(facts["text"])
+        self._tokens, self._messages, self._text = tokens, list(facts["messages"]), str(facts["text"])
 
     def _forget(self) -> None:
-        self.tokens, self.messages, self._text, self._turn = [], [], "", None
+        self._tokens, self._messages, self._text, self._turn = [], [], "", None
         with self.llm.engine.paused():
             self.llm.reuse.close(self.number)
 

@@ -154,5 +154,6 @@ def _seal(header: bytes) -> str:
 
 def _digest(name: str, x: Tensor) -> str:
     made = hashlib.sha256(f"{name} {x.dtype} {list(x.shape)} ".encode())
-    made.update(x.flatten().view(torch.uint8).numpy() if x.numel() else b"")
+    if x.numel():
+        made.update(memoryview(x.flatten().view(torch.uint8).numpy()))
     return made.hexdigest()

@@ -26,7 +26,7 @@ def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
             for layer, x in keep.contents(memory, kept.ids).items():
                 partial = len(kept.ids) * group.cache.block > len(parked.tokens)
                 if partial and name == "blocks":
-                    x = keep.blank(x, len(parked.tokens), group.cache.block)  # noqa: PLW2901
+                    x = keep.blank(x, len(parked.tokens), group.cache.block)
                 elif partial:
                     x[-1] = 0  # written anew when the block is full
                 found[f"{g}.{name}.{layer}"] = x
@@ -91,8 +91,8 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
             raise InputError(f"tensor {name!r} is {own[name].dtype} {list(own[name].shape)}, not {dtype} {size}")
     own_books: Any = getattr(group.index, "books", None)
     for name, x in books.items():
-        layer = name.removeprefix("book.")
-        if own_books is None or not layer.isdecimal() or not own_books.fits(int(layer), x):
+        number = name.removeprefix("book.")
+        if own_books is None or not number.isdecimal() or not own_books.fits(int(number), x):
             raise InputError("its keys were coded with another codebook")
     if count < 0:
         raise InputError("its numbers are out of range")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from typing import Any
 
 import torch
@@ -22,9 +23,28 @@ def config_fingerprint(model: Any) -> str:
     return _hash(json.dumps(found, sort_keys=True, default=str))
 
 
-@torch.no_grad()
+_known: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], str]] = weakref.WeakKeyDictionary()
+"""By model: the versions of its weights, and their fingerprint then."""
+
+
 def weights_fingerprint(model: Any) -> str:
-    """Of all weights, bit by bit, and their dtypes. Reads each of them once, where it lies."""
+    """Of all weights, bit by bit, and their dtypes. Reads each of them, where it lies; again only when one changed."""
+    try:
+        versions = tuple(weight._version for weight in model.parameters())
+    except RuntimeError:  # weights that were made in inference mode have none
+        return _weights(model)
+    if _known.get(model, (None, ""))[0] != versions:
+        _known[model] = versions, _weights(model)
+    return _known[model][1]
+
+
+def read_by(model: Any) -> str:
+    """What keys and values hang on: configuration and weights."""
+    return _hash(config_fingerprint(model) + weights_fingerprint(model))
+
+
+@torch.no_grad()
+def _weights(model: Any) -> str:
     lines = []
     for name, weight in sorted(model.named_parameters(), key=lambda item: item[0]):
         lines.append(f"{name} {weight.dtype} {list(weight.shape)} {'' if weight.is_meta else _sums(weight)}")
