@@ -21,7 +21,8 @@ class Remote:
 
     session: its `session_id` there."""
 
-    said: Messages = []  # noqa: RUF012  (a server keeps no messages)
+    said: Messages = []
+    """A server keeps no messages."""
 
     def __init__(self, url: str, key: str | None = None, model: str | None = None, session: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):

@@ -52,7 +52,9 @@ class Reuse:
     def __init__(self, runtime: Runtime, model: bytes, wanted: bool = True) -> None:
         """model: fingerprint of the model. wanted: whether requests share; sessions go on in any case."""
         self.runtime, self.model = runtime, model
-        self.not_shared = _reason(runtime) if wanted else "it was switched off"
+        self._lost = _lost(runtime)
+        """Why a sequence cannot come back to a slot; None where it can."""
+        self.not_shared = (self._lost or _reason(runtime)) if wanted else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
         self.block = next(group.cache.block for group in reversed(runtime.groups))
@@ -131,7 +133,7 @@ class Reuse:
         request.trail = None
         if request.error is None:
             self._publish(request, trail)
-            if request.session in self.sessions and request.finished and request.stored:
+            if request.session in self.sessions and request.finished and request.stored and self._lost is None:
                 self._park(request, trail)
         self.prefixes.leave(trail.nodes)
 
@@ -294,6 +296,14 @@ class Reuse:
                 return
             self._drop(self.parked.popitem(last=False)[1])
             self.counts["sessions_dropped"] += 1
+
+
+def _lost(runtime: Runtime) -> str | None:
+    for group in runtime.groups:
+        for part in (group.index, group.upkeep):
+            if not part.resumes:
+                return f"{part.axis} {part.name!r}: what it knows of a sequence is not in its blocks"
+    return None
 
 
 def _reason(runtime: Runtime) -> str | None:

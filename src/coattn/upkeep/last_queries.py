@@ -35,6 +35,7 @@ class LastQueries(Upkeep):
     name = "last_queries"
     needs = frozenset({"whole_kv", "keeps_positions"})
     provides = frozenset({"positions"})
+    resumes = True
 
     rule: PromptTop = field(init=False, repr=False)
     kept: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
