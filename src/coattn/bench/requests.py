@@ -67,6 +67,7 @@ def run_method(
         host_kv=setting.host_kv,
         max_batch=setting.max_batch,
         max_length=setting.max_length,
+        reuse=False,  # a prompt that comes twice is read twice
         **setting.options,
         **params,
     ) as llm:

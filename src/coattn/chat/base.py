@@ -37,6 +37,10 @@ class Partner(Protocol):
 
     stats: Stats | None
 
+    @property
+    def said(self) -> Messages:
+        """The conversation so far, where it goes on from a saved one."""
+
     def answer(self, messages: Messages, asked: Asked) -> Iterator[str]:
         """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
 

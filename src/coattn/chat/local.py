@@ -8,29 +8,43 @@ from dataclasses import replace
 from coattn.chat.base import Asked, Messages, Stats
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
-from coattn.engine.prompts import encode_chat
 from coattn.errors import InputError
 
 
 class Local:
-    """open: makes the engine under a method; the weights are the same for all."""
+    """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one."""
 
-    def __init__(self, open: Callable[[str], LLM], method: str) -> None:
-        self._open, self._method = open, method
+    def __init__(self, open: Callable[[str], LLM], method: str, session: str | None = None) -> None:
+        self._open, self._method, self._name = open, method, session
         self.llm = open(method)
+        try:
+            self.session = self.llm.session(session)
+        except BaseException:
+            self.llm.close()
+            raise
         self.stats: Stats | None = None
 
+    @property
+    def said(self) -> Messages:
+        """The conversation so far, where it goes on from a saved one."""
+        return list(self.session.messages)
+
     def answer(self, messages: Messages, asked: Asked) -> Iterator[str]:
-        ids = encode_chat(messages, self.llm.tokenizer)
-        room = self.llm.max_length - len(ids)
+        known = self.session.messages
+        if not known or messages[: len(known)] != known or len(messages) == len(known):
+            self.session.reset()
+            known = []
+        new = messages[len(known) :]
+        tokens = len(self.session.whole(new))
+        room = self.llm.max_length - tokens
         if room < 1:
             raise InputError(
-                f"The conversation has {len(ids):,} tokens, but {self.llm.max_length:,} is the most.",
+                f"The conversation has {tokens:,} tokens, but {self.llm.max_length:,} is the most.",
                 "Type /reset, or start with a larger --max-length.",
             )
         params = SamplingParams(min(asked.max_new_tokens, room), asked.temperature, asked.top_p)
         row = self.llm.composed.describe()
-        for part in self.llm.stream(ids, params):
+        for part in self.session.stream(new, params):
             if part.error is not None:
                 raise part.error
             total = part.prompt_tokens + part.new_tokens - 1
@@ -53,10 +67,16 @@ class Local:
         except BaseException:
             self.llm = self._open(self._method)
             raise
+        finally:
+            self.session = self.llm.session(self._name, restore=False)
         if self.stats is not None:
             self.stats = replace(self.stats, method=method)
         row = self.llm.composed.describe()
         return f"now under {row['method']} ({'exact' if row['exact'] else 'lossy'})"
 
     def close(self) -> None:
-        self.llm.close()
+        try:
+            if self._name is not None and self.session.messages:
+                self.session.save()
+        finally:
+            self.llm.close()

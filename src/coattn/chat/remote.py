@@ -17,20 +17,25 @@ TIMEOUT = 600.0
 
 
 class Remote:
-    """url: where the server is, with or without `/v1`; key: its API key; model: left out, the first that it names."""
+    """url: where the server is, with or without `/v1`; key: its API key; model: left out, the first that it names.
 
-    def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
+    session: its `session_id` there."""
+
+    said: Messages = []
+    """A server keeps no messages."""
+
+    def __init__(self, url: str, key: str | None = None, model: str | None = None, session: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--url is {url!r}, which is not an http address.", "Write it like http://127.0.0.1:8000."
             )
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._key = key
+        self._key, self._session = key, session
         self.stats: Stats | None = None
         self.model = model or self._first()
 
     def answer(self, messages: Messages, asked: Asked) -> Iterator[str]:
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
             "max_tokens": asked.max_new_tokens,
@@ -39,6 +44,8 @@ class Remote:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._session is not None:
+            body["session_id"] = self._session
         usage = {"prompt_tokens": 0, "completion_tokens": 0}
         own: dict[str, Any] = {}
         start, first = time.perf_counter(), None

@@ -34,7 +34,7 @@ class Talk:
         self.partner, self.asked = partner, asked
         self._read, self._write, self._tell = read, write, tell
         self._begin: Messages = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: Messages = list(self._begin)
+        self.messages: Messages = list(partner.said or self._begin)
         self._files: list[str] = []
 
     def run(self) -> None:

@@ -26,6 +26,7 @@ ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "max_len
 @method_options()
 @click.option("--max-length", type=Count(2), help="Tokens of the conversation; by default the model's, at most 8,192.")
 @click.option("--url", help="Talk to this server instead, such as http://127.0.0.1:8000; COATTN_API_KEY holds its key.")
+@click.option("--session", metavar="NAME", help="Go on with the session of this name, and save it at the end.")
 @click.option("--system", metavar="TEXT", help="A message that comes before the conversation.")
 @click.option("--max-new-tokens", default=1024, show_default=True, type=Count(1), help="Longest answer.")
 @click.option("--temperature", default=0.7, show_default=True, type=Number(0), help="0 is greedy.")
@@ -40,6 +41,7 @@ def chat(
     settings: tuple[str, ...],
     max_length: int | None,
     url: str | None,
+    session: str | None,
     system: str | None,
     max_new_tokens: int,
     temperature: float,
@@ -60,9 +62,9 @@ def chat(
             raise ConfigError(f"--{option} is for an engine, but --url names a server.", "Leave one of them out.")
         from coattn.chat.remote import Remote
 
-        partner = Remote(url, os.environ.get("COATTN_API_KEY"), model if is_given("model") else None)
+        partner = Remote(url, os.environ.get("COATTN_API_KEY"), model if is_given("model") else None, session)
     else:
-        partner = local(model, dtype, device, method, gpu_kv, host_kv, settings, max_length)
+        partner = local(model, dtype, device, method, gpu_kv, host_kv, settings, max_length, session)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` its history and its editing)
     try:
@@ -81,8 +83,13 @@ def local(
     host_kv: str | None,
     settings: tuple[str, ...],
     max_length: int | None,
+    session: str | None,
 ) -> Partner:
     """An engine for one conversation. The method's settings hold for the first method only."""
+    if session is not None:
+        from coattn.engine.session_file import Sessions
+
+        Sessions().path(session)  # refuse what is no name before the model is loaded
     from coattn.method import compose
     from coattn.methods import find_method
 
@@ -100,7 +107,7 @@ def local(
         own = params if name == method else {}
         return LLM(loaded, name, gpu_kv=gpu_kv, host_kv=host_kv, max_batch=1, max_length=max_length, **own)
 
-    return Local(open_engine, method)
+    return Local(open_engine, method, session)
 
 
 def read(prompt: str) -> str:

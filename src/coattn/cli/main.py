@@ -40,6 +40,7 @@ from coattn.cli import (
     plan,
     profile,
     serve,
+    sessions,
     trace,
 )
 from coattn.cli.output import print_error
@@ -91,6 +92,7 @@ for command in (
     generate.generate,
     serve.serve,
     chat.chat,
+    sessions.sessions,
     evaluate.evaluate,
     bench.bench,
     plan.plan,

@@ -7,7 +7,8 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
+from coattn.engine.reuse import Reuse
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
 from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError
@@ -41,8 +43,9 @@ class Engine:
         longest: int,
         ends: frozenset[int],
         max_waiting: int | None = None,
+        reuse: Reuse | None = None,
     ) -> None:
-        self.runner, self.tokenizer = runner, tokenizer
+        self.runner, self.tokenizer, self.reuse = runner, tokenizer, reuse
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.longest, self.ends, self.max_waiting = longest, ends, max_waiting
         self.sampler = Sampler()
@@ -76,10 +79,12 @@ class Engine:
         given: Prefilled | None = None,
         priority: int = 0,
         deadline: float | None = None,
+        salt: bytes = b"",
+        session: int | None = None,
     ) -> Request:
         """A request that could run. Raises InputError or BudgetError."""
         limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
-        request = Request(next(self._ids), prompt, params, limit, given, priority, deadline)
+        request = Request(next(self._ids), prompt, params, limit, given, priority, deadline, salt, session)
         self.scheduler.check(request)
         return request
 
@@ -144,6 +149,12 @@ class Engine:
                 self._drop_everything(_explain(error) if isinstance(error, Exception) else None)
                 raise
             return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No step runs inside this block; waits for the one that does."""
+        with self._lock:
+            yield
 
     def close(self) -> None:
         """Cancels what is left and gives everything back."""
@@ -275,6 +286,8 @@ class Engine:
             self._deadlines.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)
+        if self.reuse is not None:
+            self.reuse.clear()
         self.counts["preemptions"] += self.scheduler.preemptions
         self.scheduler = self._new_scheduler()
         self.sampler.forget()
@@ -286,7 +299,7 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest)
+        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest, self.reuse)
 
 
 def _explain(error: Exception) -> CoattnError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +21,15 @@ from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
+from coattn.engine.prefix import FORMAT, digest
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
-from coattn.errors import ConfigError, InputError
+from coattn.engine.reuse import Reuse
+from coattn.engine.session import Session as Conversation
+from coattn.engine.session_file import Sessions
+from coattn.errors import BusyError, ConfigError, InputError
+from coattn.hf.fingerprint import config_fingerprint, fingerprints, read_by
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.hf.load import Loaded, load
 from coattn.hf.prefilled import Prefilled
@@ -44,6 +51,9 @@ CHUNK, LARGEST = 2048, 8192
 """Prompt tokens of a step where nothing else decides; on a GPU, where larger steps are faster, when nobody decodes."""
 
 log = logging.getLogger("coattn")
+
+MOST_SESSIONS = 1024
+"""Sessions that are known by name at a time."""
 
 SHARE = 0.8
 """Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
@@ -67,6 +77,9 @@ class LLM:
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
+    reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
+        does not.
+    session_dir: the folder of saved sessions; left out, `sessions` in coattn's cache folder.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -87,6 +100,8 @@ class LLM:
         target_ms: float | None = None,
         sizes: Sequence[int] | None = None,
         max_waiting: int | None = None,
+        reuse: bool = True,
+        session_dir: str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
@@ -102,6 +117,11 @@ class LLM:
         loaded = _loaded(model, dtype, device)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
+        self.sessions = Sessions(None if session_dir is None else Path(session_dir))
+        """Those that are saved: `names()`, `has(name)`, `delete(name)`."""
+        self._open: dict[tuple[bytes, str], Conversation] = {}
+        self._numbers, self._opening = itertools.count(), threading.Lock()
+        self._fingerprints: dict[str, str] | None = None
         with ExitStack() as undo:
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
@@ -113,6 +133,9 @@ class LLM:
             self.runner = choose_runner(session, runtime, max_batch, sizes)
             self.not_captured = runtime.uncaptured()
             ends = end_tokens(loaded.model, loaded.tokenizer)
+            marks = repr([shape.mark for shape in session.layers])
+            model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
+            self.reuse = Reuse(runtime, model_key, reuse)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
             self.engine = Engine(
                 self.runner,
@@ -121,6 +144,7 @@ class LLM:
                 longest=self.max_length,
                 ends=ends,
                 max_waiting=max_waiting,
+                reuse=self.reuse,
             )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
@@ -176,6 +200,8 @@ class LLM:
         timeout: float | None = None,
         guide: Guide | None = None,
         streams: bool = True,
+        salt: bytes = b"",
+        session: int | None = None,
     ) -> Handle:
         """Puts a request in line, from any thread, also while others run. Iterate the handle or ask for its result.
 
@@ -184,6 +210,7 @@ class LLM:
         timeout: seconds after which the request fails with a DeadlineError, with what it has so far.
         guide: says before each token which ones may come.
         streams: whether the handle keeps parts; else there is only its result, and `notify` is told of the end alone.
+        salt: only requests of the same salt share what is stored. session: the number of the session that asks.
         """
         found = split(prompt)
         if len(found) != 1:
@@ -192,10 +219,47 @@ class LLM:
         if timeout is not None:
             check_number("timeout", timeout, 0, above=True)
         deadline = None if timeout is None else time.perf_counter() + timeout
-        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline)
+        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline, salt, session)
         handle = self.engine.submit(request, streams=streams, notify=notify, guide=guide)
         handle.owner = self
         return handle
+
+    def session(self, name: str | None = None, *, salt: bytes = b"", restore: bool = True) -> Conversation:
+        """A conversation in turns, each appended to what is stored.
+
+        name: by which it is known in this engine, and saved; a saved one of that name goes on where it was. Raises
+            InputError where its file is damaged, or was written by another model or under another method.
+        salt: tenants with different salts have different sessions, and share nothing; saved ones are nobody's but the
+            owner's of no salt. restore: whether a saved one goes on.
+        """
+        with self._opening:
+            if name is None:
+                return Conversation(self, next(self._numbers), None, salt)
+            self.sessions.path(name)
+            found = self._open.get((salt, name))
+            if found is None:
+                if len(self._open) >= MOST_SESSIONS:
+                    idle = next((each for each in self._open.values() if not each.answering), None)
+                    if idle is None:
+                        raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
+                    idle.close()
+                found = Conversation(self, next(self._numbers), name, salt)
+                if restore and not salt and self.sessions.has(name):
+                    found.restore()
+            self._open.pop((salt, name), None)
+            self._open[salt, name] = found  # the least recently used is the first
+            return found
+
+    def forget_session(self, session: Conversation) -> None:
+        """A session was closed."""
+        for key in [key for key, each in list(self._open.items()) if each is session]:
+            del self._open[key]
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the model and its tokenizer are. The first call reads every weight."""
+        if self._fingerprints is None:
+            self._fingerprints = fingerprints(self.model, self.tokenizer)
+        return self._fingerprints
 
     def step(self) -> bool:
         """Does one piece of work for whoever is next. False when nobody is here."""
@@ -220,6 +284,8 @@ class LLM:
         """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start.
 
         chunk: prompt tokens that would be read now between two decode steps.
+        cached_tokens: prompt tokens that were stored already; prefix_blocks: blocks that prompts can begin with;
+        prefix_evicted: those that were given up; not_shared: why prompts do not share, where they do not.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -233,6 +299,7 @@ class LLM:
             "preemptions": counts["preemptions"] + scheduler.preemptions,
             "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
+            **self.reuse.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
@@ -257,7 +324,13 @@ class LLM:
                         bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
 
     def _prepare(
-        self, prompt: Any, params: SamplingParams, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        session: int | None = None,
     ) -> Request:
         if params.stop and self.tokenizer is None:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
@@ -274,9 +347,9 @@ class LLM:
             )
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
-            given.check(self._layers)
+            given.check(self._layers, read_by(self.model))
         ids = encode(prompt, self.tokenizer, self.vocabulary)
-        return self.engine.prepare(ids, params, given, priority, deadline)
+        return self.engine.prepare(ids, params, given, priority, deadline, salt, session)
 
 
 def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:

@@ -80,17 +80,31 @@ def encode_chat(
     messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, add_generation_prompt: bool = True, **options: Any
 ) -> list[int]:
     """Messages through the model's chat template -> token ids. options: what the template may ask for."""
+    text = render_chat(messages, tokenizer, add_generation_prompt=add_generation_prompt, **options)
+    return encode_text(text, tokenizer)
+
+
+def encode_text(text: str, tokenizer: Any) -> list[int]:
+    """Token ids of a text that does not begin a prompt, or has all its special tokens already."""
+    return [int(i) for i in _known(tokenizer)(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, add_generation_prompt: bool = True, **options: Any
+) -> str:
+    """Messages through the model's chat template."""
     if not getattr(_known(tokenizer), "chat_template", None):
         raise InputError("This model has no chat template.", "Give the prompt as text.")
     if not all(isinstance(each.get("role"), str) and "content" in each for each in messages):
         raise InputError("A chat message lacks its role or its content.", HOW)
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, tokenize=False, **options
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False, **options
+            )
         )
     except Exception as error:  # the template is a program of the model's authors and raises what it likes
         raise InputError(f"The model's chat template refuses these messages: {error}.", HOW) from error
-    return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
 
 def _known(tokenizer: Any) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from coattn.engine.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled
+
+if TYPE_CHECKING:
+    from coattn.engine.reuse import Trail
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -42,8 +45,16 @@ class Request:
     """Who has a lower number is served first."""
     deadline: float | None = None
     """When it fails unless it is done, on the clock of `time.perf_counter`."""
+    salt: bytes = b""
+    """Requests share what is stored only with those of the same salt."""
+    session: int | None = None
+    """The number of the session whose turn it is."""
     output: list[int] = field(default_factory=list)
     stored: int = 0
+    cached: int | None = None
+    """Tokens that were stored already when it first got a slot."""
+    trail: Trail | None = None
+    """What is known of its blocks while it runs."""
     slot: int | None = None
     """The number by which the cache knows it while it runs."""
     preemptions: int = 0
@@ -98,6 +109,8 @@ class RequestOutput:
     """In all, also in a partial output."""
     preemptions: int = 0
     """How often its memory was given to older requests and its tokens were read again."""
+    cached_tokens: int = 0
+    """Of the prompt: what was stored already, by another request or by an earlier turn of its session."""
     waited_s: float | None = None
     """Until it first got a slot."""
     first_token_s: float | None = None
@@ -130,6 +143,7 @@ def output_of(
         len(request.prompt),
         max(0, len(request.output) - len(request.params.feed)),
         request.preemptions,
+        request.cached or 0,
         since(request.started),
         since(request.first),
         since(request.ended),

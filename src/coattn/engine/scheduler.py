@@ -13,6 +13,7 @@ from typing import Protocol
 from coattn.cache.ledger import PLACE
 from coattn.engine.pace import Pace
 from coattn.engine.request import Request
+from coattn.engine.reuse import Reuse
 from coattn.errors import BudgetError, InputError
 from coattn.types import Tier
 from coattn.units import format_bytes
@@ -73,9 +74,9 @@ class Scheduler:
     back to its place in line and reads its tokens again later; so the first always gets through.
     """
 
-    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int) -> None:
-        """chunk: prompt tokens between two decode steps, or who decides how many."""
-        self.memory, self.longest = memory, longest
+    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int, reuse: Reuse | None = None) -> None:
+        """chunk: prompt tokens between two decode steps, or who decides how many. reuse: knows what is stored."""
+        self.memory, self.longest, self.reuse = memory, longest, reuse
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
         self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
@@ -134,8 +135,11 @@ class Scheduler:
     def done(self, work: Extend | Decode) -> None:
         """The tokens of `work` are stored."""
         if isinstance(work, Extend):
-            self._spent += work.end - work.request.stored
+            start = work.request.stored
+            self._spent += work.end - start
             work.request.stored = work.end
+            if self.reuse is not None:
+                self.reuse.note(work.request, start)
             return
         now = time.perf_counter()
         if self._decoded is not None:
@@ -165,6 +169,8 @@ class Scheduler:
 
     def _vacate(self, request: Request) -> None:
         assert request.slot is not None
+        if self.reuse is not None:
+            self.reuse.leave(request)
         slot, stored = request.slot, request.stored
         request.slot, request.stored = None, 0
         heapq.heappush(self._slots, slot)
@@ -180,10 +186,15 @@ class Scheduler:
             if request.started is None:
                 request.started = time.perf_counter()
             insort(self.running, request, key=_rank)
+            if self.reuse is not None:
+                self.reuse.admit(request)
 
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
         wanted = dict(self._needs(_ahead(newcomer)))
+        if self.reuse is not None:
+            for tier, count in self.reuse.saved(newcomer).items():
+                wanted[tier] -= count
         for request in self.running:
             self._add(wanted, request.stored, _ahead(request))
         return self._excess(wanted, self.memory.free()) is None
@@ -195,9 +206,12 @@ class Scheduler:
         if not decoding:
             self._decoded, self._spent = None, 0
         if readers:
+            readers = readers if self.reuse is None else self.reuse.ready(readers)
             budget = self.pace.budget(bool(decoding))
             request = self._reader(readers)
             end = min(request.stored + budget, request.total)
+            if request.total - end == 1 and end > request.stored + 1:
+                end -= 1  # a single token would be a decode step's, which a lossy method attends with less
             if budget and (not decoding or not self._spent or self._spent + end - request.stored <= budget):
                 self._oldest_read = request is readers[0]
                 return Extend(request, end)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
+from coattn.hf.fingerprint import read_by as fingerprint
 from coattn.hf.forward import Session, longest
 from coattn.method import compose
 from coattn.methods import METHODS
@@ -44,6 +45,8 @@ class Prefilled:
     scales: tuple[float, ...]
     logits: Tensor
     """float32 `[1, vocabulary]`, after the last token."""
+    read_by: str
+    """Fingerprint of the model that read it."""
 
     def save(self, path: str | Path) -> None:
         """Writes a safetensors file: `tokens`, `scales`, `logits`, and `k.N`, `v.N`, `q.N` of layer N."""
@@ -52,7 +55,8 @@ class Prefilled:
         for i, ((k, v), q) in enumerate(zip(self.kv, self.queries, strict=True)):
             named |= {f"k.{i}": k, f"v.{i}": v, f"q.{i}": q}
         try:
-            save_file({name: x.contiguous().cpu() for name, x in named.items()}, str(path))
+            held = {name: x.contiguous().cpu() for name, x in named.items()}
+            save_file(held, str(path), {"read_by": self.read_by})
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path} cannot be written: {error}.", "Give another path.") from None
 
@@ -62,6 +66,7 @@ class Prefilled:
         try:
             with safe_open(str(path), "pt") as file:
                 named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                read_by = str((file.metadata() or {}).get("read_by", ""))
             layers = range(len(named["scales"]))
             made = Prefilled(
                 tuple(named["tokens"].tolist()),
@@ -69,6 +74,7 @@ class Prefilled:
                 tuple(named[f"q.{i}"] for i in layers),
                 tuple(named["scales"].tolist()),
                 named["logits"],
+                read_by,
             )
         except (OSError, SafetensorError, KeyError, TypeError) as error:
             raise InputError(f"{path} is no prefilled prompt: {error}.", "Write one with Prefilled.save.") from None
@@ -91,8 +97,8 @@ class Prefilled:
             return "its logits are not of one token"
         return None
 
-    def check(self, layers: list[LayerShape]) -> None:
-        """Raises InputError where another model's shapes are meant."""
+    def check(self, layers: list[LayerShape], read_by: str) -> None:
+        """Raises InputError where another model has read it; read_by: the fingerprint of the model that is to go on."""
         if (fault := self.fault()) is not None:
             raise InputError(f"The prefilled prompt cannot be used: {fault}.", "Make it with `prefill`.")
         want = [(s.kv_heads, s.head_dim, s.q_heads, s.dtype) for s in layers]
@@ -102,6 +108,11 @@ class Prefilled:
                 f"The prefilled prompt is of {len(have)} layers of {have[0] if have else 'nothing'}, the model has "
                 f"{len(want)} of {want[0]}.",
                 "Read the prompt with the same model and dtype.",
+            )
+        if self.read_by != read_by:
+            raise InputError(
+                "The prefilled prompt was read by another model of the same shape.",
+                "Read the prompt with the same weights, configuration and dtype.",
             )
 
 
@@ -221,6 +232,7 @@ def prefill_ends(
             tuple(torch.cat(each) for each in kept.queries[end]),
             tuple(kept.scales),
             logits[end],
+            fingerprint(model),
         )
         for end in ends
     ]

@@ -24,6 +24,7 @@ class Averages(Index):
     name = "averages"
     needs = frozenset({"host", "whole_kv"})
     provides = frozenset({"averages"})
+    resumes = True
     help_text = {"alpha": "how much of an entry's average weight each step replaces"}
 
     alpha: float = 0.1

@@ -25,6 +25,8 @@ class Index(Part):
     axis: ClassVar[str] = "index"
     beside: ClassVar[bool] = False
     """Whether `update` has something to do in decode steps, which then runs beside the next layer."""
+    resumes: ClassVar[bool] = False
+    """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
 
     cache: KVCache = field(init=False, repr=False)
 

@@ -36,6 +36,7 @@ class Digests(Index):
     name = "digests"
     needs = frozenset({"whole_kv"})
     provides = frozenset({"digests"})
+    resumes = True
     beside = True
     help_text = {
         "slack": "how far from the middle of a digest's range to its best end a score goes: 1 is a bound, 0 the middle",

@@ -12,3 +12,4 @@ class NoIndex(Index):
     """Nothing is remembered."""
 
     name = "none"
+    resumes = True

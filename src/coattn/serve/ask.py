@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
+from coattn.engine.prefix import digest
 from coattn.serve.errors import invalid
 from coattn.serve.schema.base import Sampling
 from coattn.serve.settings import Settings
@@ -23,6 +24,8 @@ def check_fields(body: Sampling, settings: Settings, prompts: int) -> int:
         raise invalid("stop", f"There are {len(stops)} stop strings, but {settings.max_stops} is the most.")
     if any(not stop or len(stop) > settings.max_stop_length for stop in stops):
         raise invalid("stop", f"A stop string has 1 to {settings.max_stop_length:,} characters.")
+    if body.session_id is not None and choices * prompts > 1:
+        raise invalid("session_id", "A session has one prompt and one answer at a time.")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed with stream: true.")
     return choices
@@ -63,6 +66,11 @@ def params(
         seed=None if body.seed is None else body.seed & SEEDS,
         logprobs=None if top is None else min(top, llm.vocabulary),
     )
+
+
+def salt(body: Sampling, tenant: bytes) -> bytes:
+    """Who shares what is stored: requests of one key, and among them those of one `cache_salt`."""
+    return digest("tenant", tenant, body.cache_salt or "") if tenant or body.cache_salt else b""
 
 
 def timeout(body: Sampling, settings: Settings) -> float | None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
@@ -33,6 +34,10 @@ class Order:
     timeout: float | None = None
     guide: Callable[[], Guide] | None = None
     """A new guide for each answer."""
+    salt: bytes = b""
+    """Only requests of the same salt share what is stored."""
+    session: str | None = None
+    """The name of the session whose turn it is."""
 
 
 class Call:
@@ -155,7 +160,10 @@ class Call:
         params = order.params
         if index and params.seed is not None:
             params = replace(params, seed=(params.seed + index) & SEEDS)
-        return self.llm.submit(
+        submit: Callable[..., Handle] = partial(self.llm.submit, salt=order.salt)
+        if order.session is not None:
+            submit = self.llm.session(order.session, salt=order.salt, restore=False).submit_whole
+        return submit(
             ids,
             params,
             notify=self._note,

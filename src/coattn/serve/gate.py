@@ -19,6 +19,8 @@ PUBLIC = frozenset({"/health", "/"})
 """Paths that need no key."""
 PUBLIC_FOLDER = "/page/"
 """The page's own files need none either."""
+TENANT = "coattn.tenant"
+"""In a request's scope: whose it is, by the hash of the key."""
 WORD = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -66,6 +68,7 @@ class Gate:
         found = hashlib.sha256(raw if scheme.lower() == "bearer" else b"").digest()
         # every key is compared, so that the time tells nothing
         if sum(hmac.compare_digest(found, each) for each in self._keys):
+            scope[TENANT] = found
             return None
         return ApiError(
             401,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -11,10 +12,12 @@ from starlette.responses import JSONResponse, Response
 
 from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
-from coattn.serve.answer.head import total_usage, usage
+from coattn.serve.answer.head import total_cached, total_usage, usage
+from coattn.serve.ask import salt
 from coattn.serve.call import Call, Order
 from coattn.serve.context import Context
 from coattn.serve.errors import ApiError
+from coattn.serve.gate import TENANT
 from coattn.serve.schema.base import Sampling
 from coattn.serve.sse import DONE, EventStream, GoneError, comment, event, unless_gone
 
@@ -48,8 +51,13 @@ async def respond(
     """
     call = Call(context.engine, wanted)
     streaming = False
+
+    def tagged(llm: LLM) -> Order:
+        whose = salt(body, request.scope.get(TENANT, b""))
+        return replace(make(llm), salt=whose, session=body.session_id)
+
     try:
-        order = await unless_gone(request.receive, call.open(make, context.threads))
+        order = await unless_gone(request.receive, call.open(tagged, context.threads))
         answer = build(call.llm, order)
         if not body.stream:
             outputs = await unless_gone(request.receive, call.results())
@@ -87,7 +95,8 @@ async def _events(call: Call, answer: Answer, body: Sampling, order: Order, cont
             return b""
         if always:
             new = sum(each.new_tokens for each in latest.values())
-            chunk["usage"] = usage(sum(len(ids) for ids in order.prompts), new)
+            cached = total_cached(latest, order.choices)
+            chunk["usage"] = usage(sum(len(ids) for ids in order.prompts), new, cached)
         elif counted:
             chunk["usage"] = None
         return event(chunk)

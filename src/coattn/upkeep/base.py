@@ -24,6 +24,10 @@ class Upkeep(Part):
     axis: ClassVar[str] = "upkeep"
     beside: ClassVar[bool] = False
     """Whether `after` has something to do beside what the index does."""
+    resumes: ClassVar[bool] = False
+    """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
+    listens = 0
+    """Last queries of a prompt that it chooses by: they are computed even where their tokens are stored."""
 
     cache: KVCache = field(init=False, repr=False)
     index: Index = field(init=False, repr=False)

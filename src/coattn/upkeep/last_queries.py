@@ -35,6 +35,7 @@ class LastQueries(Upkeep):
     name = "last_queries"
     needs = frozenset({"whole_kv", "keeps_positions"})
     provides = frozenset({"positions"})
+    resumes = True
 
     rule: PromptTop = field(init=False, repr=False)
     kept: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
@@ -52,6 +53,7 @@ class LastQueries(Upkeep):
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         self.rule, spec = cast("PromptTop", select), cache.spec
+        self.listens = self.rule.window
         self.gone = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
         # a captured step reads them where they are; others get room when a prompt is longer than the budget
         self._make(min(self.rule.older, spec.tokens or 0) if spec.fixed else 0)

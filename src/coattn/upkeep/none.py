@@ -12,3 +12,4 @@ class NoUpkeep(Upkeep):
     """Nothing moves."""
 
     name = "none"
+    resumes = True

@@ -73,6 +73,22 @@ class Books:
             return kept
         return self.made[layer].decode(kept if self.bits == 16 else unpack(kept, self.groups, self.bits))
 
+    def known(self) -> dict[int, Tensor]:
+        """By layer: the centroids that codes so far were made with."""
+        return {layer: self.made[layer].centroids for layer in sorted(self.ready)} if self.groups else {}
+
+    def fits(self, layer: int, centroids: Tensor) -> bool:
+        """Whether codes that were made elsewhere with these centroids mean the same here, or can come to."""
+        if not self.groups or layer not in self.layers or centroids.shape != self._zeros(self.layers[layer]).shape:
+            return False
+        own = self.known().get(layer)
+        return own is None or torch.equal(own.cpu(), centroids.to(own.dtype))
+
+    def adopt(self, layer: int, centroids: Tensor) -> None:
+        """Takes centroids that fit."""
+        if layer not in self.ready:
+            self._set(layer, centroids.to(self.layers[layer].device))
+
     def fill_randomly(self) -> None:
         """Random centroids for every layer."""
         for i, s in self.layers.items() if self.groups else ():

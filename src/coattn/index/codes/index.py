@@ -40,6 +40,7 @@ class Codes(Index):
     name = "codes"
     needs = frozenset({"host"})
     provides = frozenset({"codes"})
+    resumes = True
     beside = True
     help_text = {
         "groups": "pieces of a key, each a code; 0: exact keys; unset: as in the codebook, or half the head size",

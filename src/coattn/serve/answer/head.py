@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coattn._version import __version__
@@ -33,13 +33,13 @@ def fingerprint(llm: LLM) -> str:
     return "fp_" + hashlib.sha256(json.dumps(what, default=str, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def usage(prompt: int, new: int) -> Json:
-    """Tokens. No part of a prompt comes from a cache yet."""
+def usage(prompt: int, new: int, cached: int) -> Json:
+    """Tokens; cached: those of the prompts that were stored already."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
@@ -54,7 +54,13 @@ def total_usage(outputs: Sequence[RequestOutput], choices: int) -> Json:
     return usage(
         sum(each.prompt_tokens for each in outputs[::choices]),
         sum(each.new_tokens for each in outputs),
+        total_cached(dict(enumerate(outputs)), choices),
     )
+
+
+def total_cached(outputs: Mapping[int, RequestOutput], choices: int) -> int:
+    """Prompt tokens that were stored already, by the first answer to each prompt."""
+    return sum(each.cached_tokens for index, each in outputs.items() if index % choices == 0)
 
 
 def about(llm: LLM, outputs: Sequence[tuple[int, RequestOutput]]) -> Json:

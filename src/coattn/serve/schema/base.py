@@ -53,7 +53,10 @@ class Sampling(Body):
     priority: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
     """A lower number is served first."""
     timeout_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    session_id: str | None = None
+    session_id: Annotated[str, Field(max_length=256)] | None = None
+    """A conversation: what was stored in its earlier turns is not read again."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Of the same API key, only requests with the same salt share what is stored."""
     user: str | None = None
 
 

@@ -55,6 +55,8 @@ class Entries(Upkeep):
     name = "entries"
     needs = frozenset({"host", "whole_kv", "averages", "keeps_entries", "cpu"})
     provides = frozenset({"entries"})
+    resumes = True
+    listens = QUERIES
     help_text = {
         "peak": "weigh by the largest weight that any of a prompt's last queries gives, instead of by the mean",
         "capacity": "room for chosen entries, as a share of the tokens in DRAM",

@@ -39,6 +39,7 @@ class Recall(Upkeep):
     name = "recall"
     needs = frozenset({"host", "whole_kv", "digests", "picks"})
     provides = frozenset({"pool"})
+    resumes = True
     beside = True
     help_text = {
         "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves the window",

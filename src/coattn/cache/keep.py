@@ -1,0 +1,186 @@
+"""A sequence outside its slot: its blocks stay where they are, and what only the slot has is copied.
+
+What a sequence shares is in the tier that keeps every block: DRAM, or GPU memory where there is none. Windows and rings
+belong to slots, so they are made again when a sequence comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory, BlockTable
+from coattn.cache.kv import KVCache
+from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
+from coattn.ops.reference.append import read_rows, write_rows
+from coattn.units import ceil_div
+
+Averages = Mapping[int, Tensor]
+"""By layer `[blocks, kv_heads, block]`: what an index keeps up for every entry of the GPU's blocks."""
+
+
+@dataclass
+class Kept:
+    """ids: blocks of the cache's table, in order. tensors: on the host, by name and layer, such as `window.3`."""
+
+    ids: list[int] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def table_of(cache: KVCache) -> BlockTable | None:
+    """Where every block of a sequence is listed; None for a cache that keeps no blocks for good."""
+    if cache.host is not None:
+        return cache.host.table
+    return cache.gpu.table if isinstance(cache.gpu, AllBlocks) else None
+
+
+def unshared(cache: KVCache) -> str | None:
+    """Why a block's numbers are not the same for everybody whose text begins like this; None where they are."""
+    if table_of(cache) is None:
+        return "tokens that leave its window are gone"
+    if cache.config.host == "v":
+        return "keys in DRAM are known by their codes alone, so what is read later depends on how a prompt was cut"
+    if not cache.config.is_exact():
+        return "blocks in DRAM are rounded, so what is read later depends on how a prompt was cut"
+    return None
+
+
+def take(cache: KVCache, slot: int, tokens: int, averages: Averages) -> Kept:
+    """What a sequence of so many tokens is. Its blocks are still the slot's, and not held yet."""
+    if isinstance(cache.gpu, RecentTokens):
+        return Kept(tensors=_take_recent(cache, cache.gpu, slot))
+    table = table_of(cache)
+    assert table is not None
+    if isinstance(cache.gpu, AllBlocks):
+        return Kept(table.owned.get(slot, [])[: ceil_div(tokens, cache.block)])
+    kept = Kept(table.owned.get(slot, [])[: tokens // cache.block])
+    ids = _ids(cache, slot, _copied(cache, tokens))
+    window = _ids(cache, slot, _newest(cache, tokens))
+    for layer in cache.spec.layers:
+        if len(ids):
+            kept.tensors[f"window.{layer}"] = blank(_rows(cache.gpu.memory[layer], ids).cpu(), tokens, cache.block)
+        if layer in averages and len(window):
+            found = _rows(averages[layer], window)[..., None].cpu()
+            kept.tensors[f"averages.{layer}"] = blank(found, tokens, cache.block)[..., 0]
+    return kept
+
+
+def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> None:
+    """An empty slot goes on with a sequence; only what lies in its window is copied."""
+    if isinstance(cache.gpu, RecentTokens):
+        _put_recent(cache, cache.gpu, slot, kept.tensors)
+        return
+    table = table_of(cache)
+    assert table is not None
+    table.share(slot, kept.ids)
+    if isinstance(cache.gpu, AllBlocks):
+        return
+    copied = _copied(cache, tokens)
+    ids, window = _ids(cache, slot, copied), _ids(cache, slot, _newest(cache, tokens))
+    again = [b for b in _newest(cache, tokens) if b not in set(copied)]
+    for layer in cache.spec.layers:
+        if len(ids):
+            _write(cache.gpu.memory[layer], ids, kept.tensors[f"window.{layer}"])
+        if f"averages.{layer}" in kept.tensors:
+            _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
+        if again:
+            _bring(cache, layer, slot, range(again[0], again[-1] + 1))
+
+
+def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:
+    """The same `[.., block, d]` with nothing past the last of so many tokens: others may have been there before."""
+    if tokens % block:
+        blocks[-1, ..., tokens % block :, :] = 0
+    return blocks
+
+
+def shapes(cache: KVCache, tokens: int, count: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
+    """Of a sequence of so many tokens: how many blocks `take` finds, and the shape of each tensor.
+
+    count: entries written so far, of a cache that keeps the recent ones.
+    """
+    found: dict[str, list[int]] = {}
+    if isinstance(cache.gpu, RecentTokens):
+        entries = min(count, cache.gpu.first_tokens + cache.gpu.ring)
+        for layer, s in cache.spec.layers.items():
+            found |= {f"recent_{name}.{layer}": [entries, s.kv_heads, s.head_dim] for name in "kv"}
+        return 0, {"count": [1], **found}
+    if isinstance(cache.gpu, AllBlocks):
+        return ceil_div(tokens, cache.block), {}
+    copied, newest = len(_copied(cache, tokens)), len(_newest(cache, tokens))
+    for layer, s in cache.spec.layers.items():
+        if copied:
+            found[f"window.{layer}"] = list(cache.gpu.memory.size(copied, s))
+        if layer in averages and newest:
+            found[f"averages.{layer}"] = [newest, s.kv_heads, cache.block]
+    return tokens // cache.block, found
+
+
+def contents(memory: BlockMemory, ids: list[int]) -> dict[int, Tensor]:
+    """By layer: blocks as they are stored, on the host."""
+    memory.settle()
+    return {layer: _rows(memory[layer], torch.tensor(ids, dtype=torch.long)).cpu() for layer in memory.layers}
+
+
+def fill(memory: BlockMemory, ids: list[int], found: Mapping[int, Tensor]) -> None:
+    """Blocks are from now on what `contents` said."""
+    for layer in memory.layers:
+        _write(memory[layer], torch.tensor(ids, dtype=torch.long), found[layer])
+
+
+def _newest(cache: KVCache, tokens: int) -> list[int]:
+    """Blocks that the window of a sequence has, sinks first."""
+    gpu, blocks = cache.gpu, ceil_div(tokens, cache.block)
+    assert isinstance(gpu, NewestBlocks)
+    sinks = min(gpu.sinks, blocks)
+    return [*range(sinks), *range(max(sinks, blocks - gpu.ring), blocks)]
+
+
+def _copied(cache: KVCache, tokens: int) -> list[int]:
+    """Of them, those that DRAM does not have as they are: the one that is not full, or all."""
+    blocks = _newest(cache, tokens)
+    if unshared(cache) is not None:
+        return blocks
+    return blocks[-1:] if tokens % cache.block else []
+
+
+def _ids(cache: KVCache, slot: int, blocks: list[int]) -> Tensor:
+    gpu = cache.gpu
+    assert isinstance(gpu, NewestBlocks)
+    return torch.tensor([gpu.block_id(slot, b) for b in blocks], dtype=torch.long)
+
+
+def _bring(cache: KVCache, layer: int, slot: int, blocks: range) -> None:
+    """Blocks of the window, out of DRAM."""
+    positions = torch.arange(blocks.start * cache.block, blocks.stop * cache.block)
+    ids, rows = (x.to(cache.spec.layers[layer].device) for x in cache.gpu.places(slot, positions))
+    write_rows(cache.gpu.memory[layer], ids, rows, *cache.read(layer, slot, blocks))
+
+
+def _take_recent(cache: KVCache, gpu: RecentTokens, slot: int) -> dict[str, Tensor]:
+    found = {"count": torch.tensor([gpu.count(slot)])}
+    places = gpu.places(slot, gpu.stored(slot))
+    for layer, shape in cache.spec.layers.items():
+        k, v = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in places))
+        found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
+    return found
+
+
+def _put_recent(cache: KVCache, gpu: RecentTokens, slot: int, found: Mapping[str, Tensor]) -> None:
+    gpu.shrink(slot, int(found["count"]))
+    places = gpu.places(slot, gpu.stored(slot))
+    for layer, shape in cache.spec.layers.items():
+        ids, rows = (x.to(shape.device) for x in places)
+        k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
+        write_rows(gpu.memory[layer], ids, rows, k, v)
+
+
+def _rows(memory: Tensor, ids: Tensor) -> Tensor:
+    return memory[ids.to(memory.device)]
+
+
+def _write(memory: Tensor, ids: Tensor, found: Tensor) -> None:
+    memory[ids.to(memory.device)] = found.to(memory.device)

@@ -1,0 +1,335 @@
+"""What requests find stored already: beginnings that others have read, and sessions that go on.
+
+Nothing is copied but a window: a sequence that begins with stored blocks lists them as its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from coattn.cache import keep
+from coattn.cache.blocks import BlockTable
+from coattn.cache.keep import Kept
+from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
+from coattn.engine.request import Request
+from coattn.runtime import Group, Runtime
+from coattn.types import Phase, Step, Tier
+
+
+@dataclass(eq=False)
+class Parked:
+    """A sequence that is in no slot: its tokens are stored, and the next turn goes on after them."""
+
+    tokens: list[int]
+    """Those that are stored."""
+    clean: int
+    """The first so many were read, none of them after one that a lossy step had stored."""
+    groups: list[Kept]
+    nodes: list[Node] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Trail:
+    """What is known of a running request's tokens."""
+
+    root: bytes
+    keys: list[bytes] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    """Of its first blocks: those that anybody can go on from."""
+    clean: int = 0
+    """See `Parked.clean`."""
+    read: bool = False
+    """Whether it has read any token itself since it got its slot."""
+
+
+class Reuse:
+    """Between steps, on the engine's thread: gives requests what is stored, and keeps what they leave."""
+
+    def __init__(self, runtime: Runtime, model: bytes, wanted: bool = True) -> None:
+        """model: fingerprint of the model. wanted: whether requests share; sessions go on in any case."""
+        self.runtime, self.model = runtime, model
+        self._lost = _lost(runtime)
+        """Why a sequence cannot come back to a slot; None where it can."""
+        self.not_shared = (self._lost or _reason(runtime)) if wanted else "it was switched off"
+        """Why requests do not share; None where they do."""
+        self.exact = runtime.composed.exact
+        self.block = next(group.cache.block for group in reversed(runtime.groups))
+        # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
+        self.listens = 1 if self.exact else max(2, *(group.upkeep.listens for group in runtime.groups))
+        """Last tokens of a prompt that are always computed."""
+        self.tables = [table for group in runtime.groups if (table := keep.table_of(group.cache)) is not None]
+        self.prefixes = Prefixes(self.tables, self.block)
+        self.parked: OrderedDict[int, Parked] = OrderedDict()
+        """Of open sessions by number, the least recently used first."""
+        self.sessions: set[int] = set()
+        """Numbers of open sessions: what others leave is not kept for them."""
+        self.counts: Counter[str] = Counter()
+        for table in self.tables:
+            table.reclaim = partial(self._reclaim, table)
+
+    def root(self, salt: bytes) -> bytes:
+        """The key before a tenant's first block."""
+        row = self.runtime.composed
+        dtypes = [str(shape.dtype) for shape in self.runtime.layers]
+        return digest("root", self.model, repr(dtypes), row.method.name, repr(sorted(row.params.items())), salt)
+
+    # what a scheduler asks
+
+    def admit(self, request: Request) -> None:
+        """A request has got an empty slot: it begins with what is stored of its tokens."""
+        if request.given is not None:
+            return
+        request.trail = trail = Trail(self.root(request.salt))
+        parked = None if request.session is None else self.parked.pop(request.session, None)
+        if parked is not None:
+            self._go_on(request, trail, parked)
+        elif self.not_shared is None:
+            self._attach(request, trail)
+        if request.cached is None:
+            request.cached = request.stored
+            self.counts["asked_tokens"] += len(request.prompt)
+            self.counts["cached_tokens"] += request.cached
+
+    def ready(self, readers: list[Request]) -> list[Request]:
+        """Those that need not wait for another to store what they would read too."""
+        if self.not_shared is not None or len(readers) < 2:
+            return readers
+        ahead: list[Request] = []
+        for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
+            if not self._waits(request, ahead):
+                ahead.append(request)
+        return [request for request in readers if request in ahead]
+
+    def saved(self, request: Request) -> dict[Tier, int]:
+        """Bytes of its tokens that running requests hold anyway."""
+        runtime = self.runtime
+        if self.not_shared is not None or request.given is not None or request.session in self.parked:
+            return {}
+        if any(group.cache.spec.host_extra for group in runtime.groups):
+            return {}  # what the upkeep keeps beside a block is each sequence's own
+        if request.trail is None:
+            request.trail = Trail(self.root(request.salt))
+        nodes = self._match(request, request.trail)
+        return runtime.bytes_for(self.block * sum(self.tables[0].busy(node.blocks[0]) for node in nodes))
+
+    def note(self, request: Request, start: int) -> None:
+        """A request has read tokens from `start` on."""
+        trail = request.trail
+        if trail is not None:
+            trail.read = True
+            if trail.clean == start:
+                trail.clean = request.stored
+            self._publish(request, trail)
+
+    def leave(self, request: Request) -> None:
+        """A request is about to lose its slot. What it stored stays for others, and for its session."""
+        trail = request.trail
+        if trail is None:
+            return
+        request.trail = None
+        if request.error is None:
+            self._publish(request, trail)
+            if request.session in self.sessions and request.finished and request.stored and self._lost is None:
+                self._park(request, trail)
+        self.prefixes.leave(trail.nodes)
+
+    # sessions
+
+    def close(self, session: int) -> None:
+        """Lets go of what a session has stored. It may go on, with nothing."""
+        parked = self.parked.pop(session, None)
+        if parked is not None:
+            self._drop(parked)
+
+    def put_back(self, session: int, parked: Parked) -> None:
+        """A session has this stored; the blocks are held already."""
+        self.close(session)
+        self.parked[session] = parked
+
+    def clear(self) -> None:
+        """Forgets everything; slots are empty, and the tables may be in disorder."""
+        self.prefixes.clear()
+        self.parked.clear()
+        for table in self.tables:
+            table.recount()
+
+    def describe(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "asked_tokens": self.counts["asked_tokens"],
+            "cached_tokens": self.counts["cached_tokens"],
+            "prefix_blocks": len(self.prefixes.nodes),
+            "prefix_evicted": self.prefixes.evicted,
+            "sessions_stored": len(self.parked),
+            "not_shared": self.not_shared,
+        }
+
+    def _match(self, request: Request, trail: Trail) -> list[Node]:
+        tokens = request.tokens(0, request.total)
+        extend_keys(trail.keys, trail.root, tokens, self.block)
+        return self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
+
+    def _attach(self, request: Request, trail: Trail) -> None:
+        nodes = self._match(request, trail)
+        if not nodes:
+            return
+        assert request.slot is not None
+        tokens = len(nodes) * self.block
+        self.prefixes.use(nodes)
+        trail.nodes, trail.clean = nodes, tokens
+        kept = [Kept(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
+        self._place(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
+        request.stored = tokens
+
+    def _waits(self, request: Request, ahead: Sequence[Request]) -> bool:
+        """Whether somebody ahead reads what it needs. Where that is stored by now, it begins there."""
+        trail = request.trail
+        if trail is None or trail.read:
+            return False
+        most = max(0, request.total - self.listens) // self.block
+        found = 0
+        for other in ahead:
+            if other.trail is not None:
+                common = min(most, shared(trail.keys, other.trail.keys))
+                if common > other.stored // self.block:
+                    return True
+                found = max(found, common)
+        if found * self.block > request.stored:
+            assert request.slot is not None
+            self.runtime.truncate(request.slot, request.stored, 0)
+            self.prefixes.leave(trail.nodes)
+            trail.nodes, before = [], request.stored
+            request.stored = 0
+            self._attach(request, trail)
+            if request.cached == before:
+                request.cached = request.stored
+                self.counts["cached_tokens"] += request.stored - before
+        return False
+
+    def _publish(self, request: Request, trail: Trail) -> None:
+        """Full blocks of a request become nodes, or what it has stored twice is stored once."""
+        if self.not_shared is not None:
+            return
+        assert request.slot is not None
+        end = (request.stored if self.exact else trail.clean) // self.block
+        if end <= len(trail.nodes):
+            return
+        tokens = request.tokens(0, end * self.block)
+        extend_keys(trail.keys, trail.root, tokens, self.block)
+        for b in range(len(trail.nodes), end):
+            own = tokens[b * self.block : (b + 1) * self.block]
+            node = self.prefixes.nodes.get(trail.keys[b])
+            if node is None:
+                node = self.prefixes.add(trail.keys[b], own, [table.owned[request.slot][b] for table in self.tables])
+            elif node.tokens != tuple(own):
+                return
+            else:
+                self.prefixes.use((node,))
+                for table, i in zip(self.tables, node.blocks, strict=True):
+                    table.swap(request.slot, b, i)
+            trail.nodes.append(node)
+
+    def _park(self, request: Request, trail: Trail) -> None:
+        assert request.slot is not None
+        assert request.session is not None
+        self.close(request.session)
+        groups = []
+        for group in self.runtime.groups:
+            kept = keep.take(group.cache, request.slot, request.stored, averages_of(group))
+            table = keep.table_of(group.cache)
+            if table is not None:
+                table.hold(kept.ids)
+            groups.append(kept)
+        parked = Parked(request.tokens(0, request.stored), trail.clean, groups, list(trail.nodes))
+        self.prefixes.use(parked.nodes)
+        self.parked[request.session] = parked
+
+    def _go_on(self, request: Request, trail: Trail, parked: Parked) -> None:
+        """The slot gets a session's sequence, as far as the request's tokens are the same."""
+        assert request.slot is not None
+        slot, length = request.slot, len(parked.tokens)
+        left = _common(parked.tokens, request.tokens(0, request.total - 2))
+        if left < length:
+            left -= left % self.block
+        step = Step(Phase.EXTEND, (slot,), (left,), (1,))
+        self._place(slot, length, parked.groups, step if left == length else None)
+        if left < length:
+            self.runtime.truncate(slot, length, left)
+            if left:
+                self._tell(slot, left, step)
+        trail.nodes = parked.nodes[: left // self.block]
+        self.prefixes.use(trail.nodes)
+        trail.clean = min(parked.clean, left)
+        request.stored = left
+        self._drop(parked)
+
+    def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
+        """step: what the sequence looks like to upkeep that hears of it now."""
+        for group, own in zip(self.runtime.groups, kept, strict=True):
+            keep.put(group.cache, slot, tokens, own, averages_of(group))
+        if step is not None:
+            self._tell(slot, tokens, step)
+
+    def _tell(self, slot: int, tokens: int, step: Step) -> None:
+        for group in self.runtime.groups:
+            group.upkeep.plan(step)
+            group.index.truncate(slot, tokens)
+
+    def _drop(self, parked: Parked) -> None:
+        for group, kept in zip(self.runtime.groups, parked.groups, strict=True):
+            table = keep.table_of(group.cache)
+            if table is not None:
+                table.drop(kept.ids)
+        self.prefixes.leave(parked.nodes)
+
+    def _reclaim(self, table: BlockTable, blocks: int) -> None:
+        """Idle blocks become free: of prefixes first, then of sessions."""
+        wanted = table.spare + blocks
+        while table.spare < wanted:
+            if self.prefixes.evict():
+                continue
+            if not self.parked:
+                return
+            self._drop(self.parked.popitem(last=False)[1])
+            self.counts["sessions_dropped"] += 1
+
+
+def _lost(runtime: Runtime) -> str | None:
+    for group in runtime.groups:
+        for part in (group.index, group.upkeep):
+            if not part.resumes:
+                return f"{part.axis} {part.name!r}: what it knows of a sequence is not in its blocks"
+    return None
+
+
+def _reason(runtime: Runtime) -> str | None:
+    if runtime.blockwise is not None:
+        return "prompts are read in blocks of their own (prefill_block)"
+    for group in runtime.groups:
+        reason = keep.unshared(group.cache)
+        if reason is not None:
+            who = "layers with a sliding window" if _sliding(group) else f"cache {group.cache.config.name!r}"
+            return f"{who}: {reason}"
+    return None
+
+
+def _sliding(group: Group) -> bool:
+    return group.cache.spec.shape.sliding_window is not None
+
+
+def averages_of(group: Group) -> dict[int, Any]:
+    """By layer: what its index keeps up for every entry of the GPU's blocks."""
+    found = {layer: group.index.observed(layer) for layer in group.cache.spec.layers}
+    return {layer: average.values for layer, average in found.items() if average is not None}
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts begin with."""
+    length = min(len(one), len(other))
+    if one[:length] == other[:length]:
+        return length
+    return next(i for i in range(length) if one[i] != other[i])

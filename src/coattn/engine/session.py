@@ -1,0 +1,241 @@
+"""A conversation that goes on where it was: a turn is appended to what is stored, and only its own tokens are read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coattn.engine.handle import Handle
+from coattn.engine.params import SamplingParams
+from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
+from coattn.engine.request import RequestOutput
+from coattn.engine.session_file import SAVED_HINT
+from coattn.engine.session_state import pack, unpack
+from coattn.errors import BusyError, ConfigError, InputError
+
+if TYPE_CHECKING:
+    from coattn.engine.llm import LLM
+
+Messages = list[dict[str, Any]]
+
+
+class Session:
+    """Made by `LLM.session`. One turn at a time; several sessions, and other requests, run side by side.
+
+    Between turns it has no slot. Its blocks stay stored as long as running requests leave room, the least recently used
+    session's the shortest; a session that has lost them reads its tokens again.
+    """
+
+    def __init__(self, llm: LLM, number: int, name: str | None, salt: bytes) -> None:
+        self.llm, self.number, self.name, self.salt = llm, number, name, salt
+        llm.reuse.sessions.add(number)
+        self.closed = False
+        self._tokens: list[int] = []
+        self._messages: Messages = []
+        self._text = ""
+        """Of a chat: what the template and the model have written so far, as text."""
+        self._turn: tuple[Handle, Messages, str] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of all turns so far, answers included."""
+        with self._lock:
+            self._fold()
+            return list(self._tokens)
+
+    @property
+    def messages(self) -> Messages:
+        """Of a chat: what was said so far."""
+        with self._lock:
+            self._fold()
+            return list(self._messages)
+
+    @property
+    def answering(self) -> bool:
+        """Whether a turn is not done yet."""
+        turn = self._turn
+        return turn is not None and not turn[0].done
+
+    def whole(self, prompt: Prompt) -> list[int]:
+        """The token ids that `ask` would go on from: the conversation so far, and this."""
+        with self._lock:
+            self._settle()
+            return self._follow(prompt)[0]
+
+    def ask(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
+        """What comes next, and the whole answer to it.
+
+        prompt: text or token ids that follow what was said so far; or chat messages, the new ones alone.
+        """
+        return self.submit(prompt, params).result()
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The same in parts. Stopping early ends the answer there; what it has so far is part of the conversation."""
+        handle = self.submit(prompt, params)
+
+        def parts() -> Iterator[RequestOutput]:
+            try:
+                yield from handle
+            finally:
+                handle.cancel()
+
+        return parts()
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Handle:
+        """The same as a handle; options are those of `LLM.submit`."""
+        with self._lock:
+            self._settle()
+            (one,) = found if len(found := split(prompt)) == 1 else (None,)
+            if one is None:
+                raise InputError(f"There are {len(found)} prompts, but a turn is one.", "Ask one after the other.")
+            ids, messages, text = self._follow(one)
+            return self._begin(ids, params, messages, text, options)
+
+    def submit_whole(self, ids: Sequence[int], params: SamplingParams | None = None, **options: Any) -> Handle:
+        """A turn by the tokens of the whole conversation: what they have in common with the stored is not read."""
+        with self._lock:
+            self._settle()
+            return self._begin(list(ids), params, [], "", options)
+
+    def reset(self) -> None:
+        """Forgets the conversation; what is saved stays."""
+        with self._lock:
+            self._settle()
+            self._forget()
+
+    def save(self, name: str | None = None) -> Path:
+        """Writes everything to a file, by which a session of that name goes on later, also in another process."""
+        with self._lock:
+            self._settle()
+            name = self.name if name is None else name
+            if name is None:
+                raise ConfigError("This session has no name.", "Give one: save(name), or LLM.session(name).")
+            llm = self.llm
+            llm.sessions.path(name)
+            with llm.engine.paused():
+                parked = llm.reuse.parked.get(self.number)
+                tensors = {} if parked is None else pack(llm.reuse.runtime, parked)
+            tensors["tokens"] = torch.tensor(self._tokens, dtype=torch.int64)
+            facts = {
+                "made for": llm.fingerprints(),
+                "row": _plain(llm.composed.describe()),
+                "stored": 0 if parked is None else len(parked.tokens),
+                "clean": 0 if parked is None else parked.clean,
+                "messages": self._messages,
+                "text": self._text,
+            }
+            self.name = name
+            return llm.sessions.save(name, tensors, facts)
+
+    def restore(self) -> None:
+        """Goes on from the file of its name. Raises InputError, and has changed nothing."""
+        with self._lock:
+            self._settle()
+            assert self.name is not None
+            tensors, facts = self.llm.sessions.load(self.name)
+            try:
+                self._restore(tensors, facts)
+            except InputError as error:
+                raise InputError(f"Session {self.name!r} cannot go on here: {error.sentence}.", SAVED_HINT) from None
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"Session {self.name!r} is damaged: {error}.", SAVED_HINT) from None
+
+    def close(self) -> None:
+        """Lets go of what it has stored. May be called twice."""
+        with self._lock:
+            if self._turn is not None:
+                self._turn[0].cancel()
+            self.llm.reuse.sessions.discard(self.number)
+            self._forget()
+            self.closed = True
+            self.llm.forget_session(self)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(
+        self, ids: list[int], params: SamplingParams | None, messages: Messages, text: str, options: dict[str, Any]
+    ) -> Handle:
+        handle = self.llm.submit(ids, params, salt=self.salt, session=self.number, **options)
+        self._turn = handle, messages, text
+        return handle
+
+    def _settle(self) -> None:
+        """The last turn becomes part of the conversation, unless it failed."""
+        if self.closed:
+            raise InputError("This session is closed.", "Open another one with LLM.session().")
+        if self.answering:
+            raise BusyError("This session is still answering.", "Wait for its answer, or cancel it.")
+        self._fold()
+
+    def _fold(self) -> None:
+        if self._turn is None or self.answering:
+            return
+        handle, messages, text = self._turn
+        self._turn = None
+        output = handle.output()
+        if output.finish_reason == "error":
+            return
+        self._tokens = handle.request.tokens(0, handle.request.total)
+        self._messages = [*messages, {"role": "assistant", "content": output.text}] if messages else []
+        self._text = text + output.text if messages else ""
+
+    def _follow(self, prompt: Any) -> tuple[list[int], Messages, str]:
+        """The tokens of the whole conversation with a new turn; of a chat its messages and its text so far."""
+        llm, tokenizer = self.llm, self.llm.tokenizer
+        if isinstance(prompt, str) and self._tokens:
+            return self._tokens + encode_text(prompt, tokenizer), [], ""
+        chat = isinstance(prompt, Sequence) and prompt and all(isinstance(each, Mapping) for each in prompt)
+        if not chat:
+            return self._tokens + encode(prompt, tokenizer, llm.vocabulary), [], ""
+        messages = [*self._messages, *(dict(each) for each in prompt)]
+        text = render_chat(messages, tokenizer)
+        if not self._text or not text.startswith(self._text):
+            return encode_text(text, tokenizer), messages, text
+        rest, tokens = text[len(self._text) :], self._tokens
+        if tokens and tokens[-1] in llm.engine.ends:  # the answer's end is the template's business
+            end = tokenizer.decode(tokens[-1:], skip_special_tokens=False)
+            rest, tokens = (rest.removeprefix(end), tokens) if rest.startswith(end) else (rest, tokens[:-1])
+        return tokens + encode_text(rest, tokenizer), messages, text
+
+    def _restore(self, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
+        llm = self.llm
+        own, theirs = llm.fingerprints(), facts["made for"]
+        for what, mark in own.items():
+            if theirs[what] != mark:
+                raise InputError(f"its {what} is another one's")
+        row = _plain(llm.composed.describe())
+        if facts["row"] != row:
+            raise InputError(f"it was written under method {facts['row']['method']!r} with other parameters")
+        ids, stored, clean = tensors.pop("tokens"), facts["stored"], facts["clean"]
+        tokens = ids.tolist()
+        if ids.ndim != 1 or ids.is_floating_point() or not all(0 <= token < llm.vocabulary for token in tokens):
+            raise InputError("its tokens are not the model's")
+        if not 0 <= clean <= stored <= len(tokens) <= llm.max_length:
+            raise InputError(f"it has {len(tokens):,} tokens, but {llm.max_length:,} is the most")
+        with llm.engine.paused():
+            if stored:
+                parked = unpack(llm.reuse.runtime, tensors, tokens[:stored], clean)
+                llm.reuse.put_back(self.number, parked)
+            else:
+                llm.reuse.close(self.number)
+        self._tokens, self._messages, self._text = tokens, list(facts["messages"]), str(facts["text"])
+
+    def _forget(self) -> None:
+        self._tokens, self._messages, self._text, self._turn = [], [], "", None
+        with self.llm.engine.paused():
+            self.llm.reuse.close(self.number)
+
+
+def _plain(found: Any) -> Any:
+    """As it comes back from JSON."""
+    return json.loads(json.dumps(found, sort_keys=True, default=str))

@@ -1,0 +1,118 @@
+"""What a session has stored, as tensors with names, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache import keep
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.keep import Kept
+from coattn.engine.reuse import Parked, averages_of
+from coattn.errors import CoattnError, InputError
+from coattn.runtime import Group, Runtime
+
+
+def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
+    """Everything of a sequence, on the host: `0.blocks.3` is what group 0 has in the blocks of layer 3."""
+    found: dict[str, Tensor] = {}
+    for g, (group, kept) in enumerate(zip(runtime.groups, parked.groups, strict=True)):
+        found |= {f"{g}.{name}": x for name, x in kept.tensors.items()}
+        found |= {f"{g}.book.{layer}": x.cpu() for layer, x in _books(group).items()}
+        for name, memory in _memories(group).items():
+            for layer, x in keep.contents(memory, kept.ids).items():
+                partial = len(kept.ids) * group.cache.block > len(parked.tokens)
+                if partial and name == "blocks":
+                    x = keep.blank(x, len(parked.tokens), group.cache.block)
+                elif partial:
+                    x[-1] = 0  # written anew when the block is full
+                found[f"{g}.{name}.{layer}"] = x
+    return found
+
+
+def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], clean: int) -> Parked:
+    """Checks every tensor, then takes blocks and stores. Raises InputError or BudgetError, and nothing has changed."""
+    groups, fills = [], []
+    rest = set(tensors)
+    for g, group in enumerate(runtime.groups):
+        own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{g}.")}
+        rest -= {f"{g}.{name}" for name in own}
+        blocks = _check(group, own, len(tokens))
+        fills.append((group, own, blocks))
+    if rest:
+        raise InputError(f"it holds {sorted(rest)[0]!r}, which this model has not")
+    taken: list[tuple[Any, list[int]]] = []
+    try:
+        for group, own, blocks in fills:
+            table, kept = keep.table_of(group.cache), Kept()
+            if table is not None:
+                kept.ids = table.fresh(blocks)
+                taken.append((table, kept.ids))
+            kept.tensors = {name: x for name, x in own.items() if name.split(".")[0] in OWN}
+            groups.append(kept)
+        for (group, own, _), kept in zip(fills, groups, strict=True):
+            books: Any = getattr(group.index, "books", None)
+            for name, x in own.items():
+                if name.startswith("book."):
+                    books.adopt(int(name.removeprefix("book.")), x)
+            for name, memory in _memories(group).items():
+                keep.fill(memory, kept.ids, {layer: own[f"{name}.{layer}"] for layer in memory.layers})
+    except CoattnError:
+        for table, ids in taken:
+            table.drop(ids)
+        raise
+    return Parked(tokens, clean, groups)
+
+
+OWN = ("window", "averages", "recent_k", "recent_v", "count")
+"""Tensors of a slot, beside those of blocks."""
+
+
+def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
+    """Raises InputError where a tensor is missing, or is not what this cache would have -> blocks."""
+    cache = group.cache
+    count = int(own["count"]) if "count" in own and own["count"].numel() == 1 else tokens
+    blocks, wanted = keep.shapes(cache, tokens, count, averages_of(group))
+    types: dict[str, Any] = {}
+    for name, memory in _memories(group).items():
+        for layer, shape in memory.layers.items():
+            wanted[f"{name}.{layer}"] = list(memory.size(blocks, shape))
+            types[f"{name}.{layer}"] = memory.dtype(shape)
+    books = {name: x for name, x in own.items() if name.startswith("book.")}
+    if wanted.keys() != own.keys() - books.keys():
+        wrong = sorted(wanted.keys() ^ (own.keys() - books.keys()))[0]
+        raise InputError(f"tensor {wrong!r} is not where it should be")
+    for name, size in wanted.items():
+        dtype = types.get(name) or _dtype(name, cache.spec.shape.dtype)
+        if list(own[name].shape) != size or own[name].dtype != dtype:
+            raise InputError(f"tensor {name!r} is {own[name].dtype} {list(own[name].shape)}, not {dtype} {size}")
+    own_books: Any = getattr(group.index, "books", None)
+    for name, x in books.items():
+        number = name.removeprefix("book.")
+        if own_books is None or not number.isdecimal() or not own_books.fits(int(number), x):
+            raise InputError("its keys were coded with another codebook")
+    if count < 0:
+        raise InputError("its numbers are out of range")
+    return blocks
+
+
+def _books(group: Group) -> dict[int, Tensor]:
+    books: Any = getattr(group.index, "books", None)
+    found: dict[int, Tensor] = {} if books is None else books.known()
+    return found
+
+
+def _memories(group: Group) -> dict[str, BlockMemory]:
+    """Where the blocks of the cache's table lie, and what an index keeps of each."""
+    table = keep.table_of(group.cache)
+    if table is None:
+        return {}
+    side = table.memory.side
+    return {"blocks": table.memory} if side is None else {"blocks": table.memory, "side": side}
+
+
+def _dtype(name: str, model: torch.dtype) -> torch.dtype:
+    return {"count": torch.int64, "averages": torch.float32}.get(name.split(".")[0], model)

@@ -1,0 +1,87 @@
+"""What a model is, in a few bytes: files made for one are told by them from another's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "use_cache")
+"""Of a configuration: what changes nothing that is stored."""
+SAMPLE = 256
+"""Numbers of each tensor that are hashed in their order; all of them are added up."""
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def config_fingerprint(model: Any) -> str:
+    """Of the configuration: architecture, sizes, rotary embedding."""
+    found = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
+    return _hash(json.dumps(found, sort_keys=True, default=str))
+
+
+_known: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], str]] = weakref.WeakKeyDictionary()
+"""By model: the versions of its weights, and their fingerprint then."""
+
+
+def weights_fingerprint(model: Any) -> str:
+    """Of all weights, bit by bit, and their dtypes. Reads each of them, where it lies; again only when one changed."""
+    try:
+        versions = tuple(weight._version for weight in model.parameters())
+    except RuntimeError:  # weights that were made in inference mode have none
+        return _weights(model)
+    if _known.get(model, (None, ""))[0] != versions:
+        _known[model] = versions, _weights(model)
+    return _known[model][1]
+
+
+def read_by(model: Any) -> str:
+    """What keys and values hang on: configuration and weights."""
+    return _hash(config_fingerprint(model) + weights_fingerprint(model))
+
+
+@torch.no_grad()
+def _weights(model: Any) -> str:
+    lines = []
+    for name, weight in sorted(model.named_parameters(), key=lambda item: item[0]):
+        lines.append(f"{name} {weight.dtype} {list(weight.shape)} {'' if weight.is_meta else _sums(weight)}")
+    return _hash("\n".join(lines))
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Of the tokenizer: how texts become token ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return _hash(backend.to_str())
+    get = getattr(tokenizer, "get_vocab", None)
+    return _hash("none" if get is None else json.dumps(get(), sort_keys=True))
+
+
+def template_fingerprint(tokenizer: Any) -> str:
+    """Of the chat template."""
+    return _hash(json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True, default=str))
+
+
+def fingerprints(model: Any, tokenizer: Any) -> dict[str, str]:
+    """Everything that stored keys and values hang on, by a name for people."""
+    return {
+        "configuration": config_fingerprint(model),
+        "weights": weights_fingerprint(model),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "chat template": template_fingerprint(tokenizer),
+    }
+
+
+def _sums(weight: Tensor) -> str:
+    bits = weight.detach().contiguous().view(BITS[weight.element_size()]).flatten()
+    some = bits[:: max(1, len(bits) // SAMPLE)][:SAMPLE].to(torch.int64)
+    order = torch.arange(1, len(some) + 1, device=some.device)
+    found = torch.stack([bits.sum(dtype=torch.int64), some.sum(), (some * order).sum()])
+    return " ".join(map(str, found.tolist()))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

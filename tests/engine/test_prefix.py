@@ -1,0 +1,184 @@
+"""Prompts that begin alike: the same answers, only the shared full blocks counted, and memory that stays in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.engine.rows import options
+from tests.engine.small import greedy, prompt, small, tokenizer
+
+import coattn
+from coattn.engine import prefix
+from coattn.methods import METHODS
+
+NEW = 5
+
+
+def engine(method: str, **more: Any) -> coattn.LLM:
+    given = {"max_batch": 4, "max_length": 256, "chunk": 32, **options(method), **more}
+    return coattn.LLM((small(), tokenizer()), method, **given)
+
+
+def in_order(llm: coattn.LLM) -> None:
+    """Counts of blocks are right, and with nobody running all of them are free."""
+    for table in llm.reuse.tables:
+        table.check_integrity()
+    assert dict(llm.runner.free()) == llm.engine.scheduler.capacity
+
+
+def questions() -> list[list[int]]:
+    """About one text of 90 tokens: they leave it around block borders, early and late."""
+    text = prompt(90, seed=1)
+    ends = ((90, 0), (90, 3), (72, 2), (71, 70), (73, 1), (64, 66), (8, 70), (7, 70), (90, 6), (80, 0))
+    return [text[:end] + prompt(more, seed=7 + more) for end, more in ends]
+
+
+def expected(llm: coattn.LLM, known: list[list[int]], ids: list[int]) -> int:
+    """Full blocks in common with anything stored, but for the tokens that are always computed."""
+    if llm.report()["not_shared"] is not None:
+        return 0
+    block, most = llm.reuse.block, len(ids) - llm.reuse.listens
+    common = [
+        next((i for i, (a, b) in enumerate(zip(ids, seen, strict=False)) if a != b), min(len(ids), len(seen)))
+        for seen in known
+    ]
+    return max(0, max((min(each, most) for each in common), default=0)) // block * block
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hits_and_misses_have_the_same_answers(method: str) -> None:
+    asked, params = questions(), greedy(NEW, ignore_eos=True)
+    with engine(method, reuse=False) as llm:
+        want = [llm.generate(ids, params)[0].token_ids for ids in asked]
+        assert llm.report()["not_shared"] == "it was switched off"
+    with engine(method) as llm:
+        known: list[list[int]] = []
+        for ids, answer in zip(asked, want, strict=True):
+            found = llm.generate(ids, params)[0]
+            assert found.cached_tokens == expected(llm, known, ids)
+            assert found.token_ids == answer
+            # what an exact method has decoded can be gone on from, but for the last token, which is not stored
+            known.append(ids + list(answer[:-1]) if llm.composed.exact else ids)
+        shares = METHODS[method].cache not in ("recent", "values")
+        assert (llm.report()["cached_tokens"] > 0) == shares
+        assert (llm.report()["not_shared"] is None) == shares
+        in_order(llm)
+
+
+@pytest.mark.parametrize("method", ["full", "cpu", "scout", "hgca"])
+def test_requests_at_the_same_time_share(method: str) -> None:
+    ids, params = prompt(120, seed=2), greedy(NEW, ignore_eos=True)
+    with engine(method) as llm:
+        (want,) = llm.generate(ids, params)
+    with engine(method) as llm:
+        found = llm.generate([ids] * 3 + [ids[:50] + prompt(90, seed=3)], params)
+        assert all(each.token_ids == want.token_ids for each in found[:3])
+        first, *others = (each.cached_tokens for each in found)
+        whole = (120 - llm.reuse.listens) // 8 * 8
+        assert first == 0
+        assert others == [whole, whole, 48]
+        assert llm.report()["prefill_tokens"] <= 120 + 2 * (120 - whole) + 140 - 48
+        in_order(llm)
+
+
+def test_a_beginning_that_is_used_stays_and_others_go() -> None:
+    hot, params = prompt(64, seed=1), greedy(2, ignore_eos=True)
+    unit = 8 * 2 * 2 * 2 * 8 * 4  # tokens of a block, layers, keys and values, KV heads, head size, bytes
+    with engine("full", gpu_kv=24 * unit, max_length=128) as llm:
+        llm.generate(hot, params)
+        for i in range(8):
+            assert llm.generate(hot + prompt(5, seed=i), params)[0].cached_tokens == 64
+            llm.generate(prompt(70, seed=100 + i), params)
+        assert llm.report()["prefix_evicted"] > 20
+        in_order(llm)
+
+
+@pytest.mark.parametrize("method", ["full", "cpu"])
+def test_preempted_requests_come_back_through_it(method: str) -> None:
+    unit = 8 * 2 * 2 * 2 * 8 * 4
+    budget = {"gpu_kv": 28 * unit} if method == "full" else {"host_kv": 27 * unit, "gpu_kv": 8 * unit}
+    asked = [prompt(40, seed=i) for i in range(4)]
+    with engine(method, reuse=False) as llm:
+        want = [each.token_ids for each in llm.generate(asked, greedy(90, ignore_eos=True))]
+    with engine(method, max_length=160, **budget) as llm:
+        found = llm.generate(asked, greedy(90, ignore_eos=True))
+        assert [each.token_ids for each in found] == want
+        again = sum(each.preemptions for each in found)
+        assert again
+        assert llm.report()["prefill_tokens"] < 4 * 40 + again * 100
+        in_order(llm)
+
+
+def test_salts_keep_tenants_apart() -> None:
+    ids, params = prompt(40, seed=1), greedy(2)
+    with engine("full") as llm:
+        for salt, cached in ((b"a", 0), (b"b", 0), (b"a", 32), (b"", 0), (b"b", 32)):
+            assert llm.submit(ids, params, salt=salt).result().cached_tokens == cached
+
+
+def test_a_key_alone_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were all keys equal, the token ids would still tell texts apart."""
+    asked, params = [prompt(20, seed=i) for i in range(3)], greedy(NEW)
+    with engine("full", reuse=False) as llm:
+        want = [llm.generate(ids, params)[0].token_ids for ids in asked]
+    monkeypatch.setattr(prefix, "digest", lambda *_: b"the same")
+    with engine("full") as llm:
+        assert [llm.generate(ids, params)[0].token_ids for ids in asked] == want
+        in_order(llm)
+
+
+def test_no_two_lists_of_fields_have_one_digest() -> None:
+    found = [
+        ("a", "b"),
+        ("ab",),
+        ("ab", ""),
+        (b"ab",),
+        ("a", b"b"),
+        ([97, 98],),
+        ([97], [98]),
+        ("",),
+        (),
+        (b"",),
+        ([],),
+    ]
+    assert len({prefix.digest(*fields) for fields in found}) == len(found)
+
+
+def test_chains_have_in_common_what_their_texts_do() -> None:
+    one, other = list(range(40)), [*range(21), *range(19)]
+    keys: list[list[bytes]] = [[], []]
+    for made, tokens in zip(keys, (one, other), strict=True):
+        prefix.extend_keys(made, b"root", tokens, 4)
+    assert prefix.shared(*keys) == 5
+    assert prefix.shared(keys[0], keys[0][:3]) == 3
+    assert prefix.shared(keys[0], []) == 0
+
+
+def test_an_interrupt_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, params = prompt(40, seed=1), greedy(4)
+    with engine("cpu") as llm:
+        want = llm.generate(ids, params)[0].token_ids
+        session = llm.session()
+        session.ask(ids, params)
+        extend = llm.runner.extend
+        monkeypatch.setattr(llm.runner, "extend", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompt(30, seed=2), params)
+        monkeypatch.setattr(llm.runner, "extend", extend)
+        assert llm.report()["prefix_blocks"] == llm.report()["sessions_stored"] == 0
+        found = llm.generate(ids, params)[0]
+        assert (found.token_ids, found.cached_tokens) == (want, 0)
+        assert session.ask(prompt(5), params).finish_reason == "length"
+        in_order(llm)
+
+
+def test_rows_that_cannot_share_say_why() -> None:
+    for method, more, word in (
+        ("streaming", {}, "gone"),
+        ("hcattention", {}, "codes"),
+        ("cpu", {"host_dtype": "int8"}, "rounded"),
+        ("full", {"prefill_block": 16}, "prefill_block"),
+    ):
+        with engine(method, **more) as llm:
+            assert word in llm.report()["not_shared"]

@@ -1,0 +1,212 @@
+"""Turns that are appended to what is stored; sessions that are saved, damaged, swapped, dropped and gone on with."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.rows import options
+from tests.engine.small import greedy, prompt, small, tokenizer
+
+import coattn
+from coattn.engine.session_file import SUFFIX, Sessions
+from coattn.errors import BusyError, ConfigError, InputError
+from coattn.methods import METHODS
+
+PARAMS = greedy(5, ignore_eos=True)
+TURNS = tuple(prompt(n, seed=n) for n in (45, 3, 20))
+
+
+def engine(method: str, folder: Path, seed: int = 0, **more: Any) -> coattn.LLM:
+    given = {"max_batch": 2, "max_length": 160, "chunk": 32, "session_dir": folder, **options(method), **more}
+    return coattn.LLM((small(1, seed), tokenizer()), method, **given)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, tmp_path: Path) -> None:
+    stored = [0, 45 + 4, 45 + 5 + 3 + 4]  # the last token of an answer is not stored
+    with engine(method, tmp_path) as llm:
+        session, other = llm.session("talk"), llm.session()
+        for i, turn in enumerate(TURNS[:2]):
+            assert session.ask(turn, PARAMS).cached_tokens == stored[i]
+            assert other.ask(turn, PARAMS).finish_reason == "length"
+        assert len(session.tokens) == 58
+        session.save()
+        read = llm.report()["prefill_tokens"]
+        want = session.ask(TURNS[2], PARAMS)
+        assert want.cached_tokens == stored[2]
+        assert llm.report()["prefill_tokens"] - read == len(TURNS[2]) + 1
+        # others come between, in the same slots
+        llm.generate([prompt(60, seed=i) for i in range(3)], PARAMS)
+        beside = other.ask(TURNS[2], PARAMS)
+        assert beside.cached_tokens == stored[2]
+        if method != "random":  # its draws go on
+            assert beside.token_ids == want.token_ids
+        for table in llm.reuse.tables:
+            table.check_integrity()
+    with engine(method, tmp_path) as llm:
+        again = llm.session("talk")
+        assert len(again.tokens) == 58
+        found = again.ask(TURNS[2], PARAMS)
+        assert found.cached_tokens == stored[2]
+        if method != "random":
+            assert found.token_ids == want.token_ids
+
+
+def test_exact_turns_are_those_of_one_long_prompt(tmp_path: Path) -> None:
+    with engine("cpu", tmp_path) as llm:
+        session, said = llm.session(), []
+        for turn in TURNS:
+            said += turn
+            found = session.ask(turn, PARAMS)
+            assert found.token_ids == llm.submit(said, PARAMS, salt=b"nobody's").result().token_ids
+            said += found.token_ids
+        assert session.tokens == said
+
+
+def test_chats_go_through_the_template(tmp_path: Path) -> None:
+    with engine("full", tmp_path) as llm:
+        session = llm.session("chat")
+        for word in ("hello", "and then?"):
+            session.ask([{"role": "user", "content": word}], PARAMS)
+        said = session.messages
+        assert [each["role"] for each in said] == ["user", "assistant"] * 2
+        session.save()
+        session.close()
+        assert llm.session("chat").messages == said
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[int, ...]]:
+    """A folder with a session, and the answer to its next turn."""
+    folder = tmp_path_factory.mktemp("sessions")
+    with engine("hgca", folder) as llm:
+        session = llm.session("talk")
+        session.ask(TURNS[0], PARAMS)
+        session.save()
+        return folder, session.ask(TURNS[1], PARAMS).token_ids
+
+
+def test_whatever_is_damaged_is_refused_and_the_next_answer_is_right(
+    saved: tuple[Path, tuple[int, ...]], tmp_path: Path
+) -> None:
+    folder, want = saved
+    whole = (folder / f"talk{SUFFIX}").read_bytes()
+    (header,) = struct.unpack("<Q", whole[:8])
+    data = range(8 + header, len(whole))
+    places = [*range(8), *range(8, 8 + header, 29), 8 + header - 1, *data[:: len(data) // 40], len(whole) - 1]
+    damaged = [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in places for bit in (1, 128)]
+    damaged += [whole[:cut] for cut in (0, 4, 8, 100, 8 + header, len(whole) // 2, len(whole) - 1)]
+    half = (len(data) // 2) & ~7
+    damaged += [whole + b"\0", whole[: data[half]] + whole[data[0] : data[half]] + whole[data[0] + 2 * half :]]
+    with engine("hgca", tmp_path) as llm:
+        free = dict(llm.runner.free())
+        for made in damaged:
+            (tmp_path / f"talk{SUFFIX}").write_bytes(made)
+            with pytest.raises(InputError) as refused:
+                llm.session("talk")
+            assert str(refused.value).count("\n") == 0
+            assert refused.value.hint
+        assert dict(llm.runner.free()) == free
+        assert llm.report()["sessions_stored"] == 0
+        (tmp_path / f"talk{SUFFIX}").write_bytes(whole)
+        assert llm.session("talk").ask(TURNS[1], PARAMS).token_ids == want
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        ({"seed": 1}, "weights"),
+        ({"method": "full"}, "method 'hgca'"),
+        ({"beta": 0.25}, "other parameters"),
+        ({"max_length": 40}, "tokens"),
+    ],
+)
+def test_what_belongs_to_another_is_refused(saved: tuple[Path, tuple[int, ...]], other: Any, word: str) -> None:
+    given = {"method": "hgca", **other}
+    with engine(folder=saved[0], **given) as llm:
+        with pytest.raises(InputError, match=word):
+            llm.session("talk")
+        assert llm.generate(TURNS[0][:20], PARAMS)[0].finish_reason == "length"
+
+
+def test_another_tokenizer_is_refused(saved: tuple[Path, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine("hgca", saved[0]) as llm:
+        monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ messages }}")
+        with pytest.raises(InputError, match="chat template"):
+            llm.session("talk")
+
+
+def test_names_are_no_paths(tmp_path: Path) -> None:
+    folder = Sessions(tmp_path / "sessions")
+    for name in ("", "..", "a/b", "../x", "/etc/passwd", ".hidden", "x" * 65, "a\nb", "a.", None, 3, "ü"):
+        with pytest.raises(InputError, match="no name of a session"):
+            folder.path(name)
+    assert folder.names() == []
+    with pytest.raises(InputError, match="no session 'x'"):
+        folder.delete("x")
+    with pytest.raises(InputError, match="no session 'x'"):
+        folder.load("x")
+
+
+def test_saved_listed_deleted(tmp_path: Path) -> None:
+    with engine("full", tmp_path) as llm:
+        with pytest.raises(ConfigError, match="no name"):
+            llm.session().save()
+        with llm.session("b") as session:
+            session.ask(TURNS[0], PARAMS)
+            session.save()
+            session.save("a")
+        assert llm.sessions.names() == ["a", "b"]
+        assert [each.name for each in tmp_path.iterdir() if each.suffix != SUFFIX] == []
+        llm.sessions.delete("b")
+        assert llm.sessions.names() == ["a"]
+        assert llm.session("b").tokens == []
+        with pytest.raises(InputError, match="closed"):
+            session.ask(TURNS[0], PARAMS)
+
+
+def test_one_turn_at_a_time_and_a_failed_one_changes_nothing(tmp_path: Path) -> None:
+    with engine("cpu", tmp_path) as llm:
+        session = llm.session()
+        want = session.ask(TURNS[0], PARAMS).token_ids
+        handle = session.submit(TURNS[1], PARAMS)
+        with pytest.raises(BusyError, match="still answering"):
+            session.ask(TURNS[2], PARAMS)
+        handle.cancel()
+        assert len(session.tokens) == 45 + 5 + 3, "what was said counts, though it was cancelled"
+        with pytest.raises(InputError, match="prompt has"):
+            session.ask(prompt(150), PARAMS)
+        session.reset()
+        assert session.ask(TURNS[0], PARAMS).token_ids == want
+
+
+def test_sessions_give_way_and_read_again(tmp_path: Path) -> None:
+    unit = 8 * 1 * 2 * 2 * 8 * 4
+    with engine("full", tmp_path, gpu_kv=30 * unit, max_batch=1) as llm:
+        sessions = [llm.session() for _ in range(3)]
+        for i, session in enumerate(sessions):
+            session.ask(prompt(70, seed=i), PARAMS)
+        assert llm.report()["sessions_stored"] == 3
+        llm.generate(prompt(140, seed=9), PARAMS)
+        assert llm.report()["sessions_stored"] < 3, "the least recently used gives way"
+        want = llm.submit(sessions[0].tokens + TURNS[1], PARAMS, salt=b"x").result()
+        found = sessions[0].ask(TURNS[1], PARAMS)
+        assert found.token_ids == want.token_ids
+        assert found.cached_tokens < 74
+        for table in llm.reuse.tables:
+            table.check_integrity()
+
+
+def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:
+    with engine("cpu", tmp_path) as llm:
+        session = llm.session()
+        session.ask(TURNS[0], PARAMS)
+        handle = session.submit(TURNS[1], PARAMS)
+        llm.step()
+        session.close()
+        assert handle.result().finish_reason == "cancelled"
+        assert llm.report()["sessions_stored"] == 0
+        assert dict(llm.runner.free()) == llm.engine.scheduler.capacity
