@@ -185,7 +185,7 @@ def test_one_turn_at_a_time_and_a_failed_one_changes_nothing(tmp_path: Path) -> 
 
 def test_sessions_give_way_and_read_again(tmp_path: Path) -> None:
     unit = 8 * 1 * 2 * 2 * 8 * 4
-    with engine("full", tmp_path, gpu_kv=30 * unit, max_batch=1) as llm:
+    with engine("full", tmp_path, gpu_kv=30 * unit) as llm:
         sessions = [llm.session() for _ in range(3)]
         for i, session in enumerate(sessions):
             session.ask(prompt(70, seed=i), PARAMS)

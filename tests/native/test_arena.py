@@ -1,82 +1,124 @@
-"""The arena: fixed addresses, a budget."""
+"""The arena: fixed addresses, a budget, memory that a GPU knows."""
+
+from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from coattn import native
 
+PAGE = 2 << 20
 
-def test_blocks_are_aligned_writable_and_do_not_move():
-    arena = native.Arena(16384, 64 << 20)
+
+def test_memory_is_aligned_writable_and_does_not_move() -> None:
+    arena = native.Arena(64 << 20)
     arena.grow(1 << 20)
     base = arena.base
-    assert base % 64 == 0
+    assert base % PAGE == 0
     view = arena.memory()
     assert (view == 0).all()
     view[3] = 7
     arena.grow(48 << 20)
     assert arena.base == base
-    assert (view[3] == 7).all()
-    assert (arena.memory()[3] == 7).all()
-    assert len(arena.memory()) == arena.committed_blocks() >= 3072
-    stats = arena.stats()
-    assert 48 << 20 <= stats.committed_bytes <= 64 << 20
-    assert stats.registered_bytes == 0
-    assert stats.touch_seconds > 0
+    assert view[3] == 7
+    assert arena.memory()[3] == 7
+    assert len(arena.memory()) == arena.committed == 48 << 20
+    assert 0 <= arena.huge_bytes <= 64 << 20
+    assert arena.touch_seconds > 0
+    assert arena.register_seconds == 0
 
 
-def test_a_view_keeps_the_arena_alive():
-    arena = native.Arena(4096, 1 << 20)
-    arena.grow(4 * 4096)
+def test_a_view_keeps_the_arena_alive() -> None:
+    arena = native.Arena(1 << 20)
+    arena.grow(4096)
     view = arena.memory()
     view[2] = 9
     del arena
     gc.collect()
-    assert (view[2] == 9).all()
+    assert view[2] == 9
 
 
-@pytest.mark.parametrize("block_bytes", [64, 4864, 8832, 16384, 200_000])
-def test_the_budget_is_kept_to_the_block(block_bytes):
-    arena = native.Arena(block_bytes, 100 * block_bytes + 63)
-    assert arena.stats().capacity_blocks == 100
+@pytest.mark.parametrize("budget", [1, 4864, PAGE, PAGE + 1, 20_000_000])
+def test_the_budget_is_kept(budget: int) -> None:
+    arena = native.Arena(budget)
     assert len(arena.memory()) == 0
     with pytest.raises(native.NativeError, match="of a budget of") as caught:
-        arena.grow(100 * block_bytes + 64)
+        arena.grow(budget + 1)
     assert "budget" in caught.value.hint
-    assert arena.committed_blocks() == 0
-    arena.grow(100 * block_bytes + 63)
-    memory = arena.memory()
-    assert memory.shape == (100, block_bytes)
-    memory[99] = 1  # the last byte of the last block is mapped
+    assert arena.committed == 0
+    arena.grow(budget)
+    assert budget <= arena.committed < budget + PAGE
+    arena.memory()[-1] = 1  # the last byte of the last page is mapped
 
 
-def test_growing_to_what_is_there_changes_nothing():
-    arena = native.Arena(4096, 8 << 20)
+def test_growing_to_what_is_there_changes_nothing() -> None:
+    arena = native.Arena(8 << 20)
     arena.grow(5 << 20)
-    before = arena.stats()
-    assert before.committed_bytes >= 5 << 20
+    before = arena.committed
+    assert before >= 5 << 20
     arena.grow(1 << 20)
     arena.grow(5 << 20)
-    assert arena.stats() == before
+    assert arena.committed == before
 
 
-def test_cuda_registration_or_its_reason():
-    reason = native.cuda_unavailable(0)
-    if reason is None:
-        arena = native.Arena(16384, 8 << 20, cuda_device=0)
-        arena.grow(100 * 16384)
-        assert arena.stats().registered_bytes == arena.stats().committed_bytes > 0
-        assert torch.cuda.is_available()
-    else:
-        with pytest.raises(native.NativeError) as caught:
-            native.Arena(16384, 8 << 20, cuda_device=0)
-        assert reason in caught.value.sentence
+@pytest.mark.gpu
+def test_a_gpu_knows_registered_memory() -> None:
+    arena = native.Arena(8 << 20, torch.device("cuda"))
+    arena.grow(5 << 20)
+    assert arena.register_seconds > 0
+    view = arena.memory()
+    assert view.is_pinned()
+    there = torch.arange(100, dtype=torch.uint8, device="cuda")
+    view[:100].copy_(there, non_blocking=True)
+    torch.cuda.synchronize()
+    assert torch.equal(view[:100], there.cpu())
 
 
-def test_refusals():
-    with pytest.raises(native.NativeError, match="multiple of 64"):
-        native.Arena(100, 1 << 20)
-    with pytest.raises(native.NativeError, match="holds no block"):
-        native.Arena(4096, 100)
+def stand_in(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> dict[int, int]:
+    """Instead of CUDA: what is registered; every registration is answered with `code`."""
+    pieces: dict[int, int] = {}
+
+    def register(address: int, nbytes: int, flags: int) -> int:
+        assert flags == 3, "portable and mapped"
+        pieces[address] = nbytes
+        return code
+
+    cudart = SimpleNamespace(
+        cudaHostRegister=register, cudaHostUnregister=pieces.pop, cudaGetErrorString=lambda code: f"error {code}"
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return pieces
+
+
+def test_what_grows_is_registered_piece_by_piece_until_nobody_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = stand_in(monkeypatch)
+    arena = native.Arena(8 << 20, torch.device("cuda"))
+    arena.grow(3 << 20)
+    arena.grow(1 << 20)
+    arena.grow(5 << 20)
+    assert pieces == {arena.base: 4 << 20, arena.base + (4 << 20): 2 << 20}
+    view = arena.memory()
+    del arena
+    gc.collect()
+    assert len(pieces) == 2, "somebody may still read it"
+    del view
+    gc.collect()
+    assert pieces == {}
+
+
+def test_memory_that_cuda_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 2)
+    arena = native.Arena(8 << 20, torch.device("cuda"))
+    with pytest.raises(native.NativeError, match="refused to register 2097152 bytes: error 2") as caught:
+        arena.grow(1)
+    assert "ulimit" in caught.value.hint
+
+
+def test_an_empty_budget_is_refused() -> None:
+    with pytest.raises(native.NativeError, match="holds nothing"):
+        native.Arena(0)

@@ -76,7 +76,7 @@ def test_results_after_sleeping():
     call = small_call()
     first = call.run().out.clone()
     for _ in range(50):
-        assert len(native.empty_job_latency(20)) == 20
+        assert len(native.job_latency(20)) == 20
         assert torch.equal(call.run().out, first)
 
 
@@ -202,8 +202,8 @@ def test_features_agree_with_the_kernel_list():
 def test_limits_are_measured():
     assert native.stream_read_gbps(1, 1 << 22, 2) > 0.1
     assert native.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
-    assert min(native.busy_job_latency(20, 50, threads=2)) >= 50_000
-    assert len(native.empty_job_latency(100, threads=2)) == 100
+    assert min(native.job_latency(20, 50, threads=2)) >= 50_000
+    assert len(native.job_latency(100, threads=2)) == 100
     every = native.spin_gaps(0.02, 0.0, threads=2)
     assert sum(every) >= 0.02e9
     assert all(gap >= 0 for gap in every)

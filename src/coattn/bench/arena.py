@@ -9,26 +9,25 @@ import torch
 
 from coattn import native
 
-PIECE = 1 << 20
-
 
 def measure(nbytes: int, with_torch: bool = True) -> dict[str, Any]:
     """An arena of `nbytes` made ready, then the same from PyTorch: pinned where there is a GPU, else touched."""
-    reason = native.cuda_unavailable()
+    reason = None if torch.cuda.is_available() else "there is no CUDA device"
     start = time.perf_counter()
-    arena = native.Arena(PIECE, nbytes, None if reason else 0)
+    arena = native.Arena(nbytes, None if reason else torch.device("cuda", 0))
     arena.grow(nbytes)
     taken = time.perf_counter() - start
-    stats = arena.stats()
+    touched, registered = arena.touch_seconds, arena.register_seconds
+    huge_share = arena.huge_bytes / arena.committed
     del arena
     torch_taken = _torch_seconds(nbytes, pinned=not reason) if with_torch else None
     return {
         "bytes": nbytes,
         "arena_s": taken,
-        "touch_s": stats.touch_seconds,
-        "register_s": stats.register_seconds,
-        "huge_share": stats.huge_bytes / stats.committed_bytes,
-        "registered_bytes": stats.registered_bytes,
+        "touch_s": touched,
+        "register_s": registered,
+        "huge_share": huge_share,
+        "registered_bytes": 0 if reason else nbytes,
         "not_registered": reason,
         "torch_s": torch_taken,
         "torch_kind": "touched, not pinned" if reason else "pin_memory=True",

@@ -104,9 +104,9 @@ class Work:
     def _repeat(self, tile: Tensor) -> Tensor:
         """Memory `[blocks, bytes]`, in random order, out of a tile's blocks `[TILE, bytes]`, over and over."""
         nbytes = len(self.order) * tile.shape[1]
-        arena = native.Arena(tile.shape[1], nbytes)
+        arena = native.Arena(nbytes)
         arena.grow(nbytes)
-        memory = arena.memory()
+        memory = arena.memory()[:nbytes].view(-1, tile.shape[1])
         for start in range(0, len(self.order), TILE):
             memory[self.order[start : start + TILE]] = tile
         return memory
@@ -264,9 +264,9 @@ def latency(threads: int, jobs: int) -> dict[str, Any]:
     native.set_threads(threads)
     native.threads()  # starts the pool, so that its threads are counted from the start
     try:
-        empty = spread(native.empty_job_latency(jobs, threads))
+        empty = spread(native.job_latency(jobs, threads=threads))
         before = Disturbance.now()
-        busy = spread(native.busy_job_latency(jobs, BUSY_US, threads))
+        busy = spread(native.job_latency(jobs, BUSY_US, threads))
         disturbance = asdict(Disturbance.now().since(before))
         return {
             "threads": threads,

@@ -31,11 +31,9 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
         return _reused.take(nbytes)
     from coattn import native
 
-    size = -(-nbytes // UNIT) * UNIT
-    index = torch.cuda.current_device() if device.index is None else device.index
-    arena = native.Arena(UNIT, size, index)
-    arena.grow(size)
-    return arena.memory().view(-1)[:nbytes]
+    arena = native.Arena(nbytes, device)
+    arena.grow(nbytes)
+    return arena.memory()[:nbytes]
 
 
 class Reused:
@@ -50,16 +48,14 @@ class Reused:
     def __init__(self, most: int, device: torch.device) -> None:
         from coattn import native
 
-        index = torch.cuda.current_device() if device.index is None else device.index
-        size = -(-most // UNIT) * UNIT
-        self._arena = native.Arena(UNIT, size, index)
-        self._arena.grow(size)  # at once: copies must not cross the border of two registrations
+        self._arena = native.Arena(-(-most // UNIT) * UNIT, device)
+        self._arena.grow(most)  # at once: copies must not cross the border of two registrations
         self._used = 0
 
     def take(self, nbytes: int) -> Tensor:
         start = self._used
         self._used += -(-nbytes // UNIT) * UNIT
-        return self._arena.memory().view(-1)[start : start + nbytes]
+        return self._arena.memory()[start : start + nbytes]
 
     def reset(self) -> None:
         """Whoever had a piece is done with it."""
@@ -87,7 +83,7 @@ class Growing:
         from coattn import native
 
         self.most = -(-max(1, most) // UNIT) * UNIT
-        self._arena = native.Arena(UNIT, self.most)
+        self._arena = native.Arena(self.most)
         self.committed = 0
         buffer: Any = (ctypes.c_uint8 * self.most).from_address(self._arena.base)
         buffer.arena = self._arena  # torch.frombuffer keeps the buffer, the buffer keeps the arena
@@ -99,4 +95,4 @@ class Growing:
         if nbytes > self.committed:
             available.require(nbytes - self.committed, "What attention keeps of the sequences", PLACE["host"])
             self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT))
-            self.committed = self._arena.committed_blocks() * UNIT
+            self.committed = self._arena.committed

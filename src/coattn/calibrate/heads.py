@@ -52,8 +52,8 @@ def make_prompt(tokenizer: Any, text: list[int], length: int, draws: random.Rand
     needles = [encode(NEEDLE.format(*pair)) for pair in zip(ORDINALS, keys, strict=True)]
     ends = []
     for name, key in zip(ORDINALS, keys, strict=True):
-        before, _, after = QUESTION.format(name, "|").partition("|")
-        ends.append((encode(before), encode(" " + key), encode(after)))
+        parts = QUESTION.format(name, f"| {key}|").split("|")  # question, answer, end
+        ends.append([encode(part) for part in parts])
 
     def room_beside(count: int) -> int:
         return length - sum(map(len, needles[:count])) - sum(len(part) for end in ends[:count] for part in end)
@@ -98,7 +98,7 @@ def needle_mass(
     seen = position <= asking[:, None]
     far = (position >= sinks) & (position <= asking[:, None] - recent)
     own = far & (position >= wanted[:, :1]) & (position < wanted[:, 1:])
-    grouped = q[asking].float().unflatten(1, (k.shape[1], -1))  # [asking, kv_heads, group, d]
+    grouped = q[asking].float().view(len(asking), k.shape[1], -1, k.shape[2])  # [asking, kv_heads, group, d]
     found = []
     for head in range(k.shape[1]):
         scores = softcap(torch.einsum("agd,nd->gan", grouped[:, head] * scale, k[:, head].float()), cap)

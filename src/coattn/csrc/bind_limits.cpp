@@ -23,8 +23,7 @@ void bind_limits(nb::module_& m) {
         return gather_gbps(threads, pieces, repeats);
       },
       Release());
-  m.def("empty_job_latency", &empty_job_latency, nb::arg("threads"), nb::arg("n"), Release());
-  m.def("busy_job_latency", &busy_job_latency, nb::arg("threads"), nb::arg("n"), nb::arg("us"), Release());
+  m.def("job_latency", &job_latency, nb::arg("threads"), nb::arg("n"), nb::arg("us"), Release());
   m.def("spin_gaps", &spin_gaps, nb::arg("threads"), nb::arg("seconds"), nb::arg("least_us"), Release());
 }
 

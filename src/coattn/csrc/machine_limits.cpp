@@ -6,10 +6,10 @@
 #include <random>
 #include <vector>
 
+#include "arena.h"
 #include "dispatch.h"
 #include "errors.h"
 #include "kernels/split.h"
-#include "mapping.h"
 #include "runtime.h"
 
 namespace coattn {
@@ -72,12 +72,13 @@ void check(int64_t bytes, int repeats) {
 double stream_read_gbps(int threads, int64_t bytes, int repeats) {
   check(bytes, repeats);
   PoolOf pool(threads);
-  const Mapping memory(static_cast<size_t>(bytes), pool.get());
+  Arena memory(bytes, false);
+  memory.grow(bytes, pool.get());
   const Kernels& table = kernels();
   return best_gbps(bytes, repeats, [&] {
     pool.get().run(Join::all, [&](int worker, int workers) {
       const int64_t lo = bytes * worker / workers / 64 * 64, hi = bytes * (worker + 1) / workers / 64 * 64;
-      table.read(memory.data() + lo, hi - lo, nullptr);
+      table.read(memory.base() + lo, hi - lo, nullptr);
     });
   });
 }
@@ -89,13 +90,14 @@ double random_gather_gbps(int threads, int64_t block_bytes, int64_t bytes, int r
                   "Use a multiple of 64 that is no larger than the memory.");
   }
   PoolOf pool(threads);
-  const Mapping memory(static_cast<size_t>(bytes), pool.get());
+  Arena memory(bytes, false);
+  memory.grow(bytes, pool.get());
   std::vector<int64_t> order(static_cast<size_t>(bytes / block_bytes));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
   const int64_t n = static_cast<int64_t>(order.size());
   return best_gbps(n * block_bytes, repeats, [&] {
-    gather(pool.get(), n, block_bytes, [&](int64_t i) { return memory.data() + order[i] * block_bytes; });
+    gather(pool.get(), n, block_bytes, [&](int64_t i) { return memory.base() + order[i] * block_bytes; });
   });
 }
 
@@ -120,11 +122,7 @@ double gather_gbps(int threads, const GatherPieces& p, int repeats) {
   return best_gbps(n * p.bytes, repeats, [&] { gather(pool.get(), n, p.bytes, at); });
 }
 
-std::vector<int64_t> empty_job_latency(int threads, int n) {
-  return busy_job_latency(threads, n, 0);
-}
-
-std::vector<int64_t> busy_job_latency(int threads, int n, double us) {
+std::vector<int64_t> job_latency(int threads, int n, double us) {
   PoolOf pool(threads);
   std::vector<int64_t> ns(static_cast<size_t>(std::max(n, 0)));
   const int64_t busy = static_cast<int64_t>(us * 1000);

@@ -25,11 +25,8 @@ struct GatherPieces {
 // GB/s of reading them once and doing nothing with them. Best of `repeats`.
 double gather_gbps(int threads, const GatherPieces& pieces, int repeats);
 
-// Nanoseconds from the call of an empty job to its return, n times in a row.
-std::vector<int64_t> empty_job_latency(int threads, int n);
-
-// The same for a job in which every worker spins for `us` microseconds.
-std::vector<int64_t> busy_job_latency(int threads, int n, double us);
+// Nanoseconds from the call of a job in which every worker spins for `us` microseconds to its return, n times.
+std::vector<int64_t> job_latency(int threads, int n, double us);
 
 // Every thread looks at the clock for `seconds` and does nothing else: the nanoseconds of each time it stood
 // still for `least_us` or more. What a job cannot avoid on this machine, whoever caused it.

@@ -7,15 +7,14 @@ Terms: a *block* is `block` tokens of all KV heads; one (block, head) holds `[K 
 """
 
 from coattn.native.attend import Attended, attend, plan_attend
-from coattn.native.blocks import Arena, ArenaStats, BlockLayout, Blocks, block_layout, cuda_unavailable
+from coattn.native.blocks import Arena, BlockLayout, Blocks, block_layout
 from coattn.native.call import Call, Pending
 from coattn.native.core import ELEMENTS, NativeError, element_of
 from coattn.native.entries import Entries, plan_weighted_sum, weighted_sum
 from coattn.native.faults import abandon_pool, inject_fault
 from coattn.native.limits import (
-    busy_job_latency,
-    empty_job_latency,
     gather_gbps,
+    job_latency,
     random_gather_gbps,
     spin_gaps,
     stream_read_gbps,
@@ -41,7 +40,6 @@ from coattn.native.rows import Kept, Lists, move_rows, plan_keep_rows, put_rows
 __all__ = [
     "ELEMENTS",
     "Arena",
-    "ArenaStats",
     "Attended",
     "BlockLayout",
     "Blocks",
@@ -57,12 +55,9 @@ __all__ = [
     "attend",
     "attend_kernel_name",
     "block_layout",
-    "busy_job_latency",
     "cpu_features",
-    "cuda_unavailable",
     "default_threads",
     "element_of",
-    "empty_job_latency",
     "fail_on_worker",
     "force_isa",
     "forced_isa",
@@ -70,6 +65,7 @@ __all__ = [
     "inject_fault",
     "isa",
     "isas",
+    "job_latency",
     "move_rows",
     "plan_attend",
     "plan_keep_rows",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,63 +42,76 @@ def block_layout(element: str, block: int, head_size: int, keys: bool = True) ->
     return BlockLayout(**extension.block_layout(elem(element), block, head_size, keys))
 
 
-def cuda_unavailable(device: int = 0) -> str | None:
-    """Why host memory cannot be registered with this CUDA device, or None where it can."""
-    return str(extension.cuda_unavailable(device)) or None
-
-
-@dataclass(frozen=True)
-class ArenaStats:
-    """Counters of an arena. `huge_bytes` is what the kernel backs with huge pages."""
-
-    block_bytes: int
-    budget_bytes: int
-    committed_bytes: int
-    registered_bytes: int
-    huge_bytes: int
-    capacity_blocks: int
-    touch_seconds: float
-    register_seconds: float
-
-
 class Arena:
-    """Fixed-size blocks of DRAM under one budget, at addresses that never change.
+    """DRAM under one budget, at addresses that never change, in whole pages of 2 MiB.
 
-    `grow` maps memory, on huge pages where allowed, touches it with the whole pool, and registers it with `cuda_device`
-    if one is given. Blocks are 64-byte aligned.
+    `grow` maps memory, on huge pages where allowed, and touches it with the whole pool. Where a CUDA device is given it
+    registers it too, so that the GPU reads and writes it at its own address; then one thread grows.
     """
 
-    def __init__(self, block_bytes: int, budget_bytes: int, cuda_device: int | None = None) -> None:
-        self._arena = extension.Arena(block_bytes, budget_bytes, -1 if cuda_device is None else cuda_device)
+    def __init__(self, budget_bytes: int, device: torch.device | None = None) -> None:
+        self._arena = extension.Arena(budget_bytes, device is not None)
+        self._device, self._pieces = device, list[int]()
+        self.touch_seconds = self.register_seconds = 0.0
+        if device is not None:
+            # the arena is kept until its memory is no longer registered
+            weakref.finalize(self, _unregister, self._pieces, self._arena).atexit = False
 
     @property
     def base(self) -> int:
-        """Address of block 0; block b lies at base + b * block_bytes."""
+        """Address of the first byte."""
         return int(self._arena.base)
 
     @property
-    def block_bytes(self) -> int:
-        return int(self._arena.block_bytes)
+    def committed(self) -> int:
+        """Bytes that are mapped, and so may be read."""
+        return int(self._arena.committed())
 
-    def committed_blocks(self) -> int:
-        """Blocks that are mapped, and so may be read."""
-        return int(self._arena.committed_blocks())
+    @property
+    def huge_bytes(self) -> int:
+        """Bytes that the system backs with huge pages."""
+        return int(self._arena.huge_bytes())
 
     def grow(self, nbytes: int) -> None:
-        """Maps, touches and registers at least `nbytes` of the budget; those that are ready stay where they are."""
-        self._arena.grow(nbytes)
+        """Makes at least `nbytes` of the budget ready; those that are ready stay where they are.
 
-    def stats(self) -> ArenaStats:
-        return ArenaStats(**self._arena.stats())
+        What one call adds is registered in one piece: the GPU's copy engine does not cross from one into the next.
+        """
+        before, start = self.committed, time.perf_counter()
+        self._arena.grow(nbytes)
+        self.touch_seconds += time.perf_counter() - start
+        if self._device is not None and self.committed > before:
+            start = time.perf_counter()
+            _register(self.base + before, self.committed - before, self._device)
+            self._pieces.append(self.base + before)
+            self.register_seconds += time.perf_counter() - start
 
     def memory(self) -> Tensor:
-        """`[committed blocks, block_bytes]` uint8 over the mapped blocks; keeps the arena alive."""
-        n = self.committed_blocks()
+        """`[committed]` uint8 over the mapped bytes; keeps the arena alive."""
+        n = self.committed
         if n == 0:
-            return torch.empty(0, self.block_bytes, dtype=torch.uint8)
-        buffer: Any = (ctypes.c_uint8 * (n * self.block_bytes)).from_address(self.base)
+            return torch.empty(0, dtype=torch.uint8)
+        buffer: Any = (ctypes.c_uint8 * n).from_address(self.base)
         buffer.arena = self  # torch.frombuffer keeps the buffer, the buffer keeps the arena
-        return torch.frombuffer(buffer, dtype=torch.uint8).view(n, self.block_bytes)
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _register(address: int, nbytes: int, device: torch.device) -> None:
+    """Pinned and mapped for every context of the GPU."""
+    portable, mapped = 1, 2
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        code = cudart.cudaHostRegister(address, nbytes, portable | mapped)
+    check(
+        int(code) == 0,
+        f"CUDA refused to register {nbytes} bytes: {cudart.cudaGetErrorString(code)}.",
+        "Lower the budget of DRAM, or raise the limit on locked memory (ulimit -l).",
+    )
+
+
+def _unregister(pieces: list[int], _arena: Any) -> None:
+    for address in pieces:
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,9 @@ def gather_gbps(blocks: Blocks, table: Tensor, threads: int = 0, repeats: int = 
     return float(extension.gather_gbps(threads, *place, table.data_ptr(), lists, length, repeats))
 
 
-def empty_job_latency(n: int, threads: int = 0) -> list[int]:
-    """Nanoseconds of n round trips of an empty job, in order."""
-    return list(extension.empty_job_latency(threads, n))
-
-
-def busy_job_latency(n: int, us: float, threads: int = 0) -> list[int]:
+def job_latency(n: int, us: float = 0.0, threads: int = 0) -> list[int]:
     """Nanoseconds of n round trips of a job that keeps every worker busy for `us` microseconds, in order."""
-    return list(extension.busy_job_latency(threads, n, us))
+    return list(extension.job_latency(threads, n, us))
 
 
 def spin_gaps(seconds: float, least_us: float, threads: int = 0) -> list[int]:

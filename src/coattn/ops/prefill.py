@@ -36,7 +36,7 @@ def look_back(
     v: Tensor,
     scale: float,
     layer: LayerShape,
-    window: int,
+    window: int | None,
     sinks: int,
     position: int | None = None,
 ) -> AttnState:
@@ -47,7 +47,9 @@ def look_back(
     """
     rope, mask = layer.rope, Mask(True, window, sinks, layer.softcap)
     old = len(k) - len(q)
-    gone = [] if position is None else [position + i - min(old + i, sinks + window - 1) for i in range(len(q))]
+    gone: list[int] = []
+    if position is not None and window is not None:
+        gone = [position + i - min(old + i, sinks + window - 1) for i in range(len(q))]
     if rope is None or not any(gone):
         return attend_prompt(q, k, v, scale, mask)
     whole = gone.count(0)  # these see all there is, at its position in the text

@@ -17,7 +17,7 @@ def rotate(x: Tensor, by: Tensor, frequencies: Tensor, interleaved: bool) -> Ten
     angle = by[..., None].double() * frequencies
     cos, sin = angle.cos().float(), angle.sin().float()
     turned, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
-    one, other = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.split(pairs, -1)
+    one, other = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :pairs], turned[..., pairs:])
     both = (one * cos - other * sin, other * cos + one * sin)
     found = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
     return torch.cat([found.to(x.dtype), rest], -1)

@@ -150,7 +150,7 @@ TEST(topology_reads_lists) {
 }
 
 TEST(limits_measure) {
-  CHECK(empty_job_latency(2, 100).size() == 100);
+  CHECK(job_latency(2, 100, 0).size() == 100);
   CHECK(stream_read_gbps(2, 1 << 22, 1) > 0);
   CHECK(random_gather_gbps(2, 4096, 1 << 22, 1) > 0);
 }
