@@ -10,10 +10,14 @@ from coattn.index.averages import Averages
 from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
 from coattn.index.none import NoIndex
+from coattn.index.partial_keys import PartialKeys
+from coattn.index.prompt_codes import PromptCodes
 from coattn.part import Part
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.same_layer import SameLayer
+from coattn.select.alpha_below_max import AlphaBelowMax
+from coattn.select.code_top import CodeTop
 from coattn.select.digest_top import DigestTop
 from coattn.select.everything import Everything
 from coattn.select.maw_threshold import MawThreshold
@@ -22,8 +26,10 @@ from coattn.select.pq_top_p import PqTopP
 from coattn.select.prompt_top import PromptTop
 from coattn.select.random import Random
 from coattn.upkeep.entries.entries import Entries
+from coattn.upkeep.first_queries import FirstQueries
 from coattn.upkeep.last_queries import LastQueries
 from coattn.upkeep.none import NoUpkeep
+from coattn.upkeep.prompt_books import PromptBooks
 from coattn.upkeep.recall.recall import Recall
 
 _ALL: tuple[type[Part], ...] = (
@@ -35,11 +41,15 @@ _ALL: tuple[type[Part], ...] = (
     Digests,
     Codes,
     Averages,
+    PartialKeys,
+    PromptCodes,
     Everything,
     MawThreshold,
     DigestTop,
     PqTopP,
     PromptTop,
+    AlphaBelowMax,
+    CodeTop,
     Oracle,
     Random,
     Gpu,
@@ -52,6 +62,8 @@ _ALL: tuple[type[Part], ...] = (
     Recall,
     Entries,
     LastQueries,
+    FirstQueries,
+    PromptBooks,
 )
 
 AXES = ("cache", "index", "select", "place", "schedule", "upkeep")
