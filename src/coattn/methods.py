@@ -111,7 +111,7 @@ METHODS: dict[str, Method] = {
             upkeep="first_queries",
             summary="Lossy. KV in DRAM; a part of every key in GPU memory says, one layer ahead, which tokens the GPU "
             "fetches.",
-            paper="Lee et al., InfiniGen: Efficient Generative Inference of LLMs with Dynamic KV Cache Management, 2024",
+            paper="Lee et al., InfiniGen: Efficient Generative Inference of Large Language Models, 2024",
             params={"window_blocks": 1, "ahead_from": 2, "norm": "before"},
         ),
         Method(

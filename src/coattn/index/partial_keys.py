@@ -117,7 +117,7 @@ class PartialKeys(Index):
             made = torch.einsum("thd,hdc->htc", part.k, basis)
             ids = torch.tensor(part.ids, device=kept.device)
             kept[ids] = made.view(len(made), len(ids), self.cache.block, -1).transpose(0, 1)
-        if table is not None:
+        if table is not None and len(kept):  # else no block can be full
             to = table.flush_to
             assert to is not None, "a cache with a DRAM tier has that column"
             keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]

@@ -99,7 +99,7 @@ class PromptCodes(Index):
         cache.reports = True
 
     def fit(self, layer: int, slot: int, keys: Tensor, first: int, ids: list[int]) -> None:
-        """Codebooks of a sequence from its keys `[kv_heads, tokens, d]` after the first ones, and codes of its blocks."""
+        """Codebooks of a sequence from its keys `[kv_heads, tokens, d]` but the first ones, and codes of its blocks."""
         pieces = self._pieces(keys)
         points = pieces[:, :, min(first, keys.shape[1] - 1) :]
         self.books[layer][slot] = cluster(points.flatten(0, 1), self.centroids).view_as(self.books[layer][slot])
@@ -109,8 +109,9 @@ class PromptCodes(Index):
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         for part in filled:
             self._store(layer, part.slot, part.ids, self._pieces(part.k.transpose(0, 1)))
-        if table is not None:
-            to, kept = table.flush_to, self.memory[layer]
+        kept = self.memory[layer]
+        if table is not None and len(kept):  # else no block can be full
+            to = table.flush_to
             assert to is not None, "a cache with a DRAM tier has that column"
             keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]
             found = nearest(self._pieces(keys), self.books[layer][table.seq.long()])

@@ -36,8 +36,8 @@ class LayerAhead(SameLayer):
     name = "layer_ahead"
     help_text = {
         "ahead_from": "first layer that is started ahead; queries of the very first are predicted badly in many models",
-        "norm": "what a predicted query is made of, the input of the layer before: under the layer's own norm (own), or "
-        "under that of the layer before, as InfiniGen does (before)",
+        "norm": "what a predicted query is made of, the input of the layer before: under the layer's own norm (own), "
+        "or under that of the layer before, as InfiniGen does (before)",
     }
 
     ahead_from: int = 3

@@ -69,5 +69,6 @@ class CodeTop(HostTokens):
         wanted = weights.masked_fill(~stored[:, None], -1.0).masked_fill(always[:, None], torch.inf)
         room = min(width, self.sinks + int(self.compress * (width + gpu.longest)) + 2)
         count = torch.where(few, lens, always.sum(-1, keepdim=True) + top.minimum(open_to.sum(-1, keepdim=True)))
-        chosen = wanted.topk(room, dim=-1).indices
+        # tokens with the same codes are as good as each other: the oldest first, whatever the width
+        chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
         return chosen, count.clamp(max=room).expand(-1, chosen.shape[1])

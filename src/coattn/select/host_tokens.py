@@ -83,8 +83,10 @@ def token_memory(memory: Tensor) -> Tensor:
 
 
 def list_tokens(host: BlockList, memory: Tensor, chosen: Tensor, count: Tensor) -> BlockList:
-    """The first `count` `[seqs, kv_heads]` of the positions `chosen` `[seqs, kv_heads, k]` in a list of host blocks that
-    all heads share, as a list of single tokens for each head. Tensors only."""
+    """Single tokens for each KV head, out of host blocks that all heads share. Tensors only.
+
+    chosen: positions `[seqs, kv_heads, k]`; count: how many of them count, `[seqs, kv_heads]`.
+    """
     heads, block = memory.shape[1], memory.shape[3]
     ids = host.table.expand(-1, heads, -1).gather(2, (chosen // block).clamp(max=host.table.shape[-1] - 1)).long()
     table = (ids * (2 * heads * block) + chosen % block).to(torch.int32)

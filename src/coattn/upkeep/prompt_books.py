@@ -27,7 +27,7 @@ class PromptBooks(Upkeep):
 
     def plan(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:
-            self._read.update(step.slots)
+            self._read.update(slot for slot, new in zip(step.slots, step.new, strict=True) if new)
             return
         for slot, history in zip(step.slots, step.history, strict=True):
             if slot in self._read and history:
