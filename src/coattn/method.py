@@ -35,6 +35,11 @@ ORIGIN = {
     "weights": "an index of weights",
     "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
     "cpu": "the CPU as the place",
+    "pull": "the GPU as the place, over PCIe (pull)",
+    "partial_keys": "an index of partial keys",
+    "hears_queries": "upkeep that gives the index the queries of the first prompt",
+    "prompt_codes": "an index of codes of each prompt's own",
+    "prompt_books": "upkeep that makes codebooks of each prompt",
 }
 """What a need means, for people."""
 WHERE = {"gpu": "in GPU memory", "host": "in DRAM", "rows": "as weighted rows in DRAM", "term": "as terms"}

@@ -11,10 +11,14 @@ from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
 from coattn.index.none import NoIndex
 from coattn.index.weights import LastWeights, Sums
+from coattn.index.partial_keys import PartialKeys
+from coattn.index.prompt_codes import PromptCodes
 from coattn.part import Part
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.same_layer import SameLayer
+from coattn.select.alpha_below_max import AlphaBelowMax
+from coattn.select.code_top import CodeTop
 from coattn.select.digest_top import DigestTop
 from coattn.select.everything import Everything
 from coattn.select.maw_threshold import MawThreshold
@@ -26,8 +30,10 @@ from coattn.select.retrieval_heads import RetrievalHeads
 from coattn.upkeep.entries.entries import Entries
 from coattn.upkeep.evict.heavy_hitters import HeavyHitters
 from coattn.upkeep.evict.one_set import OneSet
+from coattn.upkeep.first_queries import FirstQueries
 from coattn.upkeep.last_queries import LastQueries
 from coattn.upkeep.none import NoUpkeep
+from coattn.upkeep.prompt_books import PromptBooks
 from coattn.upkeep.recall.recall import Recall
 
 _ALL: tuple[type[Part], ...] = (
@@ -42,12 +48,16 @@ _ALL: tuple[type[Part], ...] = (
     Averages,
     Sums,
     LastWeights,
+    PartialKeys,
+    PromptCodes,
     Everything,
     MawThreshold,
     DigestTop,
     PqTopP,
     PromptTop,
     RetrievalHeads,
+    AlphaBelowMax,
+    CodeTop,
     Oracle,
     Random,
     Gpu,
@@ -62,6 +72,8 @@ _ALL: tuple[type[Part], ...] = (
     LastQueries,
     HeavyHitters,
     OneSet,
+    FirstQueries,
+    PromptBooks,
 )
 
 AXES = ("cache", "index", "select", "place", "schedule", "upkeep")

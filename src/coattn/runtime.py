@@ -256,6 +256,10 @@ class Runtime:
         decoding = self.step is not None and self.step.phase is Phase.DECODE and group.table is not None
         return decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
 
+    def norm_layer(self, layer: int) -> int:
+        """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
+        return layer - int(getattr(self._by_layer[layer].schedule, "norm", "own") == "before")
+
     @contextmanager
     def side_stream(self, layer: int, hidden: Tensor) -> Iterator[None]:
         """Inside this block a layer's query is predicted; `hidden` is what it is made of."""

@@ -185,7 +185,7 @@ def test_with_real_queries_in_place_of_predicted_ones_a_model_says_the_same(
     queries = iter(real)
     used = []
 
-    def known(self: Ahead, layer: int, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+    def known(self: Ahead, layer: int, *_: Any) -> Tensor:
         q = next(q for i, q in queries if i == layer)
         used.append(layer)
         return q[:, :, None]
@@ -209,9 +209,9 @@ def test_a_budget_of_everything_is_full_attention_whatever_is_predicted(
     ids = torch.randint(3, 160, (2, 100), generator=torch.Generator().manual_seed(5))
     predict, heard = Ahead.predict, []
 
-    def wrong(self: Ahead, layer: int, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+    def wrong(self: Ahead, layer: int, *rest: Any) -> Tensor:
         heard.append(layer)
-        return -predict(self, layer, hidden, options)
+        return -predict(self, layer, *rest)
 
     monkeypatch.setattr(Ahead, "predict", wrong)
     want = logits(model, METHODS["full"], {"block": 8}, ids)

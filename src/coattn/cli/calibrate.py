@@ -175,6 +175,58 @@ def duo(**options: Any) -> None:
     err.print(f"use it with --method duo --set heads={target}", soft_wrap=True)
 
 
+@calibrate.command()
+@model_options
+@click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
+@click.option("--length", default=2048, show_default=True, type=Count(1), help="Tokens of the text that are read.")
+@click.option("--out", "target", required=True, metavar="FILE", help="The skew, a safetensors file.")
+@json_option
+def infinigen(**options: Any) -> None:
+    """A rotation for each KV head, after which a few columns of a key tell most (InfiniGen, section 4.1).
+
+    The model reads the beginning of a text. The queries of the heads that share a KV head, after RoPE, are stacked and
+    decomposed; columns are ranked by how large queries are in them. `--set skew=FILE` then gives them to the method.
+    """
+    text, target = read_text(options["text_file"]), writable(options["target"])
+    assert target is not None, "--out is required"
+    loaded = load_model(options)
+
+    from coattn.calibrate.skews import read_skews
+    from coattn.hf.architectures import describe_layers
+    from coattn.hf.generate import positions
+    from coattn.quantise.skew import SkewOrigin, save
+
+    ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
+    ids = ids[: min(options["length"], positions(loaded) or options["length"])]
+    if not len(ids):
+        raise InputError(f"{text.name} has no tokens.", "Give a longer text.")
+    with progress("reading the text", None):
+        found = read_skews(loaded.model, ids)
+    marks = tuple(shape.mark for shape in describe_layers(loaded.model))
+    save(
+        target,
+        dict(enumerate(each for each, _ in found)),
+        SkewOrigin(loaded.name, text.name, text.sha256, len(ids), marks),
+    )
+    kept = [share for _, share in found]
+    report = {
+        "skew": str(target),
+        "model": loaded.name,
+        "text": text.name,
+        "tokens": len(ids),
+        "kept": kept,
+    }
+    if options["as_json"]:
+        print_json(report)
+        return
+    out.print(
+        f"{target}: {len(kept)} layers, {len(ids):,} tokens; a fifth of the columns holds "
+        f"{sum(kept) / len(kept):.1%} of the queries' squared length",
+        soft_wrap=True,
+    )
+    err.print(f"use it with --method infinigen --set skew={target}", soft_wrap=True)
+
+
 def error(book: Any, keys: Any) -> float:
     """The share of the squared length of keys `[n, kv_heads, head_dim]` that their codes lose; over some of them."""
     some = keys[:: max(1, len(keys) // 1024)].float()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import Count, Number, json_option, method_options, model_options, parse_settings
+from coattn.cli.options import Count, Number, json_option, method_options, model_options, parse_settings, weights_option
 from coattn.cli.output import err, is_piped, model_progress, print_json
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
@@ -20,6 +20,7 @@ from coattn.units import format_bytes
 @click.option("--file", "file", metavar="FILE", help="Read the prompt from a file; with PROMPT, the file comes first.")
 @model_options
 @method_options()
+@weights_option
 @click.option("--max-new-tokens", default=128, show_default=True, type=Count(1), help="Longest answer.")
 @click.option("--temperature", default=0.0, show_default=True, type=Number(0), help="0 is greedy.")
 @click.option("--top-p", type=Number(0, 1, min_open=True), help="Sample from the likeliest tokens of this mass.")
@@ -38,6 +39,7 @@ def generate(
     gpu_kv: str | None,
     host_kv: str | None,
     settings: tuple[str, ...],
+    weights_on_gpu: float | None,
     max_new_tokens: int,
     temperature: float,
     top_p: float | None,
@@ -71,7 +73,7 @@ def generate(
     )
 
     with model_progress() as show:
-        loaded = load(model, dtype=dtype, device=device, on_progress=show)
+        loaded = load(model, dtype=dtype, device=device, on_host=weights_on_gpu is not None, on_progress=show)
     ids = encode_prompt(loaded, text, raw)
     written: list[str] = []
     try:
@@ -82,6 +84,7 @@ def generate(
             sampling=sampling,
             gpu_kv=gpu_kv,
             host_kv=host_kv,
+            weights_on_gpu=weights_on_gpu,
             params=params,
             on_text=None if as_json else lambda piece: write(piece, written),
         )

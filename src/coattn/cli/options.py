@@ -71,6 +71,16 @@ def method_options(default: str = "full") -> Callable[[F], F]:
     return decorate
 
 
+def weights_option(command: F) -> F:
+    """--weights-on-gpu."""
+    return click.option(
+        "--weights-on-gpu",
+        type=Number(0, 1),
+        metavar="SHARE",
+        help="Share of the layers' weights that GPU memory holds at a time; the others are brought in from DRAM.",
+    )(command)
+
+
 def json_option(command: F) -> F:
     """--json."""
     return click.option(

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import Count, json_option, parse_settings
+from coattn.cli.options import Count, json_option, parse_settings, weights_option
 from coattn.cli.output import out, print_json
 from coattn.units import format_bytes, parse_bytes
 
@@ -19,6 +19,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--dtype", default="bfloat16", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--context", default=131072, show_default=True, type=Count(1), help="Tokens of each sequence.")
 @click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
+@weights_option
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU: do weights and KV fit?")
 @click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
 @json_option
@@ -36,7 +37,8 @@ def plan(as_json: bool, **options: Any) -> None:
     limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
     ghost = torch.device("meta")
     model = random_model(options["shapes"], ghost, choose_dtype(options["dtype"], ghost))
-    found = found_by(model, composed, options["batch"], options["context"], *limits)
+    share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
+    found = found_by(model, composed, options["batch"], options["context"], *limits, share)
     if as_json:
         print_json({"shapes": options["shapes"], **found})
         return
@@ -44,7 +46,9 @@ def plan(as_json: bool, **options: Any) -> None:
     for column in ("what", "bytes", "share of full KV", "fits"):
         table.add_column(column, justify="left" if column == "what" else "right")
     share = found["host_kv_bytes"] / found["full_kv_bytes"]
-    table.add_row("weights", format_bytes(found["weight_bytes"]), "", "")
+    table.add_row("weights on the GPU", format_bytes(found["gpu_weight_bytes"]), "", "")
+    if found["host_weight_bytes"]:
+        table.add_row("weights in DRAM, brought in by every step", format_bytes(found["host_weight_bytes"]), "", "")
     table.add_row("KV in the GPU tier", format_bytes(found["gpu_kv_bytes"]), f"{found['gpu_share']:.2%}", "")
     table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
     table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))

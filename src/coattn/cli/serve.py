@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import Count, Number, method_options, model_options, parse_settings
+from coattn.cli.options import Count, Number, method_options, model_options, parse_settings, weights_option
 from coattn.cli.output import err, model_progress
 from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
@@ -27,6 +27,7 @@ KEY = "COATTN_API_KEY"
 @click.command()
 @model_options
 @method_options()
+@weights_option
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
 @click.option("--max-length", type=Count(2), help="Tokens of a sequence; by default the model's, at most 8,192.")
 @click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
@@ -53,6 +54,7 @@ def serve(
     gpu_kv: str | None,
     host_kv: str | None,
     settings: tuple[str, ...],
+    weights_on_gpu: float | None,
     max_batch: int,
     max_length: int | None,
     chunk: int | None,
@@ -123,8 +125,15 @@ def serve(
 
         if not loaded:  # after a failure the weights are still there
             with model_progress() as show:
-                loaded.append(load(model, dtype=dtype, device=device, on_progress=show))
-        options: dict[str, Any] = {"gpu_kv": gpu_kv, "host_kv": host_kv, "max_length": max_length, **params}
+                host = weights_on_gpu is not None
+                loaded.append(load(model, dtype=dtype, device=device, on_host=host, on_progress=show))
+        options: dict[str, Any] = {
+            "weights_on_gpu": weights_on_gpu,
+            "gpu_kv": gpu_kv,
+            "host_kv": host_kv,
+            "max_length": max_length,
+            **params,
+        }
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()

@@ -57,6 +57,8 @@ class Engine:
         self._live: dict[int, Handle] = {}
         self._ids = itertools.count()
         self._closed = False
+        self.closers: list[Callable[[], None]] = []
+        """Called after the runner was closed."""
         self._lock = threading.Lock()
         """Held while a step runs. Not reentrant: a stream that is collected in the middle of one only leaves mail."""
         self._mail = threading.Condition()
@@ -168,6 +170,8 @@ class Engine:
                 self._drop_everything()
             finally:
                 self.runner.close()
+                for close in self.closers:
+                    close()
 
     def _do(self, work: Extend | Decode) -> None:
         requests = (work.request,) if isinstance(work, Extend) else work.requests

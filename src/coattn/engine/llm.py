@@ -31,10 +31,11 @@ from coattn.engine.session_file import Sessions
 from coattn.errors import BusyError, ConfigError, InputError
 from coattn.hf.fingerprint import config_fingerprint, fingerprints, read_by
 from coattn.hf.forward import Session, end_tokens, longest
-from coattn.hf.load import Loaded, load
+from coattn.hf.load import Loaded, choose_device, load
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
-from coattn.method import Method, compose
+from coattn.hf.weights import StagedWeights
+from coattn.method import Composed, Method, compose
 from coattn.methods import find_method
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
@@ -80,6 +81,9 @@ class LLM:
     reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
         does not.
     session_dir: the folder of saved sessions; left out, `sessions` in coattn's cache folder.
+    weights_on_gpu: share of the layers' weights that GPU memory holds at a time; the others lie in DRAM and are brought
+        in while earlier layers compute. A model given by name is loaded on the host, so that one larger than the GPU
+        runs. Left out, all weights lie where the model is. Not with methods that predict queries.
     dtype, device: for a model given by name.
     method_params: the method's parameters.
 
@@ -102,6 +106,7 @@ class LLM:
         max_waiting: int | None = None,
         reuse: bool = True,
         session_dir: str | Path | None = None,
+        weights_on_gpu: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         **method_params: Any,
@@ -114,7 +119,8 @@ class LLM:
         self.composed = compose(find_method(method), **method_params)
         pace = _pace(chunk, target_ms, self.composed.exact)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
-        loaded = _loaded(model, dtype, device)
+        share = _share(weights_on_gpu, self.composed)
+        loaded = _loaded(model, dtype, device, on_host=share is not None)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
         self.sessions = Sessions(None if session_dir is None else Path(session_dir))
@@ -123,6 +129,9 @@ class LLM:
         self._numbers, self._opening = itertools.count(), threading.Lock()
         self._fingerprints: dict[str, str] | None = None
         with ExitStack() as undo:
+            self._weights = None if share is None else _stage(loaded, share, device)
+            if self._weights is not None:
+                undo.callback(self._weights.close)
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
             self.ledger = Ledger(gpu, budgets[1])
@@ -147,6 +156,8 @@ class LLM:
                 reuse=self.reuse,
             )
             undo.pop_all()
+            if self._weights is not None:
+                self.engine.closers.append(self._weights.close)
         weakref.finalize(self, self.engine.close).atexit = False
 
     def generate(
@@ -286,6 +297,8 @@ class LLM:
         chunk: prompt tokens that would be read now between two decode steps.
         cached_tokens: prompt tokens that were stored already; prefix_blocks: blocks that prompts can begin with;
         prefix_evicted: those that were given up; not_shared: why prompts do not share, where they do not.
+        weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
+        with weights_on_gpu only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -302,6 +315,7 @@ class LLM:
             **self.reuse.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
+            **({} if self._weights is None else self._weights.report()),
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 
@@ -365,9 +379,35 @@ def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:
     return Pace(chunk)
 
 
-def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:
+def _share(weights_on_gpu: float | None, composed: Composed) -> float | None:
+    """The share of the layers' weights on the GPU, where some lie elsewhere."""
+    if weights_on_gpu is None:
+        return None
+    check_number("weights_on_gpu", weights_on_gpu, 0, 1)
+    parts = composed.build()
+    if parts.schedule.predicts(MOST):
+        raise ConfigError(
+            f"weights_on_gpu is given, but method {composed.method.name!r} makes a layer's query one layer ahead, when "
+            "its weights may not be on the GPU yet.",
+            "Leave it out, or use a method such as cpu, offload or hgca.",
+        )
+    return weights_on_gpu
+
+
+def _stage(loaded: Loaded, share: float, device: str | torch.device) -> StagedWeights | None:
+    home = loaded.model.get_input_embeddings().weight.device
+    place = home if home.type == "cuda" else choose_device(device)
+    if place.type != "cuda":
+        log.warning("weights_on_gpu has no effect without a GPU.")
+        return None
+    made = StagedWeights(loaded.model, share, place)
+    torch.cuda.empty_cache()  # what left the GPU is free for the KV
+    return made
+
+
+def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device, on_host: bool = False) -> Loaded:
     if isinstance(model, str | Path):
-        return load(model, dtype=dtype, device=device)
+        return load(model, dtype=dtype, device=device, on_host=on_host)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given beside a model that is loaded already.", f"Leave {name} out.")

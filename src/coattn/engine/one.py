@@ -50,6 +50,7 @@ def generate(
     sampling: SamplingParams,
     gpu_kv: int | str | None = None,
     host_kv: int | str | None = None,
+    weights_on_gpu: float | None = None,
     params: dict[str, Any] | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
@@ -61,7 +62,8 @@ def generate(
             f"Give {left} or less.",
         )
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
-    chunk = CHUNK if loaded.model.device.type == "cuda" else len(ids)
+    on_gpu = loaded.model.device.type == "cuda" or weights_on_gpu is not None
+    chunk = CHUNK if on_gpu else len(ids)
     with LLM(
         loaded,
         method,
@@ -70,6 +72,7 @@ def generate(
         max_batch=1,
         max_length=len(ids) + count,
         chunk=chunk,
+        weights_on_gpu=weights_on_gpu,
         **(params or {}),
     ) as engine:
         texts: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -39,6 +40,7 @@ class Pull(Executor):
 
     name = "pull"
     runs = frozenset({"host"})
+    provides = frozenset({"pull"})
 
     staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
@@ -68,7 +70,9 @@ class Pull(Executor):
         assert self.cache.host is not None
         # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
         stamp, cap = call.table.hand.stamp(call.layer, "pull"), call.shape.softcap
-        return attend(call.q, self.cache.host.memory[call.layer], work.blocks, call.scale, cap, stamp)
+        listed, whole = work.blocks, self.cache.host.memory[call.layer]
+        memory = listed.memory if isinstance(listed.memory, Tensor) else whole
+        return attend(call.q, memory, listed, call.scale, cap, stamp)
 
     def read(self, call: Call, work: Work, following: int | None) -> State:
         assert isinstance(work, BlockWork)

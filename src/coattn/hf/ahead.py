@@ -30,16 +30,24 @@ class Ahead:
         self.norms = [norm_of(layer) for layer in self.layers]
         self.scales = [scale_of(*pair) for pair in zip(self.modules, self.shapes, strict=True)]
 
-    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any], norm: int | None = None) -> Tensor:
         """hidden `[batch, t, hidden_size]`, the input of the layer before, and the options of its call ->
-        `[batch, q_heads, t, d]`."""
+        `[batch, q_heads, t, d]`.
+
+        norm: the layer under whose input norm; left out, its own.
+        """
+        norm = layer if norm is None else norm
         device = self.shapes[layer].device
         rope = rope_of(self.model, layer, hidden, options)
         there = None if rope is None else (rope[0].to(device), rope[1].to(device))
         fused = getattr(self.layers[layer].forward, "query", None)
-        if fused is not None:
-            return cast("Tensor", fused(hidden, there))
-        return query_of(self.modules[layer], self.shapes[layer], self.norms[layer](hidden.to(device)), there)
+        under = getattr(self.layers[norm].forward, "norms", None)
+        if fused is not None and under is not None:
+            return cast("Tensor", fused(hidden, there, under[0]))
+        return query_of(self.modules[layer], self.shapes[layer], self._normed(norm, hidden).to(device), there)
+
+    def _normed(self, layer: int, hidden: Tensor) -> Tensor:
+        return cast("Tensor", self.norms[layer](hidden.to(self.shapes[layer].device)))
 
     @contextmanager
     def hooked(self, user: User) -> Iterator[None]:
@@ -57,7 +65,8 @@ class Ahead:
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]
             with torch.no_grad(), runtime.side_stream(following, hidden):
-                q = pack(self.predict(following, hidden, options), user.tokens)
+                norm = runtime.norm_layer(following)
+                q = pack(self.predict(following, hidden, options, norm), user.tokens)
                 runtime.predict(following, q, self.scales[following])
 
         return call

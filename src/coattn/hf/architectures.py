@@ -115,6 +115,7 @@ def _mark(weight: torch.Tensor) -> float | None:
     """The norm of a few thousand weights, which rounding to another dtype hardly changes."""
     if weight.is_meta or not weight.dtype.is_floating_point:
         return None
+    weight = getattr(weight, "on_host", weight)  # of a layer whose turn on the GPU may not have come
     return float(weight.detach().flatten()[:4096].float().norm())
 
 

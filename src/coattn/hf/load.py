@@ -65,11 +65,13 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     device_map: str | dict[str, Any] | None = None,
+    on_host: bool = False,
     on_progress: Progress = silent,
 ) -> Loaded:
     """The model `name` (catalog name, local folder, GGUF file or hub name), ready to generate with.
 
-    `device_map` spreads the layers and then overrules `device`. The tokenizer pads on the left, as generation
+    `device_map` spreads the layers and then overrules `device`. `on_host` leaves the weights in DRAM, in the dtype
+    that the device would have, for whoever moves only some of them. The tokenizer pads on the left, as generation
     from a batch needs, with the end token where the model names no pad token. Prints nothing. A model with
     missing or misshapen weights is refused: Transformers would fill them with random numbers. Code that ships
     with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the cache.
@@ -101,7 +103,7 @@ def load(
                 output_loading_info=True,
                 **shared,
             )
-            if device_map is None:
+            if device_map is None and not on_host:
                 model.to(place)
     except Exception as error:
         raise explain(error, where, part) from error

@@ -39,13 +39,21 @@ def held(layers: Sequence[LayerShape], composed: Composed, batch: int, context: 
 
 
 def plan(
-    model: PreTrainedModel, composed: Composed, batch: int, context: int, gpu: int | None, host: int | None
+    model: PreTrainedModel,
+    composed: Composed,
+    batch: int,
+    context: int,
+    gpu: int | None,
+    host: int | None,
+    weights_on_gpu: float = 1.0,
 ) -> dict[str, Any]:
     """Bytes per tier beside those of full attention, and whether they fit beside the weights.
 
-    model: may be on a device without memory. gpu, host: all of a machine's memory.
+    model: may be on a device without memory. gpu, host: all of a machine's memory. weights_on_gpu: share of the layers'
+    weights that GPU memory holds at a time.
     """
     from coattn.hf.architectures import describe_layers
+    from coattn.hf.weights import split
 
     blocks = batch * -(-context // composed.params["block"])
     if blocks > MOST_BLOCKS:
@@ -56,17 +64,21 @@ def plan(
     layers = describe_layers(model)
     own = held(layers, composed, batch, context)
     full = held(layers, compose(METHODS["full"]), batch, context)["gpu"]
-    weights = sum(p.nbytes for p in model.parameters())
+    lie = split(model, weights_on_gpu)
+    weights, there = lie.gpu_bytes, own["host"] + lie.host_bytes
     return {
         **composed.describe(),
         "batch": batch,
         "context": context,
-        "weight_bytes": weights,
+        "weight_bytes": sum(p.nbytes for p in model.parameters()),
+        "gpu_weight_bytes": weights,
+        "host_weight_bytes": lie.host_bytes,
+        "step_weight_bytes": lie.step_bytes,
         "gpu_kv_bytes": own["gpu"],
         "host_kv_bytes": own["host"],
         "full_kv_bytes": full,
         "gpu_share": own["gpu"] / full,
         "gpu_bytes": weights + own["gpu"],
         "fits_gpu": None if gpu is None else weights + own["gpu"] <= gpu,
-        "fits_host": None if host is None else own["host"] <= host,
+        "fits_host": None if host is None else there <= host,
     }

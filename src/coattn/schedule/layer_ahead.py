@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coattn.call import Call
+from coattn.errors import ConfigError
 from coattn.execute.base import Result, State
 from coattn.part import check_count
 from coattn.schedule.base import nothing
@@ -35,13 +36,18 @@ class LayerAhead(SameLayer):
     name = "layer_ahead"
     help_text = {
         "ahead_from": "first layer that is started ahead; queries of the very first are predicted badly in many models",
+        "norm": "what a predicted query is made of, the input of the layer before: under the layer's own norm (own), "
+        "or under that of the layer before, as InfiniGen does (before)",
     }
 
     ahead_from: int = 3
+    norm: str = "own"
     _started: dict[int, Started] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_count("ahead_from", self.ahead_from, 1)
+        if self.norm not in ("own", "before"):
+            raise ConfigError(f"norm is {self.norm!r}, but must be own or before.", "Leave it out for own.")
 
     def is_exact(self) -> bool:
         return False

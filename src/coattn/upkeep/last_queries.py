@@ -15,6 +15,7 @@ from coattn.select.prompt_top import PromptTop
 from coattn.types import Phase, Step
 from coattn.upkeep.base import Upkeep
 from coattn.upkeep.entries.weighing import weights_over
+from coattn.upkeep.stored import stored_keys
 
 
 class Heard(NamedTuple):
@@ -132,21 +133,10 @@ class LastQueries(Upkeep):
         if self.kept[next(iter(self.kept))].shape[-1] < older:
             self._make(older)
         for layer, shape in self.cache.spec.layers.items():
-            q, keys = heard[layer].q, self._keys(layer, slot, length)
+            q, keys = heard[layer].q, stored_keys(self.cache, layer, slot, length)
             position = torch.arange(length, device=q.device)
             hidden = position > position[length - len(q) :, None]
             scores = weights_over(q, keys, heard[layer].scale, shape.softcap, self.rule.scores, hidden)
             self.kept[layer][slot] = scores.topk(older).indices.sort().values.int()
         self._read[slot] = length, length - self.rule.budget
         self.gone[slot] = length - self.rule.budget
-
-    def _keys(self, layer: int, slot: int, length: int) -> Tensor:
-        """`[kv_heads, length, head_dim]`: all that are stored, while a decode step is planned."""
-        cache = self.cache
-        first = cache.gpu.first(length + 1)
-        memory = cache.gpu.memory[layer]
-        ids, rows = cache.gpu.places(slot, torch.arange(first * cache.block, length))
-        keys = memory[ids.to(memory.device), :, 0, rows.to(memory.device)]
-        if first:
-            keys = torch.cat([cache.read(layer, slot, range(first))[0], keys])
-        return keys.transpose(0, 1)

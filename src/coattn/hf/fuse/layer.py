@@ -43,13 +43,13 @@ class LayerForm:
         inner = gated_silu(wide[..., :half], wide[..., half:])
         return linear(inner, self.mlp.down_proj.weight, self.mlp.down_proj.bias, x)
 
-    def query(self, hidden: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """The query alone, `[1, q_heads, tokens, d]`, that the layer would make of such an input."""
+    def query(self, hidden: Tensor, rope: tuple[Tensor, Tensor], norm: tuple[Tensor, float]) -> Tensor:
+        """The query alone, `[1, q_heads, tokens, d]`, that the layer would make of such an input under a norm."""
         from coattn.ops.triton.model import prepare_heads, rms_norm
 
         rows = self.qkv.sizes[0]
         bias = None if self.qkv.bias is None else self.qkv.bias[:rows]
-        projected = linear(rms_norm(hidden, *self.norms[0]), self.qkv.weight[:rows], bias)
+        projected = linear(rms_norm(hidden, *norm), self.qkv.weight[:rows], bias)
         return prepare_heads(projected, *rope, self.heads[0], 0, self.head_norms, self.head_eps)[0]
 
 

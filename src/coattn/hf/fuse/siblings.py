@@ -25,8 +25,8 @@ class Siblings:
         self.sizes = [m.out_features for m in members]
         # weights outlive whoever records: they must not become tensors that only inference may touch
         with torch.inference_mode(False), torch.no_grad():
-            self.weight = torch.cat([m.weight.data for m in members])
-            self.bias = None if members[0].bias is None else torch.cat([m.bias.data for m in members])
+            self.weight, self.joined = join([m.weight.data for m in members])
+            self.bias = None if members[0].bias is None else join([m.bias.data for m in members])[0]
             for member, rows in zip(members, torch.split(self.weight, self.sizes), strict=True):
                 member.weight.data = rows
         self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None
@@ -43,7 +43,7 @@ class Siblings:
     def part(self) -> None:
         """The members' weights become their own again."""
         with torch.inference_mode(False), torch.no_grad():
-            for member in self.members:
+            for member in self.members if self.joined else ():
                 member.weight.data = member.weight.data.clone()
 
     def _slice(self, i: int) -> Callable[[Tensor], Tensor]:
@@ -53,6 +53,18 @@ class Siblings:
             return self._last[1][i]
 
         return forward
+
+
+def join(tensors: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """Tensors as one along the first axis, and whether memory was taken: those that lie without a gap stay there."""
+    first = tensors[0]
+    ends = [t.data_ptr() + t.nbytes for t in tensors]
+    following = all(t.data_ptr() == end for t, end in zip(tensors[1:], ends, strict=False))
+    one = len({t.untyped_storage().data_ptr() for t in tensors}) == 1 and all(t.is_contiguous() for t in tensors)
+    if not (following and one):
+        return torch.cat(list(tensors)), True
+    size = (sum(len(t) for t in tensors), *first.shape[1:])
+    return first.as_strided(size, first.stride(), first.storage_offset()), False
 
 
 def find_siblings(module: nn.Module) -> dict[str, Siblings]:

@@ -33,7 +33,7 @@ def _attend(
     splits, q_heads, scores_seq, scores_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
-    SCORES: tl.constexpr, FOLLOW: tl.constexpr,
+    SCORES: tl.constexpr, FOLLOW: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -68,7 +68,7 @@ def _attend(
         # rows that are not seen are read as zero: 0 * nan would be nan
         wanted = seen[:, None] & in_head[None, :]
         k = tl.load(blocks_ptr + at, mask=wanted, other=0.0)
-        v = tl.load(blocks_ptr + at + BLOCK * D, mask=wanted, other=0.0)
+        v = tl.load(blocks_ptr + at + VALUES, mask=wanted, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
             scores = capped(scores, softcap)
@@ -135,6 +135,8 @@ def attend(
 ) -> Split:
     """q `[seqs, 1, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`, in GPU memory or in mapped host memory.
 
+    A key's row is contiguous, and so are the rows of a block; the other strides may be any.
+
     stamp: one int64 for the time on the GPU's clock when all was done. scores: where the scores before the softmax are
     left, see `room_for_scores`.
     """
@@ -156,7 +158,7 @@ def attend(
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
-        SCORES=scores is not None,
+        SCORES=scores is not None, VALUES=blocks.stride(2),
         **shape_of(seqs * kv_heads, blocks),
         **options(seqs),
     )  # fmt: skip

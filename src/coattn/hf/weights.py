@@ -1,0 +1,231 @@
+"""A share of the layers' weights in DRAM, brought in while earlier layers compute (FlexGen; HGCA, Figure 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from coattn.cache.host_memory import host_memory
+from coattn.hf.architectures import attention_modules
+from coattn.hf.fuse.siblings import NAMES
+from coattn.hf.query import layer_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SLOTS = 2
+"""Layers' worth of staging memory on the GPU: one is computed with while the next comes in."""
+ALIGNED = 256
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which layers' weights stay on the GPU, and how many bytes lie and move where."""
+
+    staged: tuple[int, ...]
+    """Layers whose weights lie in DRAM, spread evenly over the model."""
+    gpu_bytes: int
+    """Weights in GPU memory: embeddings, head, layers that stay, staging memory."""
+    host_bytes: int
+    step_bytes: int
+    """Bytes that each step, of decode or of a prompt, brings over PCIe."""
+
+
+def split(model: PreTrainedModel, share: float) -> Split:
+    """How the weights lie when GPU memory holds `share` of the layers', staging memory included.
+
+    At least the staging memory is on the GPU. model: may be on a device without memory.
+    """
+    layers = _layers(model)
+    stay = max(0, int(share * len(layers)) - SLOTS)
+    n = len(layers) - stay
+    if n <= SLOTS:
+        return Split((), sum(p.nbytes for p in model.parameters()), 0, 0)
+    staged = tuple(i for i in range(len(layers)) if (i + 1) * n // len(layers) > i * n // len(layers))
+    sizes = [sum(p.nbytes for p in layers[i].parameters()) for i in staged]
+    gpu = sum(p.nbytes for p in model.parameters()) - sum(sizes) + SLOTS * max(sizes)
+    return Split(staged, gpu, sum(sizes), sum(sizes))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a parameter lies in its layer's stretch of bytes."""
+
+    parameter: nn.Parameter
+    start: int
+    home: torch.device
+
+    def within(self, memory: Tensor) -> Tensor:
+        """The parameter's numbers in such a stretch, a view."""
+        p = self.parameter
+        return memory[self.start : self.start + p.nbytes].view(p.dtype).view(p.shape)
+
+
+class StagedWeights:
+    """Runs a model whose weights are split; `close` leaves it as it was.
+
+    Each staged layer's weights are one stretch of host memory, and its parameters are views of a slot of staging
+    memory: the same addresses at every step, so that steps can be captured. The staged layers take the slots in turn.
+
+    Owner: this object. Writer of a slot: the copy of the layer that is next in it, on a side stream, after the last
+    kernel of the layer before in the slot (the side stream waits for the layers' stream there). Reader: the layer's
+    kernels, after its copy (the layers' stream waits for an event). Between steps slot k holds the k-th staged layer,
+    and no copy is on its way: the decoder's last act is to wait for the side stream.
+    """
+
+    def __init__(self, model: PreTrainedModel, share: float, device: torch.device) -> None:
+        self.device, self.split = device, split(model, share)
+        self.decoder: Any = model.get_decoder()
+        self.copies: list[int] = []
+        """Staged layers in the order in which they were brought in, by their place among these; since the last step
+        began."""
+        layers = _layers(model)
+        staged = [layers[i] for i in self.split.staged]
+        self._pieces = [list(_pieces(layer)) for layer in staged]
+        self._moved: list[tuple[nn.Parameter, torch.device]] = []
+        self._hooks: list[Any] = []
+        self._running = False
+        self._events: dict[int, Any] = {}
+        self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.inference_mode(False), torch.no_grad():
+            self._move(model, {id(piece.parameter) for pieces in self._pieces for piece in pieces})
+            self.sizes = [max(p.start + p.parameter.nbytes for p in pieces) for pieces in self._pieces]
+            starts = [sum(_up(n) for n in self.sizes[:j]) for j in range(len(staged))]
+            memory = host_memory(sum(map(_up, self.sizes)), device)
+            self.host = [memory[at : at + n] for at, n in zip(starts, self.sizes, strict=True)]
+            largest = max(self.sizes, default=0)
+            self.slots = torch.zeros(SLOTS if staged else 0, largest, dtype=torch.uint8, device=device)
+            for j, pieces in enumerate(self._pieces):
+                for piece in pieces:
+                    kept = piece.within(self.host[j])
+                    kept.copy_(piece.parameter.data)
+                    piece.parameter.on_host = kept  # type: ignore[attr-defined]
+                    piece.parameter.data = piece.within(self.slots[j % SLOTS])
+        self.held = [-1] * len(self.slots)
+        """By slot: the staged layer whose weights it has, or will have when what was started is done."""
+        for j in range(len(self.slots)):
+            self._copy(j)
+        for j, layer in enumerate(staged):
+            self._hooks.append(layer.register_forward_pre_hook(self._before(j)))
+            self._hooks.append(layer.register_forward_hook(self._after(j)))
+        if staged:
+            self._hooks.append(self.decoder.register_forward_pre_hook(self._begin))
+            self._hooks.append(self.decoder.register_forward_hook(self._end, always_call=True))
+
+    def close(self) -> None:
+        """Every parameter where it was before, as far as that device has room."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            for j, pieces in enumerate(self._pieces):
+                for piece in pieces:
+                    del piece.parameter.on_host  # type: ignore[attr-defined]
+                    piece.parameter.data = piece.within(self.host[j]).to(piece.home)
+            for parameter, home in self._moved:
+                parameter.data = parameter.data.to(home)
+        self._pieces, self._moved = [], []
+        self.slots = self.slots[:0]
+
+    def report(self) -> dict[str, int]:
+        """Bytes of weights in each tier, and what a step moves."""
+        found = self.split
+        return {
+            "weights_gpu": found.gpu_bytes,
+            "weights_host": found.host_bytes,
+            "weights_moved": found.step_bytes,
+        }
+
+    def _move(self, model: PreTrainedModel, staged: set[int]) -> None:
+        """What stays on the GPU goes there, buffers too."""
+        for parameter in model.parameters():
+            if id(parameter) not in staged and parameter.device != self.device:
+                self._moved.append((parameter, parameter.device))
+                parameter.data = parameter.data.to(self.device)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(self.device)
+
+    def _begin(self, *_: Any) -> None:
+        self._running = True
+        self.copies.clear()
+
+    def _end(self, *_: Any) -> None:
+        self._running = False
+        self._events.clear()
+        if self._side is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
+
+    def _before(self, j: int) -> Any:
+        def wait(*_: Any) -> None:
+            ready = self._events.pop(j, None)
+            if ready is not None:
+                torch.cuda.current_stream(self.device).wait_event(ready)
+            if self.held[j % SLOTS] != j:  # a layer called by itself, or after a step that failed
+                if self._side is not None:
+                    torch.cuda.current_stream(self.device).wait_stream(self._side)
+                self._copy(j)
+
+        return wait
+
+    def _after(self, j: int) -> Any:
+        following = j + SLOTS if j + SLOTS < len(self.sizes) else j % SLOTS
+        if following == j:
+            return lambda *_: None
+
+        def fetch(*_: Any) -> None:
+            if not self._running:
+                return
+            if self._side is None:
+                self._copy(following)
+                return
+            self._side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._side):
+                self._copy(following)
+                ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                ready.record(self._side)
+            self._events[following] = ready
+
+        return fetch
+
+    def _copy(self, j: int) -> None:
+        slot = j % SLOTS
+        self.slots[slot][: self.sizes[j]].copy_(self.host[j], non_blocking=True)
+        self.held[slot] = j
+        self.copies.append(j)
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    return [layer_of(model, module) for module in attention_modules(model)]
+
+
+def _pieces(layer: nn.Module) -> Iterator[Piece]:
+    """A layer's parameters, one after another; those that are fused into one matrix without a gap."""
+    at, seen = 0, set()
+    for run in (*_siblings(layer), *([p] for p in layer.parameters())):
+        if any(id(p) in seen for p in run):
+            continue
+        at = _up(at)
+        for parameter in run:
+            seen.add(id(parameter))
+            yield Piece(parameter, at, parameter.device)
+            at += parameter.nbytes
+
+
+def _siblings(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
+    for module in layer.modules():
+        for names in NAMES:
+            members = [getattr(module, name, None) for name in names]
+            linears = [m for m in members if isinstance(m, nn.Linear)]
+            if len(linears) == len(names):
+                yield [m.weight for m in linears]
+                if all(m.bias is not None for m in linears):
+                    yield [m.bias for m in linears]
+
+
+def _up(n: int) -> int:
+    return -(-n // ALIGNED) * ALIGNED

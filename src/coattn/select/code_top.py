@@ -1,0 +1,74 @@
+"""PQCache's rule: sinks, recent tokens, and the best of the others by the codes of their keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from coattn.cache.kv import KVCache
+from coattn.cache.step_table import StepTable
+from coattn.call import Call
+from coattn.index.base import Index
+from coattn.index.prompt_codes import PromptCodes
+from coattn.part import check_count, check_number
+from coattn.select.host_tokens import HostTokens
+from coattn.types import BlockList
+
+
+@dataclass
+class CodeTop(HostTokens):
+    """Attends to all that lies on the GPU, and in DRAM to sinks, to recent tokens and to the best of each KV head.
+
+    A token's score is its weight by the codes, in a softmax over those that can be chosen, summed over the group.
+    """
+
+    name = "code_top"
+    needs = frozenset({*HostTokens.needs, "prompt_codes"})
+    help_text = {
+        "sinks": "first tokens that are always attended",
+        "compress": "share of a prompt, the sinks left out, that is attended after it: recent tokens and chosen ones",
+        "recent_share": "share of that for the most recent tokens; the others are chosen",
+        "dense_layers": "first layers that attend to everything",
+    }
+
+    sinks: int = 32
+    compress: float = 0.1
+    recent_share: float = 0.5
+    _codes: PromptCodes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("sinks", self.sinks, 0)
+        check_number("compress", self.compress, 0, 1, above=True)
+        check_number("recent_share", self.recent_share, 0, 1)
+
+    def open(self, cache: KVCache, index: Index, upkeep: Any) -> None:
+        super().open(cache, index, upkeep)
+        self._codes = cast("PromptCodes", index)
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"sinks": tokens}
+
+    def choose(self, call: Call, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
+        width, lens = host.longest, table.column("host_lens")[:, None]
+        scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, width)
+        # sizes are those of the prompt, positions are counted now
+        prompt = (self._codes.prompt[table.seq.long()] - self.sinks).clamp(min=0)[:, None].double()
+        recent = (prompt * self.compress * self.recent_share).long()
+        top = (prompt * self.compress * (1 - self.recent_share)).long()
+        few = prompt <= self._codes.centroids  # such a prompt is attended as a whole, as far as lists have room
+        position = torch.arange(width, device=scores.device)
+        begin = (lens + gpu.tokens - 1 - recent).clamp(min=self.sinks)
+        stored = position < lens
+        always = stored & ((position < self.sinks) | (position >= begin))
+        open_to = stored & ~always
+        weights = scores.masked_fill(~open_to[:, None, None], -torch.inf).softmax(-1).nan_to_num(0.0).sum(2)
+        wanted = weights.masked_fill(~stored[:, None], -1.0).masked_fill(always[:, None], torch.inf)
+        room = min(width, self.sinks + int(self.compress * (width + gpu.longest)) + 2)
+        count = torch.where(few, lens, always.sum(-1, keepdim=True) + top.minimum(open_to.sum(-1, keepdim=True)))
+        # tokens with the same codes are as good as each other: the oldest first, whatever the width
+        chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
+        return chosen, count.clamp(max=room).expand(-1, chosen.shape[1])

@@ -1,0 +1,224 @@
+"""Weights in DRAM: each staged layer is brought in before its turn, tokens stay the same, less lies on the GPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.cli.run import coattn as command
+from tests.engine.small import greedy, llm, prompt, small, tokenizer
+from tests.evaluate.tiny import save_model
+from tests.hf.families import FAMILIES, tiny
+from torch import nn
+
+import coattn
+from coattn.errors import ConfigError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.fuse.siblings import Siblings, join
+from coattn.hf.random_model import random_model
+from coattn.hf.weights import SLOTS, StagedWeights, split
+
+CPU = torch.device("cpu")
+SHARES = [0.0, 0.5, 0.8]
+
+
+def generate(model: Any, ids: torch.Tensor, count: int = 6) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.generate(ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return found
+
+
+def numbers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_says_the_same_and_is_as_it_was(family: str) -> None:
+    model = tiny(family)
+    deeper(model)
+    before = numbers(model)
+    ids = torch.randint(3, 160, (2, 20), generator=torch.Generator().manual_seed(5))
+    want = generate(model, ids)
+    staged = StagedWeights(model, 0.0, CPU)
+    assert torch.equal(generate(model, ids), want)
+    staged.close()
+    assert torch.equal(generate(model, ids), want)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+def deeper(model: Any) -> None:
+    """Tiny models have few layers: every staged one must have to wait for a slot at some time."""
+    assert model.config.num_hidden_layers > SLOTS, "else nothing is staged"
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_the_engine_says_the_same(share: float) -> None:
+    model = small(layers=7)
+    prompts, count = [prompt(40), prompt(70)], greedy(8)
+    given = {"max_batch": 4, "max_length": 256, "chunk": 32, "block": 8}
+    for method in ("full", "cpu", "hgca"):
+        with coattn.LLM((model, tokenizer()), method, **given) as engine:
+            want = [output.token_ids for output in engine.generate(prompts, count)]
+        staged = StagedWeights(model, share, torch.device(model.device))
+        with coattn.LLM((model, tokenizer()), method, **given) as engine:
+            assert [output.token_ids for output in engine.generate(prompts, count)] == want
+        staged.close()
+
+
+def test_a_step_brings_every_staged_layer_in_once_and_in_order() -> None:
+    for layers in (5, 6, 7):
+        model = small(layers=layers)
+        staged = StagedWeights(model, 0.0, CPU)
+        ids = torch.randint(0, 250, (1, 5))
+        seen: list[int] = []
+
+        def note(j: int, staged: StagedWeights = staged, seen: list[int] = seen) -> Any:
+            def check(layer: nn.Module, *_: Any) -> None:
+                seen.append(j)
+                assert staged.held[j % SLOTS] == j
+                for piece in staged._pieces[j]:
+                    assert torch.equal(piece.parameter, piece.within(staged.host[j]))
+
+            return check
+
+        for j, layer in enumerate(model.model.layers):
+            layer.register_forward_pre_hook(note(j))
+        for _ in range(2):
+            with torch.no_grad():
+                model(ids, use_cache=False)
+            assert staged.held == [0, 1], "as the next step finds them"
+            # two are there when the step begins, and again when it ends
+            assert staged.copies[: layers - SLOTS] == list(range(SLOTS, layers))
+            assert sorted(staged.copies) == list(range(layers))
+        assert seen == [*range(layers)] * 2
+        staged.close()
+
+
+def test_after_a_step_that_failed_the_next_one_is_right() -> None:
+    model = small(layers=6)
+    ids = torch.randint(0, 250, (1, 5))
+    with torch.no_grad():
+        want = model(ids, use_cache=False).logits
+        staged = StagedWeights(model, 0.0, CPU)
+        hook = model.model.layers[3].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids, use_cache=False)
+        hook.remove()
+        assert torch.equal(model(ids, use_cache=False).logits, want)
+        staged.close()
+
+
+@pytest.mark.parametrize("share", [*SHARES, 1.0])
+def test_bytes_are_those_of_the_split(share: float) -> None:
+    model = small(layers=10)
+    whole = sum(p.nbytes for p in model.parameters())
+    found = split(model, share)
+    each = sum(p.nbytes for p in model.model.layers[0].parameters())
+    stay = max(0, int(share * 10) - SLOTS)
+    assert len(found.staged) == (0 if share == 1 else 10 - stay)
+    assert found.gpu_bytes == whole - 10 * each + (10 if share == 1 else stay + SLOTS) * each
+    assert found.host_bytes == found.step_bytes == len(found.staged) * each
+    gaps = [b - a for a, b in zip(found.staged, found.staged[1:], strict=False)]
+    assert not gaps or max(gaps) - min(gaps) <= 1, "spread evenly"
+    staged = StagedWeights(model, share, CPU)
+    assert staged.report()["weights_moved"] == found.step_bytes
+    # gaps between runs of parameters are at most 255 bytes each
+    own = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    assert found.gpu_bytes <= sum(own.values()) < found.gpu_bytes + 10 * 9 * 256
+    staged.close()
+
+
+def test_projections_that_are_fused_lie_side_by_side_and_take_no_memory() -> None:
+    model = small(layers=5)
+    staged = StagedWeights(model, 0.0, CPU)
+    attention = model.model.layers[3].self_attn
+    members = [attention.q_proj, attention.k_proj, attention.v_proj]
+    siblings = Siblings(members)
+    assert not siblings.joined
+    assert siblings.weight.data_ptr() == attention.q_proj.weight.data_ptr()
+    assert torch.equal(siblings.weight, torch.cat([m.weight for m in members]))
+    siblings.part()
+    assert attention.k_proj.weight.untyped_storage().data_ptr() == staged.slots.untyped_storage().data_ptr()
+    staged.close()
+    apart, taken = join([torch.ones(2, 3), torch.zeros(1, 3)])
+    assert taken
+    assert apart.tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
+
+
+def test_layers_are_told_apart_by_their_own_weights_wherever_they_lie() -> None:
+    model = small(layers=6)
+    want = [shape.mark for shape in describe_layers(model)]
+    staged = StagedWeights(model, 0.0, CPU)
+    assert [shape.mark for shape in describe_layers(model)] == want
+    staged.close()
+
+
+def test_without_a_gpu_it_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with caplog.at_level(logging.WARNING, "coattn"), llm(weights_on_gpu=0.5) as engine:
+        assert "weights_moved" not in engine.report()
+    assert [r.message for r in caplog.records] == ["weights_on_gpu has no effect without a GPU."]
+
+
+def test_refused_where_queries_are_predicted_and_for_bad_shares() -> None:
+    for method in ("scout", "infinigen"):
+        with pytest.raises(ConfigError, match="makes a layer's query one layer ahead"):
+            llm(method, weights_on_gpu=0.5)
+    for share in (-0.1, 1.5, "half"):
+        with pytest.raises(ConfigError, match="weights_on_gpu"):
+            llm(weights_on_gpu=share)
+
+
+def test_the_plan_counts_them() -> None:
+    done = command("plan", "--weights-on-gpu", "0.5", "--context", "4096", "--gpu-memory", "10GiB", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    whole = json.loads(command("plan", "--context", "4096", "--gpu-memory", "10GiB", "--json").stdout)
+    assert whole["weight_bytes"] == whole["gpu_weight_bytes"] == found["weight_bytes"]
+    assert not whole["fits_gpu"]
+    assert found["fits_gpu"]
+    layers = 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096) * 2
+    assert found["gpu_weight_bytes"] == found["weight_bytes"] - layers // 2
+    assert found["step_weight_bytes"] == found["host_weight_bytes"] == layers * 18 // 32
+    assert "brought in" in command("plan", "--weights-on-gpu", "0.5", "--context", "4096").stdout
+
+
+def test_the_command_line_takes_a_share(tmp_path: Any) -> None:
+    model = save_model(tmp_path / "model")
+    done = command("generate", "one two", "--model", model, "--weights-on-gpu", "0.5", "--max-new-tokens", "3")
+    assert done.returncode == 0, done.stderr
+    assert command("generate", "a", "--model", model, "--weights-on-gpu", "2").returncode == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["full", "offload", "cpu", "hgca"])
+def test_captured_steps_and_prompts_say_the_same_with_less_gpu_memory(method: str) -> None:
+    device = torch.device("cuda")
+    tokens, peaks = [], []
+    for share in (None, 0.25):
+        torch.manual_seed(0)
+        model = random_model("smollm2-135m", device if share is None else CPU, torch.float32)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        given = {"max_batch": 2, "max_length": 512, "gpu_kv": "64MiB", "chunk": 128, "weights_on_gpu": share}
+        if share is not None:
+            torch.manual_seed(0)
+            other = random_model("smollm2-135m", device, torch.float32)
+            model.load_state_dict({name: value.cpu() for name, value in other.state_dict().items()})
+            del other
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with coattn.LLM((model, None), method, **given) as engine:
+            prompts = [torch.arange(300).tolist(), torch.arange(40, 90).tolist()]
+            outputs = engine.generate(prompts, greedy(24, ignore_eos=True))
+            tokens.append([output.token_ids for output in outputs])
+            assert engine.report()["captured"]
+            peaks.append(torch.cuda.max_memory_allocated())
+        del model, engine
+    assert tokens[0] == tokens[1]
+    assert peaks[1] < 0.75 * peaks[0]

@@ -1,0 +1,277 @@
+"""InfiniGen: partial keys say one layer ahead which tokens are fetched; its rule beside a slow re-statement."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.run import coattn as command
+from tests.engine.small import small
+from tests.evaluate.tiny import save_model
+from tests.hf.families import tiny
+from tests.methods.fetched import DIM, GROUP, HEADS, KV_HEADS, LAYERS, SCALE, World
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import coattn
+from coattn.calibrate.skews import read_skews
+from coattn.errors import ConfigError, MethodError
+from coattn.hf.ahead import Ahead
+from coattn.hf.architectures import describe_layers
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.quantise.skew import SkewOrigin, load, read_origin, save, skew_of
+
+ROW = METHODS["infinigen"]
+SMALL = {"budget": 12, "alpha": 1.5, "dense_layers": 1, "ahead_from": 1, "partial": 0.4}
+
+
+def slow_columns(q: Tensor, count: int) -> list[Tensor]:
+    """Of each KV head, `[d, count]`: singular vectors of the group's queries in which these are largest."""
+    found = []
+    for head in range(KV_HEADS):
+        stacked = torch.cat([q[:, GROUP * head + i].double() for i in range(GROUP)])
+        vectors = torch.linalg.svd(stacked, full_matrices=True).Vh.T
+        size = (stacked @ vectors).abs().sum(0)
+        best = sorted(range(DIM), key=lambda c: -float(size[c]))[:count]
+        found.append(vectors[:, best])
+    return found
+
+
+def slow(
+    world: World, layer: int, columns: list[Tensor], alpha: float, budget: int, alone: bool
+) -> list[list[set[int]]]:
+    """By sequence and KV head: the positions that the rule takes, wherever they lie. Number by number."""
+    scores, counts = [], []
+    for slot, length in enumerate(world.lengths):
+        q, k = world.guessed[layer][slot].double(), world.kept[slot][layer][1].double()
+        own = []
+        for head in range(HEADS):
+            a = columns[head // GROUP]
+            own.append([float((q[head] @ a) @ (k[p, head // GROUP] @ a)) * SCALE for p in range(length - 1)])
+        scores.append(own)
+        counts.append([sum(s > max(each) - alpha for s in each) for each in own])
+    found = []
+    for slot, own in enumerate(scores):
+        mine = counts[slot] if alone else [c for each in counts for c in each]
+        n, heads = min(int(sum(mine) / len(mine)), budget), []
+        for kv in range(KV_HEADS):
+            group = own[GROUP * kv : GROUP * (kv + 1)]
+            best = [max(each[p] for each in group) for p in range(len(group[0]))]
+            heads.append(set(sorted(range(len(best)), key=lambda p: -best[p])[:n]))
+        found.append(heads)
+    return found
+
+
+def check(world: World, layer: int, want: list[list[set[int]]]) -> int:
+    total = 0
+    for slot, heads in enumerate(want):
+        edge = world.window(slot)
+        there = [sorted(p for p in own if p < edge) for own in heads]
+        assert world.picked(slot, layer) == there
+        total += sum(map(len, there))
+    return total
+
+
+@pytest.mark.parametrize("count", ["batch", "sequence"])
+@pytest.mark.parametrize(("block", "window"), [(1, 1), (8, 2)])
+def test_takes_what_the_slow_rule_takes(block: int, window: int, count: str) -> None:
+    world = World(ROW, **SMALL, block=block, window_blocks=window, count=count)
+    world.step(90, 41)
+    first = [torch.cat([world.kept[slot][layer][0] for slot in (0, 1)]) for layer in range(LAYERS)]
+    columns = [slow_columns(q, int(DIM * 0.4)) for q in first]
+    total = 0
+    for _ in range(12):
+        outs = world.step(1, 1, guess=lambda q: q.roll(1, 0) + 0.3)
+        for layer in range(1, LAYERS):
+            want = slow(world, layer, columns[layer], 1.5, 12, count == "sequence")
+            total += check(world, layer, want)
+            for slot in (0, 1):
+                torch.testing.assert_close(
+                    outs[layer][slot].double(), world.attended(slot, layer), atol=1e-5, rtol=1e-4
+                )
+        assert world.picked(0, 0) == [list(range(world.window(0)))] * KV_HEADS, "the first layer is dense"
+    assert total > 100, "much of it lies in DRAM"
+
+
+def test_a_captured_step_is_the_same_step_and_takes_no_number_to_the_host() -> None:
+    class Stays(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            assert func is not torch.ops.aten._local_scalar_dense.default, "a number went to the host"
+            return func(*args, **(kwargs or {}))
+
+    worlds = [World(ROW, fixed=True, **SMALL, block=8, count=count) for count in ("batch", "batch")]
+    for world in worlds:
+        world.step(90, 41)
+    for _ in range(12):
+        plain = worlds[0].step(1, 1)
+        captured = worlds[1].step(1, 1, rows=2)
+        for a, b in zip(plain, captured, strict=True):
+            torch.testing.assert_close(a, b)
+    group, call_q = worlds[0].runtime.groups[0], torch.randn(2, 1, HEADS, DIM)
+    from coattn.call import Call
+    from coattn.types import Step
+
+    step = Step.of((0, 1), tuple(worlds[0].lengths), (1, 1))
+    worlds[0].runtime.begin(step)
+    with Stays():
+        group.select.pick(
+            Call(1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, group.table)
+        )
+
+
+def test_padding_rows_count_nothing() -> None:
+    alone, padded = (World(ROW, seqs=3, fixed=True, **SMALL, block=8) for _ in range(2))
+    for world in (alone, padded):
+        world.step(90)
+    for _ in range(10):
+        for a, b in zip(alone.step(1), padded.step(1, rows=3), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_bytes_on_the_gpu_are_those_of_window_skew_and_partial_keys() -> None:
+    world = World(ROW, **SMALL, block=8, window_blocks=2)
+    world.step(90, 41)
+    columns, tokens = int(DIM * 0.4), 88 + 40
+    window = 2 * 2 * 8 * KV_HEADS * 2 * DIM * 4
+    basis = KV_HEADS * DIM * columns * 4
+    blocks = world.runtime.groups[0].cache.host.memory.capacity  # type: ignore[union-attr]
+    assert blocks * 8 >= tokens
+    partial = (blocks + 1) * 8 * KV_HEADS * columns * 4
+    staging = sum(
+        world.runtime.groups[0].place.staging.unit * n for n in [world.runtime.groups[0].place.staging.blocks]
+    )  # type: ignore[attr-defined]
+    assert world.ledger.held["gpu"] == LAYERS * (window + basis + partial) + staging
+    held = world.runtime.groups[0].index
+    assert sum(x.nbytes for x in held.basis.values()) == LAYERS * basis  # type: ignore[attr-defined]
+    world.runtime.release()
+    assert world.ledger.held["gpu"] == 0
+
+
+def test_the_best_columns_hold_more_than_as_many_others() -> None:
+    q = torch.randn(200, HEADS, DIM) * torch.linspace(0.1, 3, DIM)
+    skew = skew_of(q, KV_HEADS)
+    same = skew.matrix @ skew.matrix.transpose(1, 2)
+    torch.testing.assert_close(same, torch.eye(DIM).expand_as(same), atol=1e-5, rtol=0)
+    some, all_of = skew.columns(4), q.view(200, KV_HEADS, GROUP, DIM)
+    inside = torch.einsum("thgd,hdc->thgc", all_of, some).square().sum() / all_of.square().sum()
+    assert 0.5 < inside < 0.9 > 4 / DIM
+
+
+def test_a_file_is_read_back_and_another_models_is_refused(tmp_path: Path) -> None:
+    model, path = small(), tmp_path / "skew"
+    found = read_skews(model, torch.arange(60) % 250)
+    shapes = describe_layers(model)
+    marks = tuple(shape.mark for shape in shapes)
+    save(path, dict(enumerate(each for each, _ in found)), SkewOrigin("small", "t", "0", 60, marks))
+    for i, each in load(str(path), dict(enumerate(shapes))).items():
+        assert torch.equal(each.matrix.cpu(), found[i][0].matrix)
+        assert torch.equal(each.order.cpu(), found[i][0].order)
+    for other in (describe_layers(small(seed=1)), [replace(s, head_dim=16) for s in shapes], [*shapes, *shapes]):
+        with pytest.raises(ConfigError, match=r"was made for small .2 layers., not for the model in use"):
+            load(str(path), dict(enumerate(other)))
+    with pytest.raises(ConfigError, match="There is no skew file"):
+        compose(ROW, skew=str(tmp_path / "absent"))
+    (tmp_path / "text").write_text("not a skew")
+    with pytest.raises(ConfigError, match="cannot be read as a skew"):
+        read_origin(str(tmp_path / "text"))
+
+
+def test_the_command_writes_a_file_that_the_method_takes(tmp_path: Path) -> None:
+    model, text, target = save_model(tmp_path / "model"), tmp_path / "text", tmp_path / "skew"
+    text.write_text("How much wood would a woodchuck chuck if a woodchuck could chuck wood? " * 8)
+    done = command(
+        "calibrate",
+        "infinigen",
+        "--model",
+        model,
+        "--text",
+        str(text),
+        "--out",
+        str(target),
+        "--length",
+        "128",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tokens"] == 128
+    assert all(0 < share <= 1 for share in found["kept"])
+    assert read_origin(str(target)).text == "text"
+    done = command(
+        "generate",
+        "one two",
+        "--model",
+        model,
+        "--method",
+        "infinigen",
+        "--set",
+        f"skew={target}",
+        "--max-new-tokens",
+        "3",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No skew was given" not in done.stderr
+
+
+def test_without_a_file_the_first_prompt_makes_one_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(ROW, **SMALL, block=8)
+    world.step(40, 41)
+    assert [r.message for r in caplog.records] == [
+        "No skew was given: making one from the first 81 tokens of this prompt. `coattn calibrate infinigen` makes a "
+        "better one, once."
+    ]
+    before = world.runtime.groups[0].index.basis[1].clone()  # type: ignore[attr-defined]
+    world.step(30, 30)
+    assert torch.equal(before, world.runtime.groups[0].index.basis[1])  # type: ignore[attr-defined]
+
+
+def test_predicted_under_the_norm_of_the_layer_before() -> None:
+    """As published: what layer i attends with, times W_q of layer i + 1."""
+    model = tiny("llama")
+    ahead, hidden = Ahead(model), torch.randn(1, 3, model.config.hidden_size)
+    with torch.no_grad():
+        for norm in ahead.norms:
+            norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)  # type: ignore[operator, arg-type, union-attr]
+        rope = model.model.rotary_emb(hidden, torch.arange(3)[None])
+        options = {"position_embeddings": rope, "position_ids": torch.arange(3)[None]}
+        own, before = ahead.predict(1, hidden, options), ahead.predict(1, hidden, options, 0)
+        module = ahead.modules[1]
+        normed = ahead.norms[0](hidden)
+        want = module.q_proj(normed).view(1, 3, -1, ahead.shapes[1].head_dim).transpose(1, 2)  # type: ignore[operator]
+        cos, sin = (x[:, None] for x in rope)
+        half = want.shape[-1] // 2
+        want = want * cos + torch.cat([-want[..., half:], want[..., :half]], -1) * sin
+    torch.testing.assert_close(before, want)
+    assert not torch.allclose(own, before, atol=1e-3)
+
+
+def test_the_row_asks_for_it() -> None:
+    from coattn.cache.ledger import Ledger
+    from coattn.runtime import Runtime
+
+    layers = World(ROW).runtime.layers
+    for norm, want in (("before", 1), ("own", 2)):
+        assert Runtime(layers, compose(ROW, norm=norm), Ledger(), 1, None).norm_layer(2) == want
+    with pytest.raises(ConfigError, match="must be own or before"):
+        compose(ROW, norm="none")
+
+
+def test_runs_under_attach_with_predicted_queries() -> None:
+    model = tiny("llama")
+    ids = torch.randint(0, model.config.vocab_size, (1, 70))
+    with torch.no_grad():
+        plain = model.generate(ids, max_new_tokens=6, do_sample=False)
+        with coattn.attach(model, ROW, block=8, alpha=1e6, budget=1000, count="sequence"):
+            assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), plain)
+        with coattn.attach(model, ROW, block=8, budget=4, dense_layers=0, ahead_from=1) as attachment:
+            model.generate(ids, max_new_tokens=6, do_sample=False)
+            assert attachment.report()["method"] == "infinigen"
+
+
+def test_a_place_that_does_not_fetch_is_refused() -> None:
+    with pytest.raises(MethodError, match="needs the GPU as the place, over PCIe"):
+        compose(replace(ROW, place="cpu"))
