@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +42,10 @@ class Runner(Protocol):
         """Bytes of each tier that sequences can still be given; None: no limit."""
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
-        """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted."""
+        """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted.
+
+        They are wanted of the last chunk of a prompt.
+        """
 
     def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
@@ -92,6 +96,8 @@ class EagerRunner:
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         step = Step.of((slot,), (history,), (len(tokens),))
+        if not want_logits:
+            step = replace(step, phase=Phase.EXTEND if history else Phase.PREFILL, more=frozenset({slot}))
         positions = torch.arange(history, history + len(tokens))
         return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
 

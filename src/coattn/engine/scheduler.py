@@ -198,6 +198,8 @@ class Scheduler:
             budget = self.pace.budget(bool(decoding))
             request = self._reader(readers)
             end = min(request.stored + budget, request.total)
+            if request.total - end == 1 and end - request.stored > 1:
+                end -= 1  # alone, the last token of a prompt would be a decode step of its own
             if budget and (not decoding or not self._spent or self._spent + end - request.stored <= budget):
                 self._oldest_read = request is readers[0]
                 return Extend(request, end)

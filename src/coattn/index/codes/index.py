@@ -124,6 +124,7 @@ class Codes(Index):
         self._taken = beside
         self.means = Means(spec.layers, spec.seqs)
         cache.keys, cache.reports = self.keys, True
+        cache.fill = lambda layer, filled: self.update(layer, filled, None)
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         kept = self.memory[layer]
@@ -165,7 +166,10 @@ class Codes(Index):
         host = self.cache.host
         assert host is not None
         host.memory.settle()
-        ids = torch.tensor(host.table.owned.get(slot, [])[: keep // self.cache.block], dtype=torch.long)
+        blocks, reading = keep // self.cache.block, self.cache.reading
+        if reading is not None:
+            blocks = reading.known(slot, blocks)
+        ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
         for layer, shape in self.cache.spec.layers.items():
             values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
             values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
