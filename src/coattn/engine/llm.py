@@ -111,7 +111,7 @@ class LLM:
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)
-            self.not_captured = runtime.uncaptured()
+            self.not_captured, self.not_mixed = runtime.uncaptured(), runtime.unmixed()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
             self.engine = Engine(
@@ -121,6 +121,7 @@ class LLM:
                 longest=self.max_length,
                 ends=ends,
                 max_waiting=max_waiting,
+                mixes=self.not_mixed is None,
             )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False
@@ -221,9 +222,10 @@ class LLM:
 
         chunk: prompt tokens that would be read now between two decode steps.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
+        mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens", "failed_steps")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "new_tokens", "failed_steps")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -235,6 +237,7 @@ class LLM:
             **{name: counts[name] for name in names},
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
+            "not_mixed": self.not_mixed,
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 

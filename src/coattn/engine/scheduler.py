@@ -54,6 +54,14 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixed:
+    """Chunks of several prompts, and one token for each of `requests`, in one forward call."""
+
+    chunks: tuple[Extend, ...]
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """This request runs alone and still does not fit."""
 
@@ -61,7 +69,7 @@ class Refuse:
     error: BudgetError
 
 
-Work = Extend | Decode | Refuse
+Work = Extend | Decode | Mixed | Refuse
 
 
 class Scheduler:
@@ -73,9 +81,12 @@ class Scheduler:
     back to its place in line and reads its tokens again later; so the first always gets through.
     """
 
-    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int) -> None:
-        """chunk: prompt tokens between two decode steps, or who decides how many."""
-        self.memory, self.longest = memory, longest
+    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int, mixes: bool = False) -> None:
+        """chunk: prompt tokens between two decode steps, or who decides how many.
+
+        mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
+        """
+        self.memory, self.longest, self.mixes = memory, longest, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
         self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
@@ -131,11 +142,12 @@ class Scheduler:
         self._decoded = None
         return None
 
-    def done(self, work: Extend | Decode) -> None:
+    def done(self, work: Extend | Decode | Mixed) -> None:
         """The tokens of `work` are stored."""
-        if isinstance(work, Extend):
-            self._spent += work.end - work.request.stored
-            work.request.stored = work.end
+        for chunk in _chunks(work):
+            self._spent += chunk.end - chunk.request.stored
+            chunk.request.stored = chunk.end
+        if isinstance(work, Extend) or not work.requests:
             return
         now = time.perf_counter()
         if self._decoded is not None:
@@ -188,21 +200,23 @@ class Scheduler:
             self._add(wanted, request.stored, _ahead(request))
         return self._excess(wanted, self.memory.free()) is None
 
-    def _choose(self) -> Extend | Decode:
-        """At most a budget of reading between two decode steps."""
+    def _choose(self) -> Extend | Decode | Mixed:
+        """At most a budget of reading between two decode steps, or in one."""
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
         if not decoding:
             self._decoded, self._spent = None, 0
         if readers:
             budget = self.pace.budget(bool(decoding))
-            request = self._reader(readers)
-            end = min(request.stored + budget, request.total)
-            if request.total - end == 1 and end - request.stored > 1:
-                end -= 1  # alone, the last token of a prompt would be a decode step of its own
-            if budget and (not decoding or not self._spent or self._spent + end - request.stored <= budget):
+            known = next((request for request in readers if _is_known(request)), None)
+            if self.mixes and budget and known is None:
+                chunks = self._share(readers, budget)
+                return Mixed(chunks, decoding) if decoding or len(chunks) > 1 else chunks[0]
+            request = self._reader(readers) if known is None else known
+            chunk = _chunk(request, budget)
+            if budget and (not decoding or not self._spent or self._spent + _size(chunk) <= budget):
                 self._oldest_read = request is readers[0]
-                return Extend(request, end)
+                return chunk
         return Decode(decoding)
 
     def _reader(self, readers: list[Request]) -> Request:
@@ -210,15 +224,38 @@ class Scheduler:
         long one, and a long one takes at most twice its time."""
         if not self._oldest_read:
             return readers[0]
-        return min(readers, key=lambda request: request.total - request.stored)
+        return min(readers, key=_left)
 
-    def _growth(self, work: Extend | Decode) -> dict[Tier, int]:
-        growth: dict[Tier, int] = {}
-        if isinstance(work, Extend):
-            self._add(growth, work.request.stored, work.end)
+    def _share(self, readers: list[Request], budget: int) -> tuple[Extend, ...]:
+        """Half of the budget is the oldest's; the rest goes to those who have the least left, then back to it.
+
+        A fixed chunk is never cut further: where a prompt is cut must not depend on who reads beside it.
+        """
+        if self.pace.fixed is not None:
+            first = self._reader(readers)
+            self._oldest_read = first is readers[0]
+            chunks = [_chunk(first, budget)]
         else:
-            for request in work.requests:
-                self._add(growth, request.stored, request.stored + 1)
+            share = budget if len(readers) == 1 else -(-budget // 2)
+            chunks = [_chunk(readers[0], share)]
+        for request in sorted(readers, key=_left):
+            left = budget - sum(map(_size, chunks))
+            if left < 1 or request is chunks[0].request:
+                continue
+            chunk = _chunk(request, left if self.pace.fixed is None else budget)
+            if _size(chunk) <= left:
+                chunks.append(chunk)
+        if self.pace.fixed is None:
+            others = sum(map(_size, chunks[1:]))
+            chunks[0] = _chunk(readers[0], budget - others)
+        return tuple(chunks)
+
+    def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
+        growth: dict[Tier, int] = {}
+        for chunk in _chunks(work):
+            self._add(growth, chunk.request.stored, chunk.end)
+        for request in () if isinstance(work, Extend) else work.requests:
+            self._add(growth, request.stored, request.stored + 1)
         return growth
 
     def _add(self, wanted: dict[Tier, int], stored: int, end: int) -> None:
@@ -236,6 +273,33 @@ class Scheduler:
             if room is not None and count > room:
                 return tier, count, room
         return None
+
+
+def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
+    if isinstance(work, Decode):
+        return ()
+    return (work,) if isinstance(work, Extend) else work.chunks
+
+
+def _chunk(request: Request, most: int) -> Extend:
+    """The next tokens of a prompt."""
+    end = min(request.stored + most, request.total)
+    if request.total - end == 1 and end - request.stored > 1:
+        end -= 1  # alone, the last token of a prompt would be a decode step of its own
+    return Extend(request, end)
+
+
+def _size(chunk: Extend) -> int:
+    return chunk.end - chunk.request.stored
+
+
+def _left(request: Request) -> int:
+    return request.total - request.stored
+
+
+def _is_known(request: Request) -> bool:
+    """Whether what comes next of a prompt was read elsewhere: it is stored, and nothing runs."""
+    return request.given is not None and request.stored < len(request.given.tokens)
 
 
 def _rank(request: Request) -> tuple[int, int]:
