@@ -424,6 +424,10 @@ class Runtime:
 
     # what is known of steps and memory
 
+    def busy(self) -> set[int]:
+        """Sequences that a decode step would have to wait for."""
+        return {slot for group in self.groups for slot, job in group.upkeep.busy.items() if not job.done()}
+
     def tiered(self) -> bool:
         """Whether anything can lie in DRAM."""
         return any(group.cache.host is not None for group in self.groups)

@@ -90,6 +90,9 @@ class GraphRunner:
     def adopt(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         return self.eager.adopt(slot, given, start, end)
 
+    def busy(self) -> set[int]:
+        return self.eager.busy()
+
     def forget(self, slot: int, length: int) -> None:
         self.eager.forget(slot, length)
 

@@ -73,6 +73,9 @@ class Runner(Protocol):
         prompt; None where there is neither. For runners whose runtime says that it mixes (`unmixed`).
         """
 
+    def busy(self) -> set[int]:
+        """Slots that a decode step would have to wait for, since something is still done for them off the steps."""
+
     def forget(self, slot: int, length: int) -> None:
         """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
 
@@ -171,6 +174,9 @@ class EagerRunner:
 
     def timing(self) -> Timing | None:
         return None  # the host's clock does not see what a GPU does
+
+    def busy(self) -> set[int]:
+        return self.runtime.busy()
 
     def forget(self, slot: int, length: int) -> None:
         self.runtime.truncate(slot, length, 0)

@@ -303,7 +303,7 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest, self.mixes)
+        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest, self.mixes, self.runner.busy)
 
 
 def _explain(error: Exception) -> CoattnError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -81,11 +81,21 @@ class Scheduler:
     back to its place in line and reads its tokens again later; so the first always gets through.
     """
 
-    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int, mixes: bool = False) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        slots: int,
+        chunk: int | Pace,
+        longest: int,
+        mixes: bool = False,
+        busy: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         """chunk: prompt tokens between two decode steps, or who decides how many.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
+        busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         """
+        self._busy = busy
         self.memory, self.longest, self.mixes = memory, longest, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
@@ -204,6 +214,9 @@ class Scheduler:
         """At most a budget of reading between two decode steps, or in one."""
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
+        busy = self._busy()
+        ready = tuple(request for request in decoding if request.slot not in busy)
+        decoding = ready if ready or readers else decoding
         if not decoding:
             self._decoded, self._spent = None, 0
         if readers:

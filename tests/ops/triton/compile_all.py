@@ -23,6 +23,7 @@ from coattn.ops.triton import (
     model,
     nearest,
     pick_blocks,
+    read_keys,
     recall,
     renew,
     score_digest,
@@ -105,6 +106,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
+    (read_keys._read_keys, {"SIZE": 4096, "STEP": 2048}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
     (
         nearest._nearest_in_cells,
@@ -157,6 +159,10 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "i32"
     if name == "far_ptr" and kernel is pick_blocks._pick_blocks:
         return "*i32"
+    if kernel is read_keys._read_keys and name == "ids_ptr":
+        return "*i32"
+    if kernel is read_keys._read_keys and name == "out_ptr":
+        return "*bf16"
     if kernel is limits._read:
         return "*i32"
     if kernel is nearest._nearest_in_cells and name in ("edges_ptr", "start_ptr", "which_ptr"):
