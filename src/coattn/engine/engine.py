@@ -176,7 +176,10 @@ class Engine:
         except Exception as error:
             self.counts["failed_steps"] += 1
             self.failed_in_a_row += 1
-            self._fail(handles, error)
+            if isinstance(work, Mixed):
+                self._take_apart(work)
+            else:
+                self._fail(handles, error)
             return
         self.failed_in_a_row = 0
         self.scheduler.done(work)
@@ -194,6 +197,13 @@ class Engine:
                 self._take(handle, each)
             except Exception as error:
                 self._fail([handle], error)
+
+    def _take_apart(self, work: Mixed) -> None:
+        """Whoever is the reason for a failed step fails alone: prompts are read again, each by itself."""
+        for chunk in work.chunks:
+            self.scheduler.restart(chunk.request)
+        if work.requests:
+            self._do(Decode(work.requests))
 
     def _run(self, work: Extend | Decode | Mixed) -> Tensor | None:
         if isinstance(work, Extend):

@@ -185,6 +185,13 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
         return True
 
+    def restart(self, request: Request) -> None:
+        """Reads a prompt again from its beginning, by itself: the step that held it with others has failed."""
+        self.running.remove(request)
+        self._vacate(request)
+        request.alone = True
+        insort(self.waiting, request, key=_rank)
+
     def _vacate(self, request: Request) -> None:
         assert request.slot is not None
         slot, stored = request.slot, request.stored
@@ -221,11 +228,11 @@ class Scheduler:
             self._decoded, self._spent = None, 0
         if readers:
             budget = self.pace.budget(bool(decoding))
-            known = next((request for request in readers if _is_known(request)), None)
-            if self.mixes and budget and known is None:
+            apart = next((request for request in readers if request.alone or _is_known(request)), None)
+            if self.mixes and budget and apart is None:
                 chunks = self._share(readers, budget)
                 return Mixed(chunks, decoding) if decoding or len(chunks) > 1 else chunks[0]
-            request = self._reader(readers) if known is None else known
+            request = self._reader(readers) if apart is None else apart
             chunk = _chunk(request, budget)
             if budget and (not decoding or not self._spent or self._spent + _size(chunk) <= budget):
                 self._oldest_read = request is readers[0]

@@ -24,7 +24,7 @@ BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
 @pytest.mark.parametrize("form", ["model", "int8"])
 @pytest.mark.parametrize("peak", [True, False])
 def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str) -> None:
-    beta, counts = 3.0 if peak else 1.0, []
+    beta, counts = 5.5 if peak else 1.0, []
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, peak=peak, beta=beta, host_dtype=form)
     runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=True)
