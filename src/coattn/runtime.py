@@ -317,35 +317,50 @@ class Runtime:
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
-        group, shape = self._by_layer[layer], self.layers[layer]
-        out = torch.empty_like(q)
-        for i, (start, end) in enumerate(step.spans):
-            if start == end:
-                continue
-            alone = step.alone(i)
-            own_q, own_k, own_v = q[start:end], k[start:end], v[start:end]
-            prompt = self._prompt(step.slots[i], layer, step.history[i])
-            if prompt is not None:
-                out[start:end] = prompt.attend(own_q, own_k, own_v, scale, shape)
-                continue
-            if not step.history[i]:
-                out[start:end] = prefill(own_q, own_k, own_v, scale, shape)
-                continue
-            history = group.cache.history(layer, step.slots[i], alone)
-            if history is not None and history.window is None:
-                state = follow(own_q, own_k, own_v, history.k, history.v, scale, shape)
-            elif history is not None:
-                keys, values = torch.cat([history.k, own_k]), torch.cat([history.v, own_v])
-                state = look_back(own_q, keys, values, scale, shape, history.window, history.sinks)
-            else:
-                call = Call(layer, shape, own_q[None], scale, alone, group.cache, group.index)
-                seen = self._attend_history(group, call, last=step.seqs > 1)
-                own = extend(own_q, own_k, own_v, scale, shape)
-                state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
-            out[start:end] = state.out.to(q.dtype)
+        group = self._by_layer[layer]
+        parts = [
+            self._read(group, step, i, layer, q[start:end], k[start:end], v[start:end], scale)
+            for i, (start, end) in enumerate(step.spans)
+            if start < end
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty_like(q)
         group.upkeep.hear(layer, q, step, scale)
         self._store(group, layer, k, v, step)
         return out
+
+    def _read(
+        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        """The step's tokens of its i-th sequence."""
+        prompt = self._prompt(step.slots[i], layer, step.history[i])
+        if prompt is None:
+            return self._read_exactly(group, step, i, layer, q, k, v, scale)
+        cut = len(q) if step.slots[i] in step.more else max(0, len(q) - prompt.sizes.question)
+        parts = [prompt.attend(q[:cut], k[:cut], v[:cut], scale, self.layers[layer])] if cut else []
+        if cut < len(q):
+            parts.append(self._read_exactly(group, step, i, layer, q[cut:], k, v, scale))
+            prompt.length += len(q) - cut
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _read_exactly(
+        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        """q: of all, or of the last of the sequence's new tokens."""
+        shape, alone = self.layers[layer], step.alone(i)
+        if not step.history[i]:
+            return prefill(q, k, v, scale, shape)
+        history = group.cache.history(layer, step.slots[i], alone)
+        if history is not None and history.window is None:
+            state = follow(q, k, v, history.k, history.v, scale, shape)
+        elif history is not None:
+            keys, values = torch.cat([history.k, k]), torch.cat([history.v, v])
+            state = look_back(q, keys, values, scale, shape, history.window, history.sinks)
+        else:
+            call = Call(layer, shape, q[None], scale, alone, group.cache, group.index)
+            seen = self._attend_history(group, call, last=step.seqs > 1)
+            own = extend(q, k, v, scale, shape)
+            state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
+        return state.out.to(q.dtype)
 
     def _store(self, group: Group, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         filled = group.cache.append(layer, k, v, step)

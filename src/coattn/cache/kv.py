@@ -20,6 +20,7 @@ from coattn.cache.values import ValueMemory
 from coattn.ops.append import append
 from coattn.ops.flush import flush_values
 from coattn.ops.reference.append import read_rows, write_rows
+from coattn.ops.upload import upload
 from coattn.types import BlockList, Phase, Selection, Step, Tier
 from coattn.units import ceil_div
 
@@ -122,7 +123,9 @@ class KVCache:
             return []
         filled = self._flush(layer, k, v, step)
         source, ids, rows = self._cached(("places", k.device), lambda: self._places(step, k.device))
-        if len(source):
+        if len(source) == len(k):
+            write_rows(self.gpu.memory[layer], ids, rows, k, v)
+        elif len(source):
             write_rows(self.gpu.memory[layer], ids, rows, k[source], v[source])
         return filled or self._filled(layer, step)
 
@@ -137,7 +140,10 @@ class KVCache:
         if isinstance(self.gpu, RecentTokens):
             if not self.gpu.count(slot):
                 return None
-            ids, rows = (x.to(device) for x in self.gpu.places(slot, self.gpu.stored(slot)))
+            ring = self.gpu
+            ids, rows = self._cached(
+                ("ring", slot, device), lambda: [upload(x, device) for x in ring.places(slot, ring.stored(slot))]
+            )
             k, v = read_rows(self.gpu.memory[layer], ids, rows)
             return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring)
         if self.reading is None:
@@ -305,7 +311,7 @@ class KVCache:
             sources.append(kept - base + start)
             ids.append(address[0])
             rows.append(address[1])
-        source, block, row = (torch.cat(x).to(device) for x in (sources, ids, rows))
+        source, block, row = (upload(torch.cat(x), device) for x in (sources, ids, rows))
         return source, block, row
 
     def _flush(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
@@ -319,8 +325,7 @@ class KVCache:
             keys, values = new_k, new_v = k[start:end], v[start:end]
             if full:
                 if old:
-                    places = self.gpu.places(slot, torch.arange(first * self.block, history))
-                    before = read_rows(self.gpu.memory[layer], *(x.to(k.device) for x in places))
+                    before = read_rows(self.gpu.memory[layer], *self._filling(slot, first, history, k.device))
                     keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
                 keys, values = keys[: full * self.block], values[: full * self.block]
                 ids = self.host.table.owned[slot][first : first + full]
@@ -332,6 +337,15 @@ class KVCache:
             elif full:
                 filled.append(Filled(slot, first, ids, keys, values))
         return filled
+
+    def _filling(self, slot: int, first: int, history: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Places of the tokens of a block that is not full; the same for every layer of a device."""
+
+        def build() -> tuple[Tensor, Tensor]:
+            ids, rows = self.gpu.places(slot, torch.arange(first * self.block, history))
+            return upload(ids, device), upload(rows, device)
+
+        return self._cached(("filling", slot, history, device), build)
 
     def _hold(self, reading: Reading, step: Step) -> None:
         """Room for prompts that go on. What one of them follows is kept as far as it is known."""
@@ -377,7 +391,10 @@ class KVCache:
             first, last = before // self.block, after // self.block
             ids = self.gpu.table.owned[slot][first:last]
             if ids:
-                blocks = memory[torch.tensor(ids, device=memory.device)]
+                places = self._cached(
+                    ("filled", slot, before, memory.device), lambda ids=ids: upload(ids, memory.device)
+                )
+                blocks = memory[places]
                 k, v = (blocks[:, :, i].transpose(1, 2).flatten(0, 1) for i in range(2))
                 filled.append(Filled(slot, first, ids, k, v))
         return filled
@@ -439,4 +456,4 @@ def _block_list(parts: list[tuple[Tensor, int]], device: torch.device) -> BlockL
     for row, (ids, _) in enumerate(parts):
         table[row, 0, : len(ids)] = ids
     tokens = torch.tensor([[n] for _, n in parts], dtype=torch.int32)
-    return BlockList(table.to(device), tokens.to(device), longest)
+    return BlockList(upload(table, device), upload(tokens, device), longest)

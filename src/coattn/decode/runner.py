@@ -14,6 +14,7 @@ from coattn.handover.span import Span
 from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
+from coattn.ops.upload import upload
 from coattn.probe import Probe
 from coattn.runtime import Runtime
 from coattn.trace.account import step_trace
@@ -156,7 +157,7 @@ class EagerRunner:
             positions += range(chunk.history, chunk.history + len(chunk.tokens))
             if chunk.last:
                 rows.append(len(ids) - 1)
-        wanted = torch.tensor(rows, device=self.session.device) if rows else None
+        wanted = upload(rows, self.session.device) if rows else None
         if not slots:
             return self._run(reading, ids, torch.tensor(positions), wanted)
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
@@ -199,8 +200,8 @@ class EagerRunner:
         try:
             self.runtime.begin(step, beside)
             with nullcontext() if decodes else self.around():
-                ids = torch.tensor(tokens, device=device)
-                logits = self.session.forward(self.runtime, ids, positions.to(device), rows)
+                ids, places = upload(tokens, device), upload(positions, device)
+                logits = self.session.forward(self.runtime, ids, places, rows)
             self.runtime.commit()
         except BaseException:
             if self.runtime.step is not None:  # else the step was refused before it began

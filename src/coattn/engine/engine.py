@@ -42,9 +42,13 @@ class Engine:
         ends: frozenset[int],
         max_waiting: int | None = None,
         mixes: bool = False,
+        tail: int = 0,
     ) -> None:
-        """mixes: whether a step may hold chunks of several prompts and the tokens of those that decode."""
-        self.runner, self.tokenizer, self.mixes = runner, tokenizer, mixes
+        """mixes: whether a step may hold chunks of several prompts and the tokens of those that decode.
+
+        tail: last tokens of a prompt that are read in one chunk.
+        """
+        self.runner, self.tokenizer, self.mixes, self.tail = runner, tokenizer, mixes, tail
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.longest, self.ends, self.max_waiting = longest, ends, max_waiting
         self.sampler = Sampler()
@@ -313,7 +317,8 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest, self.mixes, self.runner.busy)
+        runner = self.runner
+        return Scheduler(runner, runner.slots, self.pace, self.longest, self.mixes, runner.busy, self.tail)
 
 
 def _explain(error: Exception) -> CoattnError:

@@ -122,6 +122,7 @@ class LLM:
                 ends=ends,
                 max_waiting=max_waiting,
                 mixes=self.not_mixed is None,
+                tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
         weakref.finalize(self, self.engine.close).atexit = False

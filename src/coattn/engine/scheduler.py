@@ -89,13 +89,15 @@ class Scheduler:
         longest: int,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
+        tail: int = 0,
     ) -> None:
         """chunk: prompt tokens between two decode steps, or who decides how many.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
+        tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         """
-        self._busy = busy
+        self._busy, self._tail = busy, tail
         self.memory, self.longest, self.mixes = memory, longest, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
@@ -233,7 +235,7 @@ class Scheduler:
                 chunks = self._share(readers, budget)
                 return Mixed(chunks, decoding) if decoding or len(chunks) > 1 else chunks[0]
             request = self._reader(readers) if apart is None else apart
-            chunk = _chunk(request, budget)
+            chunk = _chunk(request, budget, self._tail)
             if budget and (not decoding or not self._spent or self._spent + _size(chunk) <= budget):
                 self._oldest_read = request is readers[0]
                 return chunk
@@ -254,20 +256,20 @@ class Scheduler:
         if self.pace.fixed is not None:
             first = self._reader(readers)
             self._oldest_read = first is readers[0]
-            chunks = [_chunk(first, budget)]
+            chunks = [_chunk(first, budget, self._tail)]
         else:
             share = budget if len(readers) == 1 else -(-budget // 2)
-            chunks = [_chunk(readers[0], share)]
+            chunks = [_chunk(readers[0], share, self._tail)]
         for request in sorted(readers, key=_left):
             left = budget - sum(map(_size, chunks))
             if left < 1 or request is chunks[0].request:
                 continue
-            chunk = _chunk(request, left if self.pace.fixed is None else budget)
+            chunk = _chunk(request, left if self.pace.fixed is None else budget, self._tail)
             if _size(chunk) <= left:
                 chunks.append(chunk)
         if self.pace.fixed is None:
             others = sum(map(_size, chunks[1:]))
-            chunks[0] = _chunk(readers[0], budget - others)
+            chunks[0] = _chunk(readers[0], budget - others, self._tail)
         return tuple(chunks)
 
     def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
@@ -301,10 +303,12 @@ def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
     return (work,) if isinstance(work, Extend) else work.chunks
 
 
-def _chunk(request: Request, most: int) -> Extend:
-    """The next tokens of a prompt."""
+def _chunk(request: Request, most: int, tail: int) -> Extend:
+    """The next tokens of a prompt; its last `tail` are not cut."""
     end = min(request.stored + most, request.total)
-    if request.total - end == 1 and end - request.stored > 1:
+    if 0 < request.total - end < tail:
+        end = request.total - tail if request.total - tail > request.stored else request.total
+    elif request.total - end == 1 and end - request.stored > 1:
         end -= 1  # alone, the last token of a prompt would be a decode step of its own
     return Extend(request, end)
 

@@ -22,6 +22,7 @@ from coattn.index.codes.means import Means
 from coattn.index.codes.memory import CodeMemory
 from coattn.ops.flush import flush_keys, sum_values
 from coattn.ops.score_pq import score_pq
+from coattn.ops.upload import upload
 from coattn.part import check_count
 from coattn.quantise.file import Origin, read_origin
 from coattn.quantise.pack import BITS
@@ -222,4 +223,4 @@ class Codes(Index):
         kept = self.memory[layer]
         made = self.books.encode(layer, k)
         made = made.reshape(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
-        kept[torch.tensor(ids, device=kept.device)] = made.to(kept.device, kept.dtype)
+        kept[upload(ids, kept.device)] = made.to(kept.device, kept.dtype)
