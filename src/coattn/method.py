@@ -82,7 +82,7 @@ class Composed:
     exact: bool
     """Whether its result equals full attention."""
     blockwise: Blockwise | None = None
-    """How prompts are read, where not as a whole: of every method, by its parameters `prefill_block` and `anchor`."""
+    """How prompts are read, where not as a whole: of every method, by its parameters `prefill_block`, `anchor`, `question`."""
 
     def describe(self) -> dict[str, Any]:
         """The method, whether it is exact, and its parameters, as reports name them."""
@@ -147,7 +147,11 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Set place to one that does; `coattn methods` shows rows that fit.",
         )
     exact = all(part.is_exact() for part in parts.all()) and blockwise is None
-    extra = {} if blockwise is None else {"prefill_block": blockwise.block, "anchor": blockwise.anchor}
+    extra = (
+        {}
+        if blockwise is None
+        else dict(zip(NAMES, (blockwise.block, blockwise.anchor, blockwise.question), strict=True))
+    )
     return replace(composed, exact=exact, params={**params, **extra})
 
 

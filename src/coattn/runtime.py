@@ -97,6 +97,8 @@ class Runtime:
         """
         self.layers, self.ledger, self.probes = layers, ledger, list(probes)
         self.step: Step | None = None
+        self.beside: Step | None = None
+        """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
         self.blockwise = composed.blockwise
         self._prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
@@ -104,7 +106,7 @@ class Runtime:
         self.groups: list[Group] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._closers: list[Callable[[], None]] = []
-        self._side = SideStream()
+        self._side, self._lane = SideStream(), SideStream()
         kinds: dict[tuple[int | None, int, int, torch.dtype, str], list[int]] = {}
         for i, shape in enumerate(layers):
             key = (shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, str(shape.device))
@@ -168,12 +170,30 @@ class Runtime:
                     return f"{part.axis} {part.name!r}: {reason}"
         return None
 
-    def begin(self, step: Step) -> None:
-        """Makes room for a step, and writes a decode step's tables. Raises BudgetError before anything has changed."""
+    def unmixed(self) -> str | None:
+        """Why decode steps cannot take chunks of prompts along, with the part that is the reason; None where they can.
+
+        On a GPU a part for the CPU would stop the chunk in every layer, and is handed over faster in a captured step.
+        """
         for group in self.groups:
-            group.cache.plan(step)
-            group.upkeep.plan(step)
-        self.step = step
+            if any(group.schedule.predicts(layer) for layer in group.cache.spec.layers):
+                return f"schedule {group.schedule.name!r}: queries are predicted for decode steps by themselves"
+            if group.place.asynchronous and group.cache.host is not None and group.cache.spec.device.type == "cuda":
+                return f"place {group.place.name!r}: what the CPU does is faster in a captured step"
+        return None
+
+    def begin(self, step: Step, beside: Step | None = None) -> None:
+        """Makes room for a step, and writes a decode step's tables. Raises BudgetError before anything has changed.
+
+        beside: prompts that a decode step takes along.
+        """
+        parts = (step,) if beside is None else (beside, step)
+        for group in self.groups:
+            for part in parts:
+                group.cache.plan(part)
+            for part in parts:
+                group.upkeep.plan(part)
+        self.step, self.beside = step, beside
         for group in self.groups:
             if step.phase is Phase.DECODE:
                 group.predicted.clear()
@@ -189,7 +209,8 @@ class Runtime:
         if step.phase is Phase.DECODE and self._prompts:
             self._end_prompts(step.slots)
         for probe in self.probes:
-            probe.begin(step)
+            for part in parts:
+                probe.begin(part)
 
     def reaches_host(self, step: Step) -> bool:
         """Whether any token of a decode step may be attended in DRAM."""
@@ -225,8 +246,22 @@ class Runtime:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
-        step = self.step
+        step, beside = self.step, self.beside
         assert step is not None, "begin() comes first"
+        if beside is None:
+            return self._attend(step, layer, q, k, v, scale)
+        out, n = torch.empty_like(q), step.tokens
+
+        def decode() -> None:
+            out[:n] = self._attend(step, layer, q[:n], k[:n], v[:n], scale)
+
+        # a decode step waits for memory, a prompt for the cores: on a GPU they run at the same time
+        self._lane.run(q.device, decode)
+        out[n:] = self._attend(beside, layer, q[n:], k[n:], v[n:], scale)
+        self._lane.join()
+        return out
+
+    def _attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         for probe in self.probes:
             probe.attend(step, layer, q, k, v, scale)
         run = self.decode if step.phase is Phase.DECODE else self.extend
@@ -253,7 +288,8 @@ class Runtime:
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
         group = self._by_layer[layer]
-        decoding = self.step is not None and self.step.phase is Phase.DECODE and group.table is not None
+        alone = self.beside is None and group.table is not None
+        decoding = alone and self.step is not None and self.step.phase is Phase.DECODE
         return decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
 
     def norm_layer(self, layer: int) -> int:
@@ -285,35 +321,50 @@ class Runtime:
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
-        group, shape = self._by_layer[layer], self.layers[layer]
-        out = torch.empty_like(q)
-        for i, (start, end) in enumerate(step.spans):
-            if start == end:
-                continue
-            alone = step.alone(i)
-            own_q, own_k, own_v = q[start:end], k[start:end], v[start:end]
-            prompt = self._prompt(step.slots[i], layer, step.history[i])
-            if prompt is not None:
-                out[start:end] = prompt.attend(own_q, own_k, own_v, scale, shape)
-                continue
-            if not step.history[i]:
-                out[start:end] = prefill(own_q, own_k, own_v, scale, shape)
-                continue
-            history = group.cache.history(layer, step.slots[i], alone)
-            if history is not None and history.window is None:
-                state = follow(own_q, own_k, own_v, history.k, history.v, scale, shape)
-            elif history is not None:
-                keys, values = torch.cat([history.k, own_k]), torch.cat([history.v, own_v])
-                state = look_back(own_q, keys, values, scale, shape, history.window, history.sinks, history.position)
-            else:
-                call = Call(layer, shape, own_q[None], scale, alone, group.cache, group.index)
-                seen = self._attend_history(group, call, last=step.seqs > 1)
-                own = extend(own_q, own_k, own_v, scale, shape)
-                state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
-            out[start:end] = state.out.to(q.dtype)
+        group = self._by_layer[layer]
+        parts = [
+            self._read(group, step, i, layer, q[start:end], k[start:end], v[start:end], scale)
+            for i, (start, end) in enumerate(step.spans)
+            if start < end
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty_like(q)
         group.upkeep.hear(layer, q, step, scale)
         self._store(group, layer, k, v, step)
         return out
+
+    def _read(
+        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        """The step's tokens of its i-th sequence."""
+        prompt = self._prompt(step.slots[i], layer, step.history[i])
+        if prompt is None:
+            return self._read_exactly(group, step, i, layer, q, k, v, scale)
+        cut = len(q) if step.slots[i] in step.more else max(0, len(q) - prompt.sizes.question)
+        parts = [prompt.attend(q[:cut], k[:cut], v[:cut], scale, self.layers[layer])] if cut else []
+        if cut < len(q):
+            parts.append(self._read_exactly(group, step, i, layer, q[cut:], k, v, scale))
+            prompt.length += len(q) - cut
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _read_exactly(
+        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        """q: of all, or of the last of the sequence's new tokens."""
+        shape, alone = self.layers[layer], step.alone(i)
+        if not step.history[i]:
+            return prefill(q, k, v, scale, shape)
+        history = group.cache.history(layer, step.slots[i], alone)
+        if history is not None and history.window is None:
+            state = follow(q, k, v, history.k, history.v, scale, shape)
+        elif history is not None:
+            keys, values = torch.cat([history.k, k]), torch.cat([history.v, v])
+            state = look_back(q, keys, values, scale, shape, history.window, history.sinks, history.position)
+        else:
+            call = Call(layer, shape, q[None], scale, alone, group.cache, group.index)
+            seen = self._attend_history(group, call, last=step.seqs > 1)
+            own = extend(q, k, v, scale, shape)
+            state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
+        return state.out.to(q.dtype)
 
     def _store(self, group: Group, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         filled = group.cache.append(layer, k, v, step)
@@ -359,25 +410,26 @@ class Runtime:
         assert step is not None, "begin() comes first"
         if step.phase is Phase.DECODE:
             self.join_side()
-        for group in self.groups:
-            group.cache.commit(step)
-            group.index.commit(step)
-            group.upkeep.commit(step)
-        for probe in self.probes:
-            probe.commit(step)
-        self.step = None
+        for part in (step,) if self.beside is None else (self.beside, step):
+            for group in self.groups:
+                group.cache.commit(part)
+                group.index.commit(part)
+                group.upkeep.commit(part)
+            for probe in self.probes:
+                probe.commit(part)
+        self.step = self.beside = None
 
     def abort(self) -> None:
         """Gives up a step that failed midway: cache, index and upkeep are what their history says."""
-        step, self.step = self.step, None
+        parts = [part for part in (self.step, self.beside) if part is not None]
+        self.step = self.beside = None
         for group in self.groups:
             group.cache.abort()
-        if step is None:
-            return
-        self._end_prompts(step.slots)
-        for group in self.groups:
-            for slot, history in zip(step.slots, step.history, strict=True):
-                group.index.truncate(slot, history)
+        for part in parts:
+            self._end_prompts(part.slots)
+            for group in self.groups:
+                for slot, history in zip(part.slots, part.history, strict=True):
+                    group.index.truncate(slot, history)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
@@ -390,6 +442,10 @@ class Runtime:
             probe.truncate(slot, length, keep)
 
     # what is known of steps and memory
+
+    def busy(self) -> set[int]:
+        """Sequences that a decode step would have to wait for."""
+        return {slot for group in self.groups for slot, job in group.upkeep.busy.items() if not job.done()}
 
     def tiered(self) -> bool:
         """Whether anything can lie in DRAM."""

@@ -42,6 +42,8 @@ class Step:
     """Tokens stored before this step."""
     new: tuple[int, ...]
     """Tokens this step adds; zero is allowed outside decode."""
+    more: frozenset[int] = frozenset()
+    """Slots whose prompt goes on after this step, where the caller knows."""
 
     @staticmethod
     def of(slots: tuple[int, ...], history: tuple[int, ...], new: tuple[int, ...]) -> Step:
@@ -84,7 +86,7 @@ class Step:
 
     def alone(self, i: int) -> Step:
         """The same step for its i-th sequence only."""
-        return Step(self.phase, self.slots[i : i + 1], self.history[i : i + 1], self.new[i : i + 1])
+        return Step(self.phase, self.slots[i : i + 1], self.history[i : i + 1], self.new[i : i + 1], self.more)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,15 @@ class HostTier:
         self.table.tabulate(spec.seqs + 1, max(1, blocks))
         if spec.fixed:
             room, wanted = spec.ledger.room("host"), spec.seqs * blocks
-            self.memory.fix(wanted if room is None else min(wanted, int(room / self.unit)))
+            self.memory.fix(wanted if room is None else min(wanted, self._fit(room, blocks)))
         elif spec.tokens is not None:
             self.memory.reserve(spec.seqs * blocks)
+
+    def _fit(self, room: int, longest: int) -> int:
+        """Blocks that so many bytes hold, with room for one prompt that is being read, of at most `longest` blocks."""
+        beside = self.spec.reading * self.block
+        blocks = int(room / (self.unit + beside))
+        return blocks if blocks <= longest else int((room - longest * beside) / self.unit)
 
     def plan(self, step: Step) -> None:
         """Makes room for the blocks that the step fills."""

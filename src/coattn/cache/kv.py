@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -13,6 +13,7 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
+from coattn.cache.reading import Reading
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
@@ -20,6 +21,7 @@ from coattn.cache.values import ValueMemory
 from coattn.ops.append import append
 from coattn.ops.flush import flush_values
 from coattn.ops.reference.append import read_rows, write_rows
+from coattn.ops.upload import upload
 from coattn.types import BlockList, Phase, Selection, Step, Tier
 from coattn.units import ceil_div
 
@@ -70,9 +72,16 @@ class KVCache:
     """Whether `append` says which blocks have become full."""
     settle: Callable[[Step], None] | None = None
     """What is done to stored entries before a step is planned; upkeep that drops some sets it."""
+    fill: Callable[[int, list[Filled]], None] | None = None
+    """Tells the index of a layer's full blocks outside of `append`; an index of keys that are not in DRAM sets it."""
 
     def __init__(self, config: CacheConfig, spec: CacheSpec, side: BlockMemory | None = None) -> None:
         """side: what an index keeps of every block, in the GPU tier."""
+        self.reading: Reading | None = None
+        """Prompts whose later chunks need keys that the cache does not keep."""
+        if config.host == "v":
+            spec = replace(spec, reading=spec.block_bytes(1))
+            self.reading = Reading(spec, config.block)
         self.config, self.spec, self.block = config, spec, config.block
         self.host: HostTier | None = None
         self.turned: TurnedSinks | None = None
@@ -115,6 +124,9 @@ class KVCache:
         self.gpu.plan(step)
         if step.phase is Phase.DECODE:
             self._write(step)
+            self._end_readings(step)
+        elif self.reading is not None and step.more:
+            self._hold(self.reading, step)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
         """Stores packed k, v `[tokens, kv_heads, head_dim]` of a planned step.
@@ -127,7 +139,9 @@ class KVCache:
             return []
         filled = self._flush(layer, k, v, step)
         source, ids, rows = self._cached(("places", k.device), lambda: self._places(step, k.device))
-        if len(source):
+        if len(source) == len(k):
+            write_rows(self.gpu.memory[layer], ids, rows, k, v)
+        elif len(source):
             write_rows(self.gpu.memory[layer], ids, rows, k[source], v[source])
         if self.turned is not None:
             for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
@@ -146,16 +160,21 @@ class KVCache:
         if isinstance(self.gpu, RecentTokens):
             if not self.gpu.count(slot):
                 return None
-            ids, rows = (x.to(device) for x in self.gpu.places(slot, self.gpu.stored(slot)))
+            ring = self.gpu
+            ids, rows = self._cached(
+                ("ring", slot, device), lambda: [upload(x, device) for x in ring.places(slot, ring.stored(slot))]
+            )
             k, v = read_rows(self.gpu.memory[layer], ids, rows)
             if self.turned is None:
                 return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring)
             length = step.history[step.slots.index(slot)]
             k = self.turned.read(layer, slot, k)
             return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring, length)
-        if self.config.host != "v":
+        if self.reading is None:
             return None
         length = step.history[step.slots.index(slot)]
+        if slot in self.reading.held:
+            return DenseHistory(*self.reading.read(layer, slot, length), 0, None)
         first = self.gpu.first(length)
         middle = range(self.gpu.sinks, first)
         cut = min(length, self.gpu.sinks * self.block)
@@ -184,6 +203,9 @@ class KVCache:
         """The step is over: its tokens are history now."""
         self._once.clear()
         self.gpu.commit(step)
+        for slot in step.slots if self.reading is not None else ():
+            if slot not in step.more:
+                self.reading.end(slot)  # type: ignore[union-attr]
         if self.host is not None:
             self.host.memory.settle()
 
@@ -195,6 +217,8 @@ class KVCache:
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
+        if self.reading is not None:
+            self.reading.end(slot)
         if isinstance(self.gpu, RecentTokens):
             self._close_up(self.gpu, slot, length, keep)
             return
@@ -225,6 +249,8 @@ class KVCache:
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
+        if self.reading is not None:
+            self.reading.release()
         self.gpu.release()
         if self.turned is not None:
             self.turned.release()
@@ -315,7 +341,7 @@ class KVCache:
             sources.append(kept - base + start)
             ids.append(address[0])
             rows.append(address[1])
-        source, block, row = (torch.cat(x).to(device) for x in (sources, ids, rows))
+        source, block, row = (upload(torch.cat(x), device) for x in (sources, ids, rows))
         return source, block, row
 
     def _flush(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
@@ -326,18 +352,65 @@ class KVCache:
         for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
             first, old = divmod(history, self.block)
             full = (old + end - start) // self.block
-            if not full:
-                continue
-            keys, values = k[start:end], v[start:end]
-            if old:
-                places = self.gpu.places(slot, torch.arange(first * self.block, history))
-                before = read_rows(self.gpu.memory[layer], *(x.to(k.device) for x in places))
-                keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
-            keys, values = keys[: full * self.block], values[: full * self.block]
-            ids = self.host.table.owned[slot][first : first + full]
-            self.host.write(layer, ids, keys, values)
-            filled.append(Filled(slot, first, ids, keys, values))
+            keys, values = new_k, new_v = k[start:end], v[start:end]
+            if full:
+                if old:
+                    before = read_rows(self.gpu.memory[layer], *self._filling(slot, first, history, k.device))
+                    keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
+                keys, values = keys[: full * self.block], values[: full * self.block]
+                ids = self.host.table.owned[slot][first : first + full]
+                self.host.write(layer, ids, keys, values)
+            if self.reading is not None and slot in step.more:
+                self.reading.write(layer, slot, history, new_k, new_v)
+            elif self.reading is not None and slot in self.reading.held:
+                filled += self._read_through(layer, slot, history, new_k, new_v)
+            elif full:
+                filled.append(Filled(slot, first, ids, keys, values))
         return filled
+
+    def _filling(self, slot: int, first: int, history: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Places of the tokens of a block that is not full; the same for every layer of a device."""
+
+        def build() -> tuple[Tensor, Tensor]:
+            ids, rows = self.gpu.places(slot, torch.arange(first * self.block, history))
+            return upload(ids, device), upload(rows, device)
+
+        return self._cached(("filling", slot, history, device), build)
+
+    def _hold(self, reading: Reading, step: Step) -> None:
+        """Room for prompts that go on. What one of them follows is kept as far as it is known."""
+        for slot in reading.plan(step):
+            held = reading.held.pop(slot)
+            alone = step.alone(step.slots.index(slot))
+            known = {layer: self.history(layer, slot, alone) for layer in self.spec.layers}
+            reading.held[slot] = held
+            for layer, found in known.items():
+                assert found is not None
+                reading.write(layer, slot, 0, found.k, found.v)
+
+    def _end_readings(self, step: Step) -> None:
+        """Prompts that a decode step follows although more was to come: it takes their last token."""
+        for slot, history in zip(step.slots, step.history, strict=True) if self.reading is not None else ():
+            if slot in self.reading.held:  # type: ignore[union-attr]
+                assert self.fill is not None
+                for layer, s in self.spec.layers.items():
+                    none = torch.empty(0, s.kv_heads, s.head_dim, dtype=s.dtype, device=s.device)
+                    self.fill(layer, self._read_through(layer, slot, history, none, none))
+                self.reading.end(slot)  # type: ignore[union-attr]
+
+    def _read_through(self, layer: int, slot: int, history: int, k: Tensor, v: Tensor) -> list[Filled]:
+        """All blocks that a prompt has filled, with its last chunk k, v: what is made of them does not depend on how it
+        was cut."""
+        assert self.reading is not None
+        assert self.host is not None
+        first, last = self.reading.held[slot].known, (history + len(k)) // self.block
+        if first == last:
+            return []
+        before = self.reading.read(layer, slot, history)
+        keys, values = (
+            torch.cat(pair)[first * self.block : last * self.block] for pair in zip(before, (k, v), strict=True)
+        )
+        return [Filled(slot, first, self.host.table.owned[slot][first:last], keys, values)]
 
     def _filled(self, layer: int, step: Step) -> list[Filled]:
         """The same where everything stays in GPU memory."""
@@ -348,7 +421,10 @@ class KVCache:
             first, last = before // self.block, after // self.block
             ids = self.gpu.table.owned[slot][first:last]
             if ids:
-                blocks = memory[torch.tensor(ids, device=memory.device)]
+                places = self._cached(
+                    ("filled", slot, before, memory.device), lambda ids=ids: upload(ids, memory.device)
+                )
+                blocks = memory[places]
                 k, v = (blocks[:, :, i].transpose(1, 2).flatten(0, 1) for i in range(2))
                 filled.append(Filled(slot, first, ids, k, v))
         return filled
@@ -412,4 +488,4 @@ def _block_list(parts: list[tuple[Tensor, int]], device: torch.device) -> BlockL
     for row, (ids, _) in enumerate(parts):
         table[row, 0, : len(ids)] = ids
     tokens = torch.tensor([[n] for _, n in parts], dtype=torch.int32)
-    return BlockList(table.to(device), tokens.to(device), longest)
+    return BlockList(upload(table, device), upload(tokens, device), longest)

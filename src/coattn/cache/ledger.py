@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ class Ledger:
     host: int | None = None
     held: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
     peak: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def describe(self) -> dict[str, int]:
         """KV bytes of each tier, now and at most, as reports name them."""
@@ -51,11 +53,13 @@ class Ledger:
         )
 
     def take(self, tier: Tier, count: int, what: str) -> None:
-        self.require(tier, count, what)
-        self.held[tier] += count
-        self.peak[tier] = max(self.peak[tier], self.held[tier])
+        with self._lock:  # what is chosen off the steps takes memory too
+            self.require(tier, count, what)
+            self.held[tier] += count
+            self.peak[tier] = max(self.peak[tier], self.held[tier])
 
     def give(self, tier: Tier, count: int) -> None:
-        if count > self.held[tier]:
-            raise ValueError(f"gave back {count} bytes of the {tier} tier, which holds {self.held[tier]}")
-        self.held[tier] -= count
+        with self._lock:
+            if count > self.held[tier]:
+                raise ValueError(f"gave back {count} bytes of the {tier} tier, which holds {self.held[tier]}")
+            self.held[tier] -= count

@@ -34,6 +34,9 @@ class CacheSpec:
     host_extra: float = 0.0
     """DRAM that the upkeep may take beside every block there, as a share of the block."""
 
+    reading: int = 0
+    """Bytes that a token takes while its prompt is read, beside what stays: in DRAM, where GPU memory has no room."""
+
     def block_bytes(self, block: int) -> int:
         """Bytes of one block of every layer."""
         return block * sum(shape.token_bytes for shape in self.layers.values())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 from coattn.decode.buckets import bucket_for, capture_sizes
-from coattn.decode.runner import EagerRunner
+from coattn.decode.runner import Chunk, EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
@@ -82,8 +82,16 @@ class GraphRunner:
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
         return self.eager.extend(slot, tokens, history, want_logits)
 
+    def mix(
+        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+    ) -> Tensor | None:
+        return self.eager.mix(chunks, slots, tokens, history)
+
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         return self.eager.import_kv(slot, given, start, end)
+
+    def busy(self) -> set[int]:
+        return self.eager.busy()
 
     def forget(self, slot: int, length: int) -> None:
         self.eager.forget(slot, length)

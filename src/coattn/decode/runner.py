@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,11 +14,21 @@ from coattn.handover.span import Span
 from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
+from coattn.ops.upload import upload
 from coattn.probe import Probe
 from coattn.runtime import Runtime
 from coattn.trace.account import step_trace
 from coattn.trace.step import StepTrace, Timing
 from coattn.types import Phase, Step, Tier
+
+
+class Chunk(NamedTuple):
+    """The next tokens of a prompt in one slot, after `history` stored ones. last: the prompt ends with them."""
+
+    slot: int
+    tokens: Sequence[int]
+    history: int
+    last: bool
 
 
 class Runner(Protocol):
@@ -41,7 +51,10 @@ class Runner(Protocol):
         """Bytes of each tier that sequences can still be given; None: no limit."""
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
-        """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted."""
+        """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted.
+
+        They are wanted of the last chunk of a prompt.
+        """
 
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
@@ -51,6 +64,18 @@ class Runner(Protocol):
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
+
+    def mix(
+        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+    ) -> Tensor | None:
+        """Stores chunks of prompts, and one token in each slot, in one forward call.
+
+        -> float32 logits `[n, vocabulary]` after the token of each slot, then after each chunk that is the last of its
+        prompt; None where there is neither. For runners whose runtime says that it mixes (`unmixed`).
+        """
+
+    def busy(self) -> set[int]:
+        """Slots that a decode step would have to wait for, since something is still done for them off the steps."""
 
     def forget(self, slot: int, length: int) -> None:
         """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
@@ -91,7 +116,10 @@ class EagerRunner:
         return self.runtime.free_bytes()
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
-        step = Step.of((slot,), (history,), (len(tokens),))
+        if want_logits:
+            step = Step.of((slot,), (history,), (len(tokens),))
+        else:
+            step = step_of([Chunk(slot, tokens, history, last=False)])
         positions = torch.arange(history, history + len(tokens))
         return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
 
@@ -119,6 +147,22 @@ class EagerRunner:
         assert logits is not None
         return logits
 
+    def mix(
+        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+    ) -> Tensor | None:
+        reading = step_of(chunks)
+        ids, positions, rows = list(tokens), [*history], list(range(len(slots)))
+        for chunk in chunks:
+            ids += chunk.tokens
+            positions += range(chunk.history, chunk.history + len(chunk.tokens))
+            if chunk.last:
+                rows.append(len(ids) - 1)
+        wanted = upload(rows, self.session.device) if rows else None
+        if not slots:
+            return self._run(reading, ids, torch.tensor(positions), wanted)
+        step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
+        return self._run(step, ids, torch.tensor(positions), wanted, reading)
+
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
         return []
 
@@ -132,6 +176,9 @@ class EagerRunner:
     def timing(self) -> Timing | None:
         return None  # the host's clock does not see what a GPU does
 
+    def busy(self) -> set[int]:
+        return self.runtime.busy()
+
     def forget(self, slot: int, length: int) -> None:
         self.runtime.truncate(slot, length, 0)
 
@@ -139,22 +186,42 @@ class EagerRunner:
         self.session.close()
         self.runtime.release()
 
-    def _run(self, step: Step, tokens: Sequence[int], positions: Tensor, rows: slice | None) -> Tensor | None:
+    def _run(
+        self,
+        step: Step,
+        tokens: Sequence[int],
+        positions: Tensor,
+        rows: slice | Tensor | None,
+        beside: Step | None = None,
+    ) -> Tensor | None:
         device = self.session.device
         self._clock.start()
+        decodes = step.phase is Phase.DECODE and beside is None
         try:
-            self.runtime.begin(step)
-            with nullcontext() if step.phase is Phase.DECODE else self.around():
-                ids = torch.tensor(tokens, device=device)
-                logits = self.session.forward(self.runtime, ids, positions.to(device), rows)
+            self.runtime.begin(step, beside)
+            with nullcontext() if decodes else self.around():
+                ids, places = upload(tokens, device), upload(positions, device)
+                logits = self.session.forward(self.runtime, ids, places, rows)
             self.runtime.commit()
         except BaseException:
             if self.runtime.step is not None:  # else the step was refused before it began
                 self.runtime.abort()
             raise
-        if step.phase is Phase.DECODE:
+        if decodes:
             self._last = (self._clock.begun, time.monotonic_ns(), step, self._clock.spans)
         return logits
+
+
+def step_of(chunks: Sequence[Chunk]) -> Step:
+    """The step of some chunks; never a decode step, however short they are."""
+    history = tuple(chunk.history for chunk in chunks)
+    return Step(
+        Phase.EXTEND if any(history) else Phase.PREFILL,
+        tuple(chunk.slot for chunk in chunks),
+        history,
+        tuple(len(chunk.tokens) for chunk in chunks),
+        frozenset(chunk.slot for chunk in chunks if not chunk.last),
+    )
 
 
 class Clock(Probe):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.decode.runner import Runner
+from coattn.decode.runner import Chunk, Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
 from coattn.engine.pace import Pace
@@ -22,7 +22,7 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.reuse import Reuse
 from coattn.engine.sampler import Drawn, Sampler
-from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
+from coattn.engine.scheduler import Decode, Extend, Mixed, Refuse, Scheduler
 from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
 
@@ -44,8 +44,15 @@ class Engine:
         ends: frozenset[int],
         max_waiting: int | None = None,
         reuse: Reuse | None = None,
+        mixes: bool = False,
+        tail: int = 0,
     ) -> None:
-        self.runner, self.tokenizer, self.reuse = runner, tokenizer, reuse
+        """mixes: whether a step may hold chunks of several prompts and the tokens of those that decode.
+
+        tail: last tokens of a prompt that are read in one chunk.
+        """
+        self.runner, self.tokenizer, self.mixes, self.tail = runner, tokenizer, mixes, tail
+        self.reuse = reuse
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.longest, self.ends, self.max_waiting = longest, ends, max_waiting
         self.sampler = Sampler()
@@ -173,8 +180,12 @@ class Engine:
                 for close in self.closers:
                     close()
 
-    def _do(self, work: Extend | Decode) -> None:
-        requests = (work.request,) if isinstance(work, Extend) else work.requests
+    def _do(self, work: Extend | Decode | Mixed) -> None:
+        requests: tuple[Request, ...] = (work.request,) if isinstance(work, Extend) else work.requests
+        drawing = list(requests)
+        if isinstance(work, Mixed):
+            requests += tuple(chunk.request for chunk in work.chunks)
+            drawing += [chunk.request for chunk in work.chunks if chunk.last]
         handles = [self._live[request.id] for request in requests]
         try:
             logits = self._run(work)
@@ -185,13 +196,17 @@ class Engine:
         except Exception as error:
             self.counts["failed_steps"] += 1
             self.failed_in_a_row += 1
-            self._fail(handles, error)
+            if isinstance(work, Mixed):
+                self._take_apart(work)
+            else:
+                self._fail(handles, error)
             return
         self.failed_in_a_row = 0
         self.scheduler.done(work)
         if logits is None:
             return
         best = self.runner.best if isinstance(work, Decode) else None
+        handles = [self._live[request.id] for request in drawing]
         try:
             drawn = self.sampler.draw(logits, [handle.draws for handle in handles], best)
         except Exception as error:
@@ -203,7 +218,14 @@ class Engine:
             except Exception as error:
                 self._fail([handle], error)
 
-    def _run(self, work: Extend | Decode) -> Tensor | None:
+    def _take_apart(self, work: Mixed) -> None:
+        """Whoever is the reason for a failed step fails alone: prompts are read again, each by itself."""
+        for chunk in work.chunks:
+            self.scheduler.restart(chunk.request)
+        if work.requests:
+            self._do(Decode(work.requests))
+
+    def _run(self, work: Extend | Decode | Mixed) -> Tensor | None:
         if isinstance(work, Extend):
             request = work.request
             assert request.slot is not None
@@ -218,14 +240,24 @@ class Engine:
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
             return self.runner.extend(request.slot, tokens, stored, work.last)
-        self.counts["decode_steps"] += 1
         slots, tokens, history = [], [], []
         for request in work.requests:
             assert request.slot is not None
             slots.append(request.slot)
             tokens.append(request.output[-1] if request.output else request.prompt[-1])
             history.append(request.stored)
-        return self.runner.decode(slots, tokens, history)
+        self.counts["decode_steps"] += bool(slots)
+        if isinstance(work, Decode):
+            return self.runner.decode(slots, tokens, history)
+        self.counts["prefill_steps"] += 1
+        self.counts["mixed_steps"] += bool(slots)
+        chunks = []
+        for chunk in work.chunks:
+            slot, stored = chunk.request.slot, chunk.request.stored
+            assert slot is not None
+            chunks.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
+        self.counts["prefill_tokens"] += sum(len(chunk.tokens) for chunk in chunks)
+        return self.runner.mix(chunks, slots, tokens, history)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
         if drawn.error is not None:
@@ -303,7 +335,9 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner, self.runner.slots, self.pace, self.longest, self.reuse)
+        runner = self.runner
+        mixing = (self.mixes, runner.busy, self.tail)
+        return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse)
 
 
 def _explain(error: Exception) -> CoattnError:

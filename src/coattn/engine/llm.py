@@ -140,7 +140,7 @@ class LLM:
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)
-            self.not_captured = runtime.uncaptured()
+            self.not_captured, self.not_mixed = runtime.uncaptured(), runtime.unmixed()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             marks = repr([shape.mark for shape in session.layers])
             model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
@@ -154,6 +154,8 @@ class LLM:
                 ends=ends,
                 max_waiting=max_waiting,
                 reuse=self.reuse,
+                mixes=self.not_mixed is None,
+                tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
             if self._weights is not None:
@@ -300,9 +302,10 @@ class LLM:
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
+        mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "new_tokens", "failed_steps")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "new_tokens", "failed_steps")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -316,6 +319,7 @@ class LLM:
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),
+            "not_mixed": self.not_mixed,
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 

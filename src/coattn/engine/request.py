@@ -58,6 +58,8 @@ class Request:
     slot: int | None = None
     """The number by which the cache knows it while it runs."""
     preemptions: int = 0
+    alone: bool = False
+    """Whether its prompt is read by itself, after a step with others has failed."""
     finish_reason: FinishReason | None = None
     error: CoattnError | None = None
     arrived: float = field(default_factory=time.perf_counter)

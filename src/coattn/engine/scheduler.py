@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -55,6 +55,14 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixed:
+    """Chunks of several prompts, and one token for each of `requests`, in one forward call."""
+
+    chunks: tuple[Extend, ...]
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """This request runs alone and still does not fit."""
 
@@ -62,7 +70,7 @@ class Refuse:
     error: BudgetError
 
 
-Work = Extend | Decode | Refuse
+Work = Extend | Decode | Mixed | Refuse
 
 
 class Scheduler:
@@ -74,9 +82,26 @@ class Scheduler:
     back to its place in line and reads its tokens again later; so the first always gets through.
     """
 
-    def __init__(self, memory: Memory, slots: int, chunk: int | Pace, longest: int, reuse: Reuse | None = None) -> None:
-        """chunk: prompt tokens between two decode steps, or who decides how many. reuse: knows what is stored."""
-        self.memory, self.longest, self.reuse = memory, longest, reuse
+    def __init__(
+        self,
+        memory: Memory,
+        slots: int,
+        chunk: int | Pace,
+        longest: int,
+        mixes: bool = False,
+        busy: Callable[[], Collection[int]] = tuple,
+        tail: int = 0,
+        reuse: Reuse | None = None,
+    ) -> None:
+        """chunk: prompt tokens between two decode steps, or who decides how many.
+
+        mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
+        busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
+        tail: last tokens of a prompt that are read in one chunk, whatever the budget.
+        reuse: knows what is stored.
+        """
+        self._busy, self._tail, self.reuse = busy, tail, reuse
+        self.memory, self.longest, self.mixes = memory, longest, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
         self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
@@ -132,14 +157,15 @@ class Scheduler:
         self._decoded = None
         return None
 
-    def done(self, work: Extend | Decode) -> None:
+    def done(self, work: Extend | Decode | Mixed) -> None:
         """The tokens of `work` are stored."""
-        if isinstance(work, Extend):
-            start = work.request.stored
-            self._spent += work.end - start
-            work.request.stored = work.end
+        for chunk in _chunks(work):
+            start = chunk.request.stored
+            self._spent += chunk.end - start
+            chunk.request.stored = chunk.end
             if self.reuse is not None:
-                self.reuse.note(work.request, start)
+                self.reuse.note(chunk.request, start)
+        if isinstance(work, Extend) or not work.requests:
             return
         now = time.perf_counter()
         if self._decoded is not None:
@@ -166,6 +192,13 @@ class Scheduler:
         self.preemptions += 1
         insort(self.waiting, request, key=_rank)
         return True
+
+    def restart(self, request: Request) -> None:
+        """Reads a prompt again from its beginning, by itself: the step that held it with others has failed."""
+        self.running.remove(request)
+        self._vacate(request)
+        request.alone = True
+        insort(self.waiting, request, key=_rank)
 
     def _vacate(self, request: Request) -> None:
         assert request.slot is not None
@@ -199,22 +232,27 @@ class Scheduler:
             self._add(wanted, request.stored, _ahead(request))
         return self._excess(wanted, self.memory.free()) is None
 
-    def _choose(self) -> Extend | Decode:
-        """At most a budget of reading between two decode steps."""
+    def _choose(self) -> Extend | Decode | Mixed:
+        """At most a budget of reading between two decode steps, or in one."""
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
+        busy = self._busy()
+        ready = tuple(request for request in decoding if request.slot not in busy)
+        decoding = ready if ready or readers else decoding
         if not decoding:
             self._decoded, self._spent = None, 0
         if readers:
             readers = readers if self.reuse is None else self.reuse.ready(readers)
             budget = self.pace.budget(bool(decoding))
-            request = self._reader(readers)
-            end = min(request.stored + budget, request.total)
-            if request.total - end == 1 and end > request.stored + 1:
-                end -= 1  # a single token would be a decode step's, which a lossy method attends with less
-            if budget and (not decoding or not self._spent or self._spent + end - request.stored <= budget):
+            apart = next((request for request in readers if request.alone or _is_known(request)), None)
+            if self.mixes and budget and apart is None:
+                chunks = self._share(readers, budget)
+                return Mixed(chunks, decoding) if decoding or len(chunks) > 1 else chunks[0]
+            request = self._reader(readers) if apart is None else apart
+            chunk = _chunk(request, budget, self._tail)
+            if budget and (not decoding or not self._spent or self._spent + _size(chunk) <= budget):
                 self._oldest_read = request is readers[0]
-                return Extend(request, end)
+                return chunk
         return Decode(decoding)
 
     def _reader(self, readers: list[Request]) -> Request:
@@ -222,15 +260,38 @@ class Scheduler:
         long one, and a long one takes at most twice its time."""
         if not self._oldest_read:
             return readers[0]
-        return min(readers, key=lambda request: request.total - request.stored)
+        return min(readers, key=_left)
 
-    def _growth(self, work: Extend | Decode) -> dict[Tier, int]:
-        growth: dict[Tier, int] = {}
-        if isinstance(work, Extend):
-            self._add(growth, work.request.stored, work.end)
+    def _share(self, readers: list[Request], budget: int) -> tuple[Extend, ...]:
+        """Half of the budget is the oldest's; the rest goes to those who have the least left, then back to it.
+
+        A fixed chunk is never cut further: where a prompt is cut must not depend on who reads beside it.
+        """
+        if self.pace.fixed is not None:
+            first = self._reader(readers)
+            self._oldest_read = first is readers[0]
+            chunks = [_chunk(first, budget, self._tail)]
         else:
-            for request in work.requests:
-                self._add(growth, request.stored, request.stored + 1)
+            share = budget if len(readers) == 1 else -(-budget // 2)
+            chunks = [_chunk(readers[0], share, self._tail)]
+        for request in sorted(readers, key=_left):
+            left = budget - sum(map(_size, chunks))
+            if left < 1 or request is chunks[0].request:
+                continue
+            chunk = _chunk(request, left if self.pace.fixed is None else budget, self._tail)
+            if _size(chunk) <= left:
+                chunks.append(chunk)
+        if self.pace.fixed is None:
+            others = sum(map(_size, chunks[1:]))
+            chunks[0] = _chunk(readers[0], budget - others, self._tail)
+        return tuple(chunks)
+
+    def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
+        growth: dict[Tier, int] = {}
+        for chunk in _chunks(work):
+            self._add(growth, chunk.request.stored, chunk.end)
+        for request in () if isinstance(work, Extend) else work.requests:
+            self._add(growth, request.stored, request.stored + 1)
         return growth
 
     def _add(self, wanted: dict[Tier, int], stored: int, end: int) -> None:
@@ -248,6 +309,35 @@ class Scheduler:
             if room is not None and count > room:
                 return tier, count, room
         return None
+
+
+def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
+    if isinstance(work, Decode):
+        return ()
+    return (work,) if isinstance(work, Extend) else work.chunks
+
+
+def _chunk(request: Request, most: int, tail: int) -> Extend:
+    """The next tokens of a prompt; its last `tail` are not cut."""
+    end = min(request.stored + most, request.total)
+    if 0 < request.total - end < tail:
+        end = request.total - tail if request.total - tail > request.stored else request.total
+    elif request.total - end == 1 and end - request.stored > 1:
+        end -= 1  # alone, the last token of a prompt would be a decode step of its own
+    return Extend(request, end)
+
+
+def _size(chunk: Extend) -> int:
+    return chunk.end - chunk.request.stored
+
+
+def _left(request: Request) -> int:
+    return request.total - request.stored
+
+
+def _is_known(request: Request) -> bool:
+    """Whether what comes next of a prompt was read elsewhere: it is stored, and nothing runs."""
+    return request.given is not None and request.stored < len(request.given.tokens)
 
 
 def _rank(request: Request) -> tuple[int, int]:

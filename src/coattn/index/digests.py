@@ -18,6 +18,7 @@ from coattn.ops.lists import Rows
 from coattn.ops.pick_blocks import Scores, score_parts
 from coattn.ops.reference.digest import digest
 from coattn.ops.score_digest import score_blocks
+from coattn.ops.upload import upload
 from coattn.part import check_number
 from coattn.types import BlockList
 
@@ -69,7 +70,7 @@ class Digests(Index):
         found, gpu = self.of(layer), self.cache.gpu.memory[layer]
         for part in filled:
             keys = part.k.view(len(part.ids), self.cache.block, *part.k.shape[1:]).transpose(1, 2)
-            found[torch.tensor(part.ids, device=keys.device)] = digest(keys)
+            found[upload(part.ids, keys.device)] = digest(keys)
         if table is None:
             return
         block, to = table.write_block.long(), table.flush_to

@@ -1,6 +1,7 @@
 """Reading a prompt block by block: each block attends to itself and to the anchor, the prompt's first tokens.
 
 HCAttention, Appendix B, after Star Attention. What a prompt costs then grows with its length and not with its square.
+The prompt's last tokens, the question, attend to everything; whoever runs the steps sees to that.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from coattn.ops.prefill import follow, prefill
 from coattn.part import check_count
 from coattn.types import LayerShape
 
-NAMES = ("prefill_block", "anchor")
+QUESTION = 64
+"""Tokens, where nobody says how many."""
+NAMES = ("prefill_block", "anchor", "question")
 HELP = {
     "prefill_block": "read prompts block by block, of so many tokens, each with the anchor; unset: as a whole",
     "anchor": "first tokens of a prompt that every block attends to; unset: a block",
+    "question": f"last tokens of a prompt that attend to all of it; unset: {QUESTION}",
 }
 
 
@@ -28,20 +32,24 @@ class Blockwise:
 
     block: int
     anchor: int
+    question: int = 0
 
     @staticmethod
-    def of(block: int | None, anchor: int | None) -> Blockwise | None:
+    def of(block: int | None, anchor: int | None, question: int | None = None) -> Blockwise | None:
         """None where prompts are read as a whole. Raises ConfigError."""
         if block is None:
-            if anchor is not None:
-                raise ConfigError("anchor is set, but prefill_block is not.", "Set prefill_block too.")
+            for name, given in (("anchor", anchor), ("question", question)):
+                if given is not None:
+                    raise ConfigError(f"{name} is set, but prefill_block is not.", "Set prefill_block too.")
             return None
         check_count("prefill_block", block, 1)
         anchor = block if anchor is None else anchor
         check_count("anchor", anchor, 0)
         if anchor > block:
             raise ConfigError(f"anchor is {anchor}, but a block has {block} tokens.", f"Set anchor={block} or less.")
-        return Blockwise(block, anchor)
+        question = QUESTION if question is None else question
+        check_count("question", question, 0)
+        return Blockwise(block, anchor, question)
 
 
 class Prompt:

@@ -14,4 +14,5 @@ def encode_keys(book: Codebook, keys: Tensor) -> Tensor:
     from coattn.ops.triton.nearest import nearest
 
     turned = keys if book.basis is None else book.basis.keys(keys)
-    return nearest(turned.reshape(-1, turned.shape[-1]), book.centroids).view(*turned.shape[:-1], book.groups)
+    found = nearest(turned.reshape(-1, turned.shape[-1]), book.centroids, book.grid)
+    return found.view(*turned.shape[:-1], book.groups)

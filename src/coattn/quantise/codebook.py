@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coattn.quantise.basis import Basis
+from coattn.quantise.grid import Grid
 from coattn.quantise.kmeans import kmeans
 from coattn.quantise.nearest import Nearest
 from coattn.types import LayerShape
@@ -38,6 +39,11 @@ class Codebook:
     @cached_property
     def _nearest(self) -> list[Nearest]:
         return [Nearest(book) for book in self.centroids]
+
+    @cached_property
+    def grid(self) -> Grid | None:
+        """Of a book that all groups share, where its pieces are narrow."""
+        return Grid.of(self.centroids[0]) if self.shared else None
 
     def rounded(self) -> Codebook:
         """The same with 8-bit centroids: a step for each channel of a piece, over all centroids."""

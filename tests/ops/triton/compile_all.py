@@ -24,6 +24,7 @@ from coattn.ops.triton import (
     model,
     nearest,
     pick_blocks,
+    read_keys,
     recall,
     renew,
     score_digest,
@@ -105,7 +106,12 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
+    (read_keys._read_keys, {"SIZE": 4096, "STEP": 2048}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
+    (
+        nearest._nearest_in_cells,
+        {"WIDTH": 2, "ALONG": 256, "HALVINGS": 8, "CELLS": 65536, "ROWS": 32, "TILE": 16},
+    ),
     (nearest._nearest_flushed, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
     (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
@@ -153,8 +159,14 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "i32"
     if name == "host_ptr" and kernel is pick_blocks._pick_blocks:
         return "*i32"
+    if kernel is read_keys._read_keys and name == "ids_ptr":
+        return "*i32"
+    if kernel is read_keys._read_keys and name == "out_ptr":
+        return "*bf16"
     if kernel is limits._read:
         return "*i32"
+    if kernel is nearest._nearest_in_cells and name in ("edges_ptr", "start_ptr", "which_ptr"):
+        return {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"}[name]
     if kernel is nearest._turn_flushed and name == "to_ptr":
         return "*bf16"
     if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from coattn.quantise import grid
 from coattn.quantise.basis import Basis
 from coattn.quantise.codebook import Codebook
 from coattn.quantise.pack import pack
@@ -38,6 +39,24 @@ def test_nearest(width: int, shared: bool) -> None:
     distance = pieces.square().sum(-1)
     taken = distance.gather(-1, got.long()[..., None])[..., 0]
     torch.testing.assert_close(taken, distance.amin(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_nearest_by_a_grid_is_the_nearest_of_all(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense and sparse places, and points far beyond every centroid."""
+    monkeypatch.setitem(grid.EDGES, width, 32)
+    spread = torch.exp(torch.randn(400, 1))
+    book = Codebook((torch.randn(1, 400, width) * spread).to(DEVICE), 4)
+    keys = torch.randn(70, 4 * width) * torch.exp(torch.randn(70, 1))
+    keys[3] *= 1000
+    keys = keys.to(DEVICE)
+    assert book.grid is not None
+    got = kernel.nearest(keys, book.centroids, book.grid)
+    assert torch.equal(got, kernel.nearest(keys, book.centroids))
+    cell = book.grid.cell(keys.view(-1, width))
+    count = (book.grid.start[cell + 1] - book.grid.start[cell]).float()
+    assert count.median() < 100, "most points are compared with few of 400"
+    assert count.max() == 400, "some with all"
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from coattn.index.codes.means import Means
 from coattn.index.codes.memory import CodeMemory
 from coattn.ops.flush import flush_keys, sum_values
 from coattn.ops.score_pq import score_pq
+from coattn.ops.upload import upload
 from coattn.part import check_count
 from coattn.quantise.file import Origin, read_origin
 from coattn.quantise.pack import BITS
@@ -125,6 +126,7 @@ class Codes(Index):
         self._taken = beside
         self.means = Means(spec.layers, spec.seqs)
         cache.keys, cache.reports = self.keys, True
+        cache.fill = lambda layer, filled: self.update(layer, filled, None)
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         kept = self.memory[layer]
@@ -166,7 +168,10 @@ class Codes(Index):
         host = self.cache.host
         assert host is not None
         host.memory.settle()
-        ids = torch.tensor(host.table.owned.get(slot, [])[: keep // self.cache.block], dtype=torch.long)
+        blocks, reading = keep // self.cache.block, self.cache.reading
+        if reading is not None:
+            blocks = reading.known(slot, blocks)
+        ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
         for layer, shape in self.cache.spec.layers.items():
             values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
             values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
@@ -219,4 +224,4 @@ class Codes(Index):
         kept = self.memory[layer]
         made = self.books.encode(layer, k)
         made = made.reshape(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
-        kept[torch.tensor(ids, device=kept.device)] = made.to(kept.device, kept.dtype)
+        kept[upload(ids, kept.device)] = made.to(kept.device, kept.dtype)

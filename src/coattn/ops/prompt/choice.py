@@ -16,7 +16,7 @@ from torch import Tensor
 from coattn.ops.prompt.kernels import KERNELS, PIECES, TILES, Kernel
 from coattn.ops.prompt.mask import Mask, Shape
 
-LEAST_TOKENS = 1024
+LEAST_TOKENS = 128
 """Queries from which the choice is worth a measurement; fewer get the first kernel that fits."""
 MOST_TOKENS, MOST_KEYS = 8192, 16384
 GAIN = 1.05

@@ -12,8 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.quantise.codebook import Codebook
+from coattn.quantise.grid import Grid
 
 ROWS, TILE = 32, 128
+FEW = 16
+"""Candidates of a cell that are compared at a time; with 8,192 centroids a cell has 7 on average, and rarely 20."""
 AXES = 4
 """Axes of a basis that one program turns keys to."""
 
@@ -50,6 +53,53 @@ def _nearest(
     at = keys_ptr + r * row_stride + g * WIDTH
     found = _search(at, r < rows, book_ptr + g * book_stride, count, WIDTH, ROWS, TILE)
     tl.store(codes_ptr + r * groups + g, found.to(tl.int16), mask=r < rows)
+
+
+@triton.jit
+def _nearest_in_cells(
+    keys_ptr, book_ptr, edges_ptr, start_ptr, which_ptr, codes_ptr, rows, row_stride, groups,
+    WIDTH: tl.constexpr, ALONG: tl.constexpr, HALVINGS: tl.constexpr, CELLS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """The same among the candidates of each key's cell."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    g = tl.program_id(1)
+    there = r < rows
+    at = keys_ptr + r * row_stride + g * WIDTH
+    cell = tl.zeros([ROWS], tl.int32)
+    inside = there
+    for w in tl.static_range(WIDTH):
+        edges = edges_ptr + w * (ALONG + 1)
+        x = tl.load(at + w, mask=there, other=0.0).to(tl.float32)
+        low = tl.zeros([ROWS], tl.int32)
+        for turn in tl.static_range(HALVINGS):
+            middle = low + (ALONG >> (turn + 1))
+            low = tl.where(x >= tl.load(edges + middle), middle, low)
+        cell = cell * ALONG + low
+        inside = inside & (x >= tl.load(edges)) & (x <= tl.load(edges + ALONG))
+    cell = tl.where(inside, cell, CELLS)  # whatever lies beyond all cells is compared with every centroid
+    first = tl.load(start_ptr + cell)
+    count = tl.where(there, tl.load(start_ptr + cell + 1) - first, 0)
+    best = tl.full([ROWS, TILE], float("inf"), tl.float32)
+    which = tl.zeros([ROWS, TILE], tl.int32)
+    for start in range(0, tl.max(count, 0), TILE):
+        i = start + tl.arange(0, TILE)
+        known = i[None, :] < count[:, None]
+        c = tl.load(which_ptr + first[:, None] + i[None, :], mask=known, other=0).to(tl.int32)
+        half = tl.zeros([ROWS, TILE], tl.float32)
+        product = tl.zeros([ROWS, TILE], tl.float32)
+        for w in tl.static_range(WIDTH):
+            x = tl.load(at + w, mask=there, other=0.0).to(tl.float32)
+            y = tl.load(book_ptr + c * WIDTH + w, mask=known, other=0.0).to(tl.float32)
+            half += 0.5 * y * y
+            product += x[:, None] * y
+        distance = tl.where(known, half - product, float("inf"))
+        nearer = distance < best
+        best = tl.where(nearer, distance, best)
+        which = tl.where(nearer, c, which)
+    least = tl.min(best, 1)
+    found = tl.min(tl.where(best == least[:, None], which, 2147483647), 1)
+    tl.store(codes_ptr + r * groups + g, found.to(tl.int16), mask=there)
 
 
 @triton.jit
@@ -112,12 +162,21 @@ def _store_codes(
         tl.store(at, made.to(kept_ptr.dtype.element_ty), mask=there)
 
 
-def nearest(keys: Tensor, centroids: Tensor) -> Tensor:
-    """keys `[n, d]`, rows contiguous, centroids as a codebook has them -> codes `[n, groups]` int16."""
+def nearest(keys: Tensor, centroids: Tensor, grid: Grid | None = None) -> Tensor:
+    """keys `[n, d]`, rows contiguous, centroids as a codebook has them -> codes `[n, groups]` int16.
+
+    grid: of the centroids, where all groups share them; then a key's piece is compared with the few of its cell.
+    """
     (_, count, width), (n, d) = centroids.shape, keys.shape
     groups = d // width
     codes = torch.empty(n, groups, dtype=torch.int16, device=keys.device)
-    if n:
+    if n and grid is not None:
+        _nearest_in_cells[(triton.cdiv(n, ROWS), groups)](
+            keys, centroids, grid.edges, grid.start, grid.which, codes, n, keys.stride(0), groups,
+            WIDTH=width, ALONG=grid.cells, HALVINGS=grid.cells.bit_length() - 1, CELLS=grid.cells**width, ROWS=ROWS,
+            TILE=FEW, num_warps=1,
+        )  # fmt: skip
+    elif n:
         _nearest[(triton.cdiv(n, ROWS), groups)](
             keys, centroids, codes, n, keys.stride(0), groups, _stride(centroids), count,
             WIDTH=width, ROWS=ROWS, TILE=TILE, num_warps=4,

@@ -7,7 +7,8 @@ attended in every step either there or here, never in both and never in none.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -49,7 +50,8 @@ class Entries(Upkeep):
     """Keeps lists of entries in DRAM, contiguous, for the CPU to attend to instead of all.
 
     A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries
-    are chosen as they leave the window, by their moving averages.
+    are chosen as they leave the window, by their moving averages. In an engine the choice is made off the steps, once
+    the prompt is over; its sequence alone waits for it (`busy`).
     """
 
     name = "entries"
@@ -80,6 +82,10 @@ class Entries(Upkeep):
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
+
+    _chosen: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """By sequence that is busy: the blocks that are chosen from."""
+    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         check_number("capacity", self.capacity, 0, 1, above=True)
@@ -116,6 +122,8 @@ class Entries(Upkeep):
     def plan(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
+            for slot, _ in reading:
+                self._give_up(slot)
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
                 self._stale.setdefault(slot, history)
@@ -134,6 +142,10 @@ class Entries(Upkeep):
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
             self.lists.top_up()
+        elif self.cache.spec.fixed:  # else what is read and written meanwhile may move
+            for slot, length in zip(step.slots, step.lengths, strict=True):
+                if slot in self._stale and slot in self._heard and slot not in step.more:
+                    self._choose_meanwhile(slot, length + 1)
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self._scale[layer] = scale
@@ -183,6 +195,7 @@ class Entries(Upkeep):
         """
         first = self.gpu.first(length + 1)
         for slot in slots:
+            self._give_up(slot)
             self.lists.clear([slot])
             for layer in self.numbers:
                 weights, kept = choose(layer, first * self.block)
@@ -193,6 +206,7 @@ class Entries(Upkeep):
         self.lists.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
+        self._give_up(slot)
         self._finish([slot])
         first, blocks = self.gpu.first(keep), ceil_div(keep, self.block)
         for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
@@ -213,6 +227,11 @@ class Entries(Upkeep):
             self.averages[layer][place] = weights.to(self.averages[layer].device)
 
     def release(self) -> None:
+        for slot in list(self.busy):
+            self._give_up(slot)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
         self._waiting.clear()
         self._finish(list(self._leaving))
         if hasattr(self, "lists"):
@@ -271,21 +290,69 @@ class Entries(Upkeep):
             self.lists.show(moved)
 
     def _choose_again(self, slot: int, length: int) -> None:
-        """All that lies in DRAM is weighed with the last queries of the prompt or turn, and chosen from afresh."""
-        self._finish([slot])
+        """All that lies in DRAM is weighed with the last queries of the prompt or turn, and chosen from afresh.
+
+        Where that was begun when the prompt was over, only waits for it.
+        """
         first, heard = self.gpu.first(length), self._heard.get(slot, {})
-        self.lists.clear([slot])
-        if first:
-            for layer in self.cache.spec.layers:
-                weights = weigh_host(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
-                kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
-                self.lists.put(choose_all(self, layer, slot, weights, kept))
+        job = self.busy.pop(slot, None)
+        if job is not None:
+            job.result()
+        if job is None or self._chosen.pop(slot, None) != first:
+            self._finish([slot])
+            self.lists.clear([slot])
+            self._choose(slot, first, heard)
         before = self._stale.pop(slot)
         for layer in heard:
             weigh_window(self, layer, slot, before, length - 1, heard[layer], self._scale[layer])
         self._show(slot, length, first)
         self.lists.make_room()
         self._heard.pop(slot, None)
+
+    def _choose(self, slot: int, first: int, heard: dict[int, Tensor]) -> None:
+        """Of the first blocks of a sequence. Head by head: nobody has the worker pool for long."""
+        for layer in self.cache.spec.layers if first else ():
+            weights = weigh_host(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
+            kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
+            for head in range(len(kept)):
+                own = torch.zeros_like(kept)
+                own[head] = kept[head]
+                self.lists.put(choose_all(self, layer, slot, weights, own))
+
+    def _choose_meanwhile(self, slot: int, length: int) -> None:
+        """The same in a thread: the sequence waits for it, others go on. What is chosen does not depend on when."""
+        self._give_up(slot)
+        self._finish([slot])
+        self.lists.clear([slot])
+        first, heard, ready = self.gpu.first(length), dict(self._heard[slot]), self._marks()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "coattn-entries")
+
+        def choose() -> None:
+            with ExitStack() as streams:
+                for device, event in ready.items():
+                    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                    stream.wait_event(event)
+                    streams.enter_context(torch.cuda.stream(stream))
+                self._choose(slot, first, heard)
+
+        self._chosen[slot] = first
+        self.busy[slot] = self._thread.submit(choose)
+
+    def _marks(self) -> dict[torch.device, Any]:
+        """On GPUs: events after which the queries that were heard are there."""
+        found = {}
+        for device in {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}:
+            found[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            found[device].record(torch.cuda.current_stream(device))
+        return found
+
+    def _give_up(self, slot: int) -> None:
+        """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
+        job = self.busy.pop(slot, None)
+        self._chosen.pop(slot, None)
+        if job is not None and not job.cancel():
+            wait([job])
 
     def _show(self, slot: int, length: int, covered: int) -> None:
         """So many blocks of a sequence have been chosen from: those before its window are attended there.

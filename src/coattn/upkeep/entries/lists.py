@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -127,6 +128,8 @@ class EntryLists:
         self._free = torch.zeros(0, dtype=torch.int64)
         self._next = 0
         self._taken = 0
+        self._lock = threading.RLock()
+        """Of the blocks that nobody has: two threads may add to different lists at once."""
 
     @property
     def blocks(self) -> Tensor | PackedBlocks:
@@ -200,7 +203,8 @@ class EntryLists:
 
     def give_back(self, blocks: Tensor) -> None:
         """Blocks that no list owns may be taken again."""
-        self._free = torch.cat([self._free, blocks])
+        with self._lock:
+            self._free = torch.cat([self._free, blocks])
 
     def show(self, slots: list[int]) -> None:
         """From now on all that is stored of these slots is attended."""
@@ -208,25 +212,27 @@ class EntryLists:
 
     def make_room(self) -> None:
         """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
-        layers, slots, heads = self.stored.shape
-        ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
-        wanted, room = self._next + ahead, self.ledger.room("host")
-        have = self._taken // self.block_bytes
-        if room is not None:
-            wanted = min(wanted, have + room // self.block_bytes)
-        self._grow(min(wanted, self.capacity))
+        with self._lock:
+            layers, slots, heads = self.stored.shape
+            ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
+            wanted, room = self._next + ahead, self.ledger.room("host")
+            have = self._taken // self.block_bytes
+            if room is not None:
+                wanted = min(wanted, have + room // self.block_bytes)
+            self._grow(min(wanted, self.capacity))
 
     def top_up(self) -> None:
         """Takes a little more memory if the next blocks that leave the window might not find enough of it.
 
         Called after every step, so that no step has to take much.
         """
-        layers, _, heads = self.stored.shape
-        have, room = self._taken // self.block_bytes, self.ledger.room("host")
-        spare = have - self._next + len(self._free)
-        piece = max(1, PIECE // self.block_bytes)
-        if have and spare < 2 * self.spares * layers * heads and (room is None or room >= piece * self.block_bytes):
-            self._grow(min(have + piece, self.capacity), piece)
+        with self._lock:
+            layers, _, heads = self.stored.shape
+            have, room = self._taken // self.block_bytes, self.ledger.room("host")
+            spare = have - self._next + len(self._free)
+            piece = max(1, PIECE // self.block_bytes)
+            if have and spare < 2 * self.spares * layers * heads and (room is None or room >= piece * self.block_bytes):
+                self._grow(min(have + piece, self.capacity), piece)
 
     def clear(self, slots: list[int]) -> None:
         """Forgets every entry of these slots."""
@@ -285,14 +291,15 @@ class EntryLists:
 
     def _take(self, count: int) -> Tensor:
         """Ids of `count` blocks, from now on somebody's."""
-        reused = min(count, len(self._free))
-        fresh = count - reused
-        self._grow(self._next + fresh)
-        cut = len(self._free) - reused
-        ids = torch.cat([self._free[cut:], torch.arange(self._next, self._next + fresh)])
-        self._free = self._free[:cut].clone()
-        self._next += fresh
-        return ids
+        with self._lock:
+            reused = min(count, len(self._free))
+            fresh = count - reused
+            self._grow(self._next + fresh)
+            cut = len(self._free) - reused
+            ids = torch.cat([self._free[cut:], torch.arange(self._next, self._next + fresh)])
+            self._free = self._free[:cut].clone()
+            self._next += fresh
+            return ids
 
     def _grow(self, blocks: int, least: int = 0) -> None:
         """least: blocks to grow by if it grows; otherwise as many as STEP holds."""

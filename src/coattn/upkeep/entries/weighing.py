@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import runs
+from coattn.ops.read_keys import read_keys
 from coattn.ops.reference.append import read_rows
 from coattn.ops.softcap import softcap
-from coattn.quantise.blocks import is_packed, unpack_blocks
+from coattn.quantise.blocks import is_packed
 from coattn.upkeep.entries.lists import ChosenEntries
 
 if TYPE_CHECKING:
     from coattn.upkeep.entries.entries import Entries
 
 Reduce = Callable[[Tensor], Tensor]
-PIECE = 256
-"""Blocks that are brought to the layer's device at a time."""
 
 
 def weights_over(
@@ -46,23 +44,20 @@ def weights_over(
 
 
 def weigh_host(entries: Entries, layer: int, slot: int, blocks: int, q: Tensor | None, scale: float) -> Tensor:
-    """`[kv_heads, entries]` on the host: the weights of q over the first blocks of a sequence; of nobody, zero."""
+    """`[kv_heads, entries]` on the host: the weights of q over the first blocks of a sequence; of nobody, zero.
+
+    Reads keys, on the current stream of the layer's device; waits for the result.
+    """
     shape = entries.cache.spec.layers[layer]
     if q is None:
         return torch.zeros(shape.kv_heads, blocks * entries.block)
-    ids, memory = entries.table.owned[slot][:blocks], entries.host[layer]
-    d = shape.head_dim
-    pieces = []
-    for start, end in runs(ids):
-        for at in range(ids[start], ids[end - 1] + 1, PIECE):
-            piece = memory[at : min(at + PIECE, ids[end - 1] + 1)].to(shape.device, non_blocking=True)
-            piece = unpack_blocks(piece, entries.block, d, shape.dtype) if is_packed(memory) else piece
-            pieces.append(piece[:, :, 0].transpose(0, 1).flatten(1, 2))  # [kv_heads, n, d]
+    ids = torch.tensor(entries.table.owned[slot][:blocks], dtype=torch.int32)
+    keys = read_keys(entries.host[layer], ids, shape, entries.block)
 
     def reduce(weights: Tensor) -> Tensor:
         return weights.amax((0, 1)) if entries.peak else weights.mean(1).amax(0)
 
-    return weights_over(q, torch.cat(pieces, 1), scale, shape.softcap, reduce).cpu()
+    return weights_over(q, keys, scale, shape.softcap, reduce).cpu()
 
 
 def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor, scale: float) -> None:

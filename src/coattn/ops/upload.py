@@ -1,0 +1,16 @@
+"""Numbers that the host has made, on a device: no step waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def upload(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """int64 `[n]`, or a tensor as it is. To a GPU from pinned memory: an ordinary copy waits for all that runs there."""
+    found = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.int64)
+    if device.type != "cuda" or found.device.type != "cpu":
+        return found.to(device)
+    return found.pin_memory().to(device, non_blocking=True)

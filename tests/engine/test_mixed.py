@@ -1,0 +1,116 @@
+"""Steps that decode and read prompts at once: what comes out is what alternating steps give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.engine.small import by_transformers, greedy, llm, prompt, small
+from tests.engine.test_pace import Boundless
+
+from coattn.engine.pace import Pace
+from coattn.engine.params import SamplingParams
+from coattn.engine.request import Request
+from coattn.engine.scheduler import Decode, Extend, Mixed, Scheduler
+
+LENGTHS = (30, 5, 90, 17, 61, 3)
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("full", {}),
+    ("offload", {"window_blocks": 1}),
+    ("cpu", {"window_blocks": 1}),
+    ("hgca", {"window_blocks": 1}),
+    ("streaming", {"sinks": 4, "recent": 24}),
+    ("quest", {"budget": 32}),
+    ("snapkv", {"budget": 24, "window": 8, "block": 1}),
+    ("hcattention", {"groups": 4, "centroids": 64}),
+]
+
+
+def answers(method: str, mixes: bool, **params: Any) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+    """Requests that come while others decode, one every third step."""
+    with llm(method, max_batch=4, chunk=24, **params) as engine:
+        engine.generate(prompt(90, seed=9), greedy(1))  # makes the codebook, where there is one
+        if not mixes:
+            engine.engine.scheduler.mixes = False
+        handles = []
+        for n in LENGTHS:
+            handles.append(engine.submit(prompt(n, seed=4), greedy(25)))
+            for _ in range(3):
+                engine.step()
+        return [handle.result().token_ids for handle in handles], engine.report()
+
+
+@pytest.mark.parametrize(("method", "params"), ROWS, ids=[method for method, _ in ROWS])
+def test_the_same_as_in_turns(method: str, params: dict[str, Any]) -> None:
+    mixed, report = answers(method, True, **params)
+    if report["not_mixed"] is None:
+        assert report["mixed_steps"] > 3
+    apart, other = answers(method, False, **params)
+    assert other["mixed_steps"] == 0
+    assert mixed == apart
+    if report["exact"]:
+        assert mixed == [by_transformers(small(), prompt(n, seed=4), 25) for n in LENGTHS]
+
+
+def test_a_row_that_looks_ahead_takes_turns_and_says_so() -> None:
+    with llm("scout", ahead_from=1) as engine:
+        engine.generate([prompt(40), prompt(20)], greedy(3))
+        assert "layer_ahead" in engine.report()["not_mixed"]
+        assert engine.report()["mixed_steps"] == 0
+
+
+def request(name: int, tokens: int) -> Request:
+    return Request(name, [0] * tokens, SamplingParams(max_new_tokens=1), tokens + 1000)
+
+
+def test_decoding_never_waits_for_a_prompt() -> None:
+    """Every step but the first ones holds a token of everyone who decodes."""
+    scheduler = Scheduler(Boundless(), 8, Pace(None, 0.05, most=256), 1 << 20, mixes=True)
+    for i in range(3):
+        scheduler.add(request(i, 10))
+    first = scheduler.next()
+    assert isinstance(first, Mixed), "three short prompts in one step"
+    assert [chunk.end for chunk in first.chunks] == [10, 10, 10]
+    scheduler.done(first)
+    for each in first.chunks:
+        each.request.output.append(0)
+    scheduler.add(request(9, 5000))
+    for _ in range(20):
+        work = scheduler.next()
+        assert isinstance(work, Mixed | Decode)
+        assert len(work.requests) == 3
+        if isinstance(work, Mixed):
+            assert sum(chunk.end - chunk.request.stored for chunk in work.chunks) <= 256
+        scheduler.done(work)
+        for one in work.requests:
+            one.output.append(0)
+
+
+def test_a_short_prompt_takes_half_of_what_a_long_one_has() -> None:
+    scheduler = Scheduler(Boundless(), 8, Pace(None, None, most=256), 1 << 20, mixes=True)
+    scheduler.add(request(0, 5000))
+    scheduler.add(request(1, 40))
+    scheduler.add(request(2, 600))
+    work = scheduler.next()
+    assert isinstance(work, Mixed)
+    assert [(chunk.request.id, chunk.end) for chunk in work.chunks] == [(0, 128), (1, 40), (2, 88)]
+    alone = Scheduler(Boundless(), 8, Pace(None, None, most=256), 1 << 20, mixes=True)
+    alone.add(request(0, 5000))
+    assert alone.next() == Extend(alone.running[0], 256)
+
+
+def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
+    scheduler = Scheduler(Boundless(), 8, Pace(100), 1 << 20, mixes=True)
+    for name, tokens in ((0, 250), (1, 130), (2, 30)):
+        scheduler.add(request(name, tokens))
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    while any(r.stored < len(r.prompt) for r in (*scheduler.running, *scheduler.waiting)):
+        work = scheduler.next()
+        assert isinstance(work, Extend | Mixed)
+        for chunk in (work,) if isinstance(work, Extend) else work.chunks:
+            seen[chunk.request.id].append(chunk.end)
+        scheduler.done(work)
+        for r in scheduler.running:
+            if r.stored == r.total:
+                r.output.append(0)
+    assert seen == {0: [100, 200, 250], 1: [100, 130], 2: [30]}
