@@ -14,6 +14,8 @@ from coattn.serve.tools.family import THINK, THOUGHT, Family
 
 Json = dict[str, Any]
 ANY = r"/(?s:.*)/"
+SOLID = r"/(\S(?s:.*))?/"
+"""Text that does not begin with white space."""
 
 
 class Lark:
@@ -90,7 +92,7 @@ def tools_grammar(
             start = f"TEXT ({whole})?"
         else:
             # the text before a call ends with the marker: one word, so that the lexer need not choose between two
-            lark.rule(f"before[suffix={json.dumps(family.marker)}]", ANY)
+            lark.rule(f"before[suffix={json.dumps(family.marker)}]", SOLID if thinks else ANY)
             heads = [family.written(name) for name in names]
             rest = [head if family.first else head.removeprefix(family.marker) for head in heads]
             start = f"TEXT | before {calls(family.first.removeprefix(family.marker), rest)}"
@@ -113,7 +115,7 @@ def _text(lark: Lark, family: Family, thinks: bool) -> str:
     marker = re.escape(family.marker).replace("/", r"\/")
     inner = f"(?s:.*){marker}(?s:.*)" if family.anywhere else rf"\s*{marker}(?s:.*)"
     # after a thought, white space belongs to neither the text nor the call
-    text = rf"{r'/(\S(?s:.*))?/' if thinks else ANY} & ~/{inner}/"
+    text = f"{SOLID if thinks else ANY} & ~/{inner}/"
     return text if not thinks or lark.is_special(THINK) else f"{text} & ~/{THINK}(?s:.*)/"
 
 
