@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import Count, Number, json_option, method_options, model_options, parse_settings
-from coattn.cli.output import err, is_piped, model_progress, print_json
+from coattn.cli.options import Count, Engine, engine_options, json_option, sampling_options
+from coattn.cli.output import err, is_piped, print_json
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import format_bytes
@@ -18,26 +18,17 @@ from coattn.units import format_bytes
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--file", "file", metavar="FILE", help="Read the prompt from a file; with PROMPT, the file comes first.")
-@model_options
-@method_options()
-@click.option("--max-new-tokens", default=128, show_default=True, type=Count(1), help="Longest answer.")
-@click.option("--temperature", default=0.0, show_default=True, type=Number(0), help="0 is greedy.")
-@click.option("--top-p", type=Number(0, 1, min_open=True), help="Sample from the likeliest tokens of this mass.")
+@engine_options
+@sampling_options(128, 0.0, None)
 @click.option("--top-k", type=Count(1), help="Sample from so many of the likeliest tokens.")
 @click.option("--seed", type=Count(0), help="Makes sampling repeatable.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the model's chat template.")
 @click.option("--fidelity", is_flag=True, help="Also measure how close the answer's predictions are to full attention.")
 @json_option
 def generate(
+    engine: Engine,
     prompt: str | None,
     file: str | None,
-    model: str,
-    dtype: str,
-    device: str,
-    method: str,
-    gpu_kv: str | None,
-    host_kv: str | None,
-    settings: tuple[str, ...],
     max_new_tokens: int,
     temperature: float,
     top_p: float | None,
@@ -52,26 +43,19 @@ def generate(
     The prompt is PROMPT, a file, or standard input. At the end: tokens per second, KV bytes per tier and, if asked
     for, the fidelity to full attention, on stderr.
     """
-    from coattn.method import compose
-    from coattn.methods import find_method
-
-    params = parse_settings(settings)
-    row = find_method(method)
-    compose(row, **params)  # refuse before the model is loaded
+    row, params = engine.row, engine.params
     text = read_prompt(prompt, file)
     check_sampling(temperature, top_p, top_k)
 
     from coattn.engine.one import generate as run
     from coattn.engine.params import SamplingParams
     from coattn.hf.generate import encode_prompt
-    from coattn.hf.load import load
 
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p or 1.0, top_k=top_k or 0, seed=seed
     )
 
-    with model_progress() as show:
-        loaded = load(model, dtype=dtype, device=device, on_progress=show)
+    loaded = engine.load()
     ids = encode_prompt(loaded, text, raw)
     written: list[str] = []
     try:
@@ -80,8 +64,8 @@ def generate(
             ids,
             row,
             sampling=sampling,
-            gpu_kv=gpu_kv,
-            host_kv=host_kv,
+            gpu_kv=engine.gpu_kv,
+            host_kv=engine.host_kv,
             params=params,
             on_text=None if as_json else lambda piece: write(piece, written),
         )
@@ -89,7 +73,9 @@ def generate(
         if any(written):
             click.echo()  # the answer so far has a line of its own
         raise
-    measured = measure(loaded, result, row, gpu_kv=gpu_kv, host_kv=host_kv, **params) if fidelity else None
+    measured = (
+        measure(loaded, result, row, gpu_kv=engine.gpu_kv, host_kv=engine.host_kv, **params) if fidelity else None
+    )
     summary = {
         "text": result.text,
         "prompt_tokens": len(result.prompt_ids),

@@ -76,12 +76,14 @@ export function bytes(count) {
 
 function tiers(found) {
   const rows = [];
-  for (const [tier, each] of Object.entries(found)) {
+  for (const tier of ["gpu", "host"]) {
+    const each = found[tier];
+    if (!each) continue;
     const whole = each.capacity_bytes ?? each.held_bytes;
     const used = each.used_bytes ?? each.held_bytes;
     if (!whole && !used) continue;
     const line = document.createElement("div");
-    line.textContent = `${tier === "gpu" ? "GPU" : "DRAM"}: ${bytes(used)} of ${each.capacity_bytes === null ? "no limit" : bytes(whole)}`;
+    line.textContent = `${tier === "gpu" ? "GPU" : "DRAM"}: ${bytes(used)} of ${each.capacity_bytes === null ? "no limit" : bytes(whole)}; the engine holds ${bytes(each.held_bytes)}`;
     const bar = document.createElement("div");
     bar.className = "bar";
     const part = document.createElement("div");
