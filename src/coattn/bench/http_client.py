@@ -1,4 +1,4 @@
-"""Sends a stream of requests to a server and tells when every token came. A process of its own, by the standard library.
+"""Sends a stream of requests to a server and tells when every token came; by the standard library alone.
 
 Run as a file: URL as its argument, a JSON object on stdin, one on stdout; see `bench/http.py`.
 """

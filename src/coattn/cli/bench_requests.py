@@ -123,15 +123,16 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
     table = Table(title=f"{result['model']}, {len(result['stream'])} requests, {'; '.join(result['simulated'])}")
-    for name in ("method", "seconds", "x floor", "tokens/s", "x LLM", "first token, s", "p99", "between, ms", "p99", "queue, s",
-                 "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
+    for name in ("method", "seconds", "x floor", "tokens/s", "x LLM", "first token, s", "p99", "between, ms", "p99",
+                 "queue, s", "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in result["rows"]:
         if "refused" in row:
             table.add_row(row["method"], row["refused"])
             continue
         table.add_row(
-            row["method"] + (" over HTTP" if "over" in row else ""), _number(row["total_s"], ".2f"), _number(row.get("floor_ratio"), ".2f"),
+            row["method"] + (" over HTTP" if "over" in row else ""), _number(row["total_s"], ".2f"),
+            _number(row.get("floor_ratio"), ".2f"),
             _number(row["tokens_per_s"], ",.1f"), _number(row.get("llm_ratio"), ".3f"),
             _number(row["ttft_median_s"], ".2f"),
             _number(row["ttft_p99_s"], ".2f"),
