@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.small import small
 
 from coattn.bench import request_figure, stream
 from coattn.bench.requests import PEER, Setting, Track, floor_s, rows_of, spread, summary
@@ -96,3 +97,21 @@ def test_a_stream_under_methods_and_transformers(tmp_path: Path) -> None:
     result = {"rows": rows, "model": "tiny", "hardware": {"cpu": "x", "gpu": None, "cores": 2}}
     request_figure.draw(result, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_the_same_requests_over_http() -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("llguidance")
+    from coattn.bench.http import run_served
+
+    model = small().cpu()
+    items = [Item(0.02 * i, 12 + i, 5) for i in range(6)]
+    plain, served = rows_of(model, [("full", {"block": 8})], items, Setting(2, 64, None, None, {}), 0, run_served)
+    assert served["over"] == "http"
+    for row in (plain, served):
+        assert (row["requests"], row["failed"], row["tokens"], row["new_tokens"]) == (6, 0, 30, 30), row["errors"]
+        assert [line["new_tokens"] for line in row["timeline"]] == [5] * 6
+    assert served["llm_ratio"] == served["tokens_per_s"] / plain["tokens_per_s"]
+    assert served["ttft_median_s"] > 0
+    refused = list(rows_of(model, [("full", {"block": 0})], items, Setting(2, 64, None, None, {}), 0, run_served))
+    assert [list(row) for row in refused] == [["method", "params", "refused"]]

@@ -41,6 +41,7 @@ def test_dependencies_are_those_of_the_project() -> None:
         *PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"]["dev"],
         *PROJECT["project"]["optional-dependencies"]["eval"],
+        *PROJECT["project"]["optional-dependencies"]["checks"],
         *PROJECT["build-system"]["requires"],
     ]
     assert listed == dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in wanted)  # type: ignore[union-attr]

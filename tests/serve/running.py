@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2 as httpx
 from tests.engine.small import llm
+from tests.serve import published
 
 import coattn
 from coattn.serve.lifecycle import Service
@@ -61,7 +62,10 @@ class Running:
         self.until(lambda: not self.llm.engine._live and not self.llm.engine._arrived)
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        return self.client.post(path, json=body, **more)
+        """What comes back has the published form."""
+        got = self.client.post(path, json=body, **more)
+        published.check(path, got.status_code, got.text)
+        return got
 
 
 @contextmanager

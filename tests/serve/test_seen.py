@@ -75,9 +75,13 @@ def test_status_and_live_show_requests_as_they_run(server: Running) -> None:
     for each in live:
         assert set(each) == {
             "id", "state", "priority", "age_s", "prompt_tokens", "stored_tokens", "new_tokens", "limit_tokens",
-            "preemptions", "kv_bytes",
+            "preemptions", "kv_bytes", "cells",
         }  # fmt: skip
         assert each["state"] in ("waiting", "reading", "decoding")
+        cells = each["cells"]
+        if cells is not None:
+            assert cells["where"] == "g" * -(-each["stored_tokens"] // 8)
+            assert (cells["attended"], cells["attended_from"]) == ("9" * len(cells["where"]), "all")
     assert live[-1]["new_tokens"] >= live[0]["new_tokens"]
     assert any(state["tiers"]["gpu"]["used_bytes"] for state in seen)
     steps = [state["step"] for state in seen if state["step"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,9 @@ def prompts_of(items: Sequence[Item], vocabulary: int, seed: int) -> list[list[i
     return [torch.randint(0, vocabulary, (item.prompt_tokens,), generator=generator).tolist() for item in items]
 
 
-def run_method(
-    model: Any, method: str, params: dict[str, Any], items: list[Item], prompts: list[list[int]], setting: Setting
-) -> dict[str, Any]:
-    """One row. Raises CoattnError for a method or a request that cannot run at all."""
-    with LLM(
+def open_llm(model: Any, method: str, params: dict[str, Any], setting: Setting) -> LLM:
+    """The engine of a row, over token ids."""
+    return LLM(
         (model, None),
         method,
         gpu_kv=setting.gpu_kv,
@@ -70,17 +68,26 @@ def run_method(
         reuse=False,  # a prompt that comes twice is read twice
         **setting.options,
         **params,
-    ) as llm:
+    )
+
+
+def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What an engine did between two reports."""
+    return {name: after[name] - before[name] for name in ("preemptions", "prefill_steps", "decode_steps", "new_tokens")}
+
+
+def run_method(
+    model: Any, method: str, params: dict[str, Any], items: list[Item], prompts: list[list[int]], setting: Setting
+) -> dict[str, Any]:
+    """One row. Raises CoattnError for a method or a request that cannot run at all."""
+    with open_llm(model, method, params, setting) as llm:
         llm.warm_up()
         # kernels are chosen and compiled on the first prompt: not what is measured
         llm.generate([prompts[0]], SamplingParams(max_new_tokens=2, ignore_eos=True))
         before = llm.report()
         begin = time.perf_counter()
         tracks = _play(llm, items, prompts, begin)
-        after = llm.report()
-        counts = {
-            name: after[name] - before[name] for name in ("preemptions", "prefill_steps", "decode_steps", "new_tokens")
-        }
+        counts = counted(before, llm.report())
         tiers = {f"{tier}_kv_peak": llm.ledger.peak[tier] for tier in llm.ledger.peak}
     return {"method": method, "params": params, **summary(tracks, begin), **counts, **tiers}
 
@@ -234,16 +241,32 @@ def floor_s(model: Any, items: list[Item], max_batch: int) -> dict[str, float]:
     return {"prompts_s": prompts, "decode_s": decode, "floor_s": max(prompts + decode, last)}
 
 
+Run = Callable[[Any, str, dict[str, Any], list[Item], list[list[int]], Setting], dict[str, Any]]
+
+
 def rows_of(
-    model: Any, methods: Sequence[tuple[str, dict[str, Any]]], items: list[Item], setting: Setting, seed: int
+    model: Any,
+    methods: Sequence[tuple[str, dict[str, Any]]],
+    items: list[Item],
+    setting: Setting,
+    seed: int,
+    served: Run | None = None,
 ) -> Any:
-    """Yields a row for each method, `refused` where it cannot run."""
+    """Yields a row for each method, `refused` where it cannot run; with `served`, one more over HTTP."""
     prompts = prompts_of(items, int(model.config.vocab_size), seed)
     for method, params in methods:
-        try:
-            if method == PEER:
-                yield run_peer(model, items, prompts, setting)
-            else:
-                yield run_method(model, method, params, items, prompts, setting)
-        except (CoattnError, torch.OutOfMemoryError) as error:
-            yield {"method": method, "params": params, "refused": " ".join(str(error).split())[:300]}
+        runs = [run_method] if served is None or method == PEER else [run_method, served]
+        speed = None
+        for run in runs:
+            try:
+                if method == PEER:
+                    yield run_peer(model, items, prompts, setting)
+                    continue
+                row = run(model, method, params, items, prompts, setting)
+            except (CoattnError, torch.OutOfMemoryError) as error:
+                yield {"method": method, "params": params, "refused": " ".join(str(error).split())[:300]}
+                break
+            if speed and row["tokens_per_s"]:
+                row["llm_ratio"] = row["tokens_per_s"] / speed
+            speed = row["tokens_per_s"]
+            yield row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from coattn.cli.bench import bench
 from coattn.cli.options import Count, Number, is_given, json_option, parse_settings
 from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.cli.serve import check_serve
 from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.units import format_bytes, parse_bytes
@@ -41,6 +43,8 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--target-ms", type=Number(0, min_open=True), help="Most time between two tokens while prompts are read.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--http", is_flag=True, help="Also serve every method over HTTP, to clients in another process.")
+@click.option("--url", help="Also send the requests to this server; COATTN_API_KEY holds its key.")
 @click.option("--no-floor", is_flag=True, help="Leave the floor out, and the measurements it needs.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a timeline beside it.")
 @json_option
@@ -52,7 +56,10 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
     if options["max_batch"] > MOST_BATCH:
         raise ConfigError(f"--max-batch is {options['max_batch']:,}.", f"Give {MOST_BATCH:,} or less.")
 
-    from coattn.bench import request_figure, stream
+    if options["http"]:
+        check_serve()
+
+    from coattn.bench import http, request_figure, stream
     from coattn.bench import requests as bench_requests
     from coattn.hf.load import choose_device, choose_dtype, load
     from coattn.hf.random_model import random_model
@@ -81,13 +88,17 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
     floor = None if options["no_floor"] else bench_requests.floor_s(model, items, setting.max_batch)
     rows: list[dict[str, Any]] = []
-    with progress("methods", len(methods)) as bar:
-        for row in bench_requests.rows_of(model, methods, items, setting, options["seed"]):
+    with progress("rows", len(methods) * (2 if options["http"] else 1)) as bar:
+        served = http.run_served if options["http"] else None
+        for row in bench_requests.rows_of(model, methods, items, setting, options["seed"], served):
             if floor is not None and "total_s" in row:
                 row["floor_ratio"] = row["total_s"] / floor["floor_s"]
             rows.append(row)
             keep(path, rows=rows)
             bar.advance(bar.task_ids[0])
+    if options["url"]:
+        prompts = bench_requests.prompts_of(items, int(model.config.vocab_size), options["seed"])
+        rows.append(http.run_url(options["url"], os.environ.get("COATTN_API_KEY"), items, prompts))
     simulated = ["random tokens"] if options["model"] else ["random weights", "random tokens"]
     result = {
         "rows": rows,
@@ -112,16 +123,18 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
     table = Table(title=f"{result['model']}, {len(result['stream'])} requests, {'; '.join(result['simulated'])}")
-    for name in ("method", "seconds", "x floor", "tokens/s", "first token, s", "p99", "between, ms", "p99", "queue, s",
-                 "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
+    for name in ("method", "seconds", "x floor", "tokens/s", "x LLM", "first token, s", "p99", "between, ms", "p99",
+                 "queue, s", "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in result["rows"]:
         if "refused" in row:
             table.add_row(row["method"], row["refused"])
             continue
         table.add_row(
-            row["method"], _number(row["total_s"], ".2f"), _number(row.get("floor_ratio"), ".2f"),
-            _number(row["tokens_per_s"], ",.1f"), _number(row["ttft_median_s"], ".2f"),
+            row["method"] + (" over HTTP" if "over" in row else ""), _number(row["total_s"], ".2f"),
+            _number(row.get("floor_ratio"), ".2f"),
+            _number(row["tokens_per_s"], ",.1f"), _number(row.get("llm_ratio"), ".3f"),
+            _number(row["ttft_median_s"], ".2f"),
             _number(row["ttft_p99_s"], ".2f"),
             _number(row["between_median_s"], ".1f", 1e3), _number(row["between_p99_s"], ".1f", 1e3),
             _number(row["queue_median_s"], ".2f"), str(row["preemptions"]), str(row["failed"]),

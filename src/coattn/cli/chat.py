@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coattn.cli.options import Count, Number, is_given, method_options, model_options, parse_settings
-from coattn.cli.output import err, model_progress
+from coattn.cli.options import Engine, engine_options, is_given, length_option, sampling_options
+from coattn.cli.output import err
 from coattn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,23 +22,14 @@ ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "max_len
 
 
 @click.command()
-@model_options
-@method_options()
-@click.option("--max-length", type=Count(2), help="Tokens of the conversation; by default the model's, at most 8,192.")
+@engine_options
+@length_option("the conversation")
 @click.option("--url", help="Talk to this server instead, such as http://127.0.0.1:8000; COATTN_API_KEY holds its key.")
 @click.option("--session", metavar="NAME", help="Go on with the session of this name, and save it at the end.")
 @click.option("--system", metavar="TEXT", help="A message that comes before the conversation.")
-@click.option("--max-new-tokens", default=1024, show_default=True, type=Count(1), help="Longest answer.")
-@click.option("--temperature", default=0.7, show_default=True, type=Number(0), help="0 is greedy.")
-@click.option("--top-p", default=0.95, show_default=True, type=Number(0, 1, min_open=True), help="Mass sampled from.")
+@sampling_options(1024, 0.7, 0.95)
 def chat(
-    model: str,
-    dtype: str,
-    device: str,
-    method: str,
-    gpu_kv: str | None,
-    host_kv: str | None,
-    settings: tuple[str, ...],
+    engine: Engine,
     max_length: int | None,
     url: str | None,
     session: str | None,
@@ -62,9 +53,15 @@ def chat(
             raise ConfigError(f"--{option} is for an engine, but --url names a server.", "Leave one of them out.")
         from coattn.chat.remote import Remote
 
+<<<<<<< HEAD
         partner = Remote(url, os.environ.get("COATTN_API_KEY"), model if is_given("model") else None, session)
     else:
         partner = local(model, dtype, device, method, gpu_kv, host_kv, settings, max_length, session)
+=======
+        partner = Remote(url, os.environ.get("COATTN_API_KEY"), engine.model if is_given("model") else None)
+    else:
+        partner = local(engine, max_length)
+>>>>>>> serve2
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` its history and its editing)
     try:
@@ -74,6 +71,7 @@ def chat(
         partner.close()
 
 
+<<<<<<< HEAD
 def local(
     model: str,
     dtype: str,
@@ -95,19 +93,27 @@ def local(
 
     params = parse_settings(settings)
     compose(find_method(method), **params)  # refuse before the model is loaded
+=======
+def local(engine: Engine, max_length: int | None) -> Partner:
+    """An engine for one conversation. The method's settings hold for the first method only."""
+    _ = engine.row  # refuse before the model is loaded
+>>>>>>> serve2
 
     from coattn.chat.local import Local
     from coattn.engine.llm import LLM
-    from coattn.hf.load import load
 
-    with model_progress() as show:
-        loaded = load(model, dtype=dtype, device=device, on_progress=show)
+    loaded = engine.load()
 
     def open_engine(name: str) -> LLM:
-        own = params if name == method else {}
-        return LLM(loaded, name, gpu_kv=gpu_kv, host_kv=host_kv, max_batch=1, max_length=max_length, **own)
+        own = engine.params if name == engine.method else {}
+        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
+        return LLM(loaded, name, max_batch=1, max_length=max_length, **budgets, **own)
 
+<<<<<<< HEAD
     return Local(open_engine, method, session)
+=======
+    return Local(open_engine, engine.method)
+>>>>>>> serve2
 
 
 def read(prompt: str) -> str:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from coattn.cli.output import model_progress
 from coattn.errors import ConfigError
 from coattn.part import MOST
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from coattn.hf.load import Loaded
+    from coattn.method import Method
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,6 +79,7 @@ def method_options(default: str = "full") -> Callable[[F], F]:
     return decorate
 
 
+<<<<<<< HEAD
 def weights_option(command: F) -> F:
     """--weights-on-gpu."""
     return click.option(
@@ -79,6 +88,80 @@ def weights_option(command: F) -> F:
         metavar="SHARE",
         help="Share of the layers' weights that GPU memory holds at a time; the others are brought in from DRAM.",
     )(command)
+=======
+@dataclass(frozen=True)
+class Engine:
+    """What `engine_options` were given: a model, and the method it runs under."""
+
+    model: str
+    dtype: str
+    device: str
+    method: str
+    gpu_kv: str | None
+    host_kv: str | None
+    settings: tuple[str, ...]
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        """The method's parameters."""
+        return parse_settings(self.settings)
+
+    @cached_property
+    def row(self) -> Method:
+        """The method. Raises what is wrong with it, its parameters or the sizes, before a model is loaded."""
+        from coattn.method import compose
+        from coattn.methods import find_method
+
+        found = find_method(self.method)
+        compose(found, **self.params)
+        for name, given in (("--gpu-kv", self.gpu_kv), ("--host-kv", self.host_kv)):
+            parse_bytes(given, name)
+        return found
+
+    def load(self) -> Loaded:
+        """The model, with a bar on stderr while it is fetched or converted."""
+        from coattn.hf.load import load
+
+        with model_progress() as show:
+            return load(self.model, dtype=self.dtype, device=self.device, on_progress=show)
+
+
+def engine_options(command: F) -> F:
+    """The options of a model and of a method, as one argument `engine`."""
+    names = [each.name for each in fields(Engine)]
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        return command(engine=Engine(**{name: given.pop(name) for name in names}), **given)
+
+    return model_options(method_options()(cast("F", run)))
+
+
+def length_option(what: str) -> Callable[[F], F]:
+    """--max-length."""
+    return click.option("--max-length", type=Count(2), help=f"Tokens of {what}; by default the model's, at most 8,192.")
+
+
+def sampling_options(tokens: int, temperature: float, top_p: float | None) -> Callable[[F], F]:
+    """--max-new-tokens, --temperature, --top-p, with these defaults."""
+
+    def decorate(command: F) -> F:
+        for option in (
+            click.option(
+                "--top-p",
+                default=top_p,
+                show_default=top_p is not None,
+                type=Number(0, 1, min_open=True),
+                help="Sample from the likeliest tokens of this mass.",
+            ),
+            click.option("--temperature", default=temperature, show_default=True, type=Number(0), help="0 is greedy."),
+            click.option("--max-new-tokens", default=tokens, show_default=True, type=Count(1), help="Longest answer."),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+>>>>>>> serve2
 
 
 def json_option(command: F) -> F:

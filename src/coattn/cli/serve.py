@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+<<<<<<< HEAD
 from coattn.cli.options import Count, Number, method_options, model_options, parse_settings, weights_option
 from coattn.cli.output import err, model_progress
+=======
+from coattn.cli.options import Count, Engine, Number, engine_options, length_option
+from coattn.cli.output import err
+>>>>>>> serve2
 from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import parse_bytes
@@ -25,11 +30,15 @@ KEY = "COATTN_API_KEY"
 
 
 @click.command()
+<<<<<<< HEAD
 @model_options
 @method_options()
 @weights_option
+=======
+@engine_options
+>>>>>>> serve2
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
-@click.option("--max-length", type=Count(2), help="Tokens of a sequence; by default the model's, at most 8,192.")
+@length_option("a sequence")
 @click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
 @click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -47,6 +56,7 @@ KEY = "COATTN_API_KEY"
 @click.option("--warm-up", is_flag=True, help="Capture all decode steps before the first request.")
 @click.option("--verbose", is_flag=True, help="Also log what is of interest to developers.")
 def serve(
+<<<<<<< HEAD
     model: str,
     dtype: str,
     device: str,
@@ -55,6 +65,9 @@ def serve(
     host_kv: str | None,
     settings: tuple[str, ...],
     weights_on_gpu: float | None,
+=======
+    engine: Engine,
+>>>>>>> serve2
     max_batch: int,
     max_length: int | None,
     chunk: int | None,
@@ -72,24 +85,13 @@ def serve(
     warm_up: bool,
     verbose: bool,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API.
+    """Serve a model over HTTP with OpenAI's API, and a page at /.
 
     /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
     /v1/coattn/status and /v1/coattn/live. SIGTERM lets running requests end; a second one does not.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"coattn serve needs {', '.join(missing)}, which is not installed.", 'Run `pip install "coattn[serve]"`.'
-        )
-    from coattn.method import compose
-    from coattn.methods import find_method
-
-    params = parse_settings(settings)
-    row = find_method(method)
-    compose(row, **params)  # refuse before the model is loaded
-    for name, given in (("--gpu-kv", gpu_kv), ("--host-kv", host_kv)):
-        parse_bytes(given, name)
+    check_serve()
+    row, params = engine.row, engine.params
     keys = read_keys(api_key_file)
 
     import asyncio
@@ -121,9 +123,9 @@ def serve(
 
     def open_engine() -> LLM:
         from coattn.engine.llm import LLM
-        from coattn.hf.load import load
 
         if not loaded:  # after a failure the weights are still there
+<<<<<<< HEAD
             with model_progress() as show:
                 host = weights_on_gpu is not None
                 loaded.append(load(model, dtype=dtype, device=device, on_host=host, on_progress=show))
@@ -134,6 +136,11 @@ def serve(
             "max_length": max_length,
             **params,
         }
+=======
+            loaded.append(engine.load())
+        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
+        options: dict[str, Any] = {**budgets, "max_length": max_length, **params}
+>>>>>>> serve2
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()
@@ -146,6 +153,15 @@ def serve(
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)
+
+
+def check_serve() -> None:
+    """Raises ConfigError where packages of the extra `serve` are not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"Serving needs {', '.join(missing)}, which is not installed.", 'Run `pip install "coattn[serve]"`.'
+        )
 
 
 def read_keys(file: str | None) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ class Runner(Protocol):
     Tensors that a step returns are valid until the next one.
     """
 
+    runtime: Runtime
     slots: int
     """Sequences of the caches, known as `0 .. slots - 1`."""
     best: list[int] | None

@@ -12,17 +12,17 @@ HALF = "\ufffd"
 class Pieces:
     """One answer's tokens in, its text out in pieces that add up to what the tokenizer makes of all of them at once.
 
-    Special tokens have no text. Without a tokenizer there is no text at all.
+    Special tokens have no text unless `special` asks for it. Without a tokenizer there is no text at all.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, special: bool = False) -> None:
+        self.tokenizer, self._skip = tokenizer, not special
         self.ids: list[int] = []
         self.emitted = 0
         """Characters handed out so far."""
         self._start, self._read = 0, 0  # ids up to `_read` are text; those from `_start` are its context
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._stream: Any = _stream() if self._backend is not None else None
+        self._stream: Any = _stream(self._skip) if self._backend is not None else None
 
     def push(self, token: int) -> str:
         """The text that became final with this token, often none."""
@@ -63,8 +63,8 @@ class Pieces:
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._backend is not None:
-            return str(self._backend.decode(list(ids), skip_special_tokens=True))
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            return str(self._backend.decode(list(ids), skip_special_tokens=self._skip))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=self._skip, clean_up_tokenization_spaces=False))
 
 
 class StopText:
@@ -115,8 +115,8 @@ class StopText:
 class TextStream:
     """`Pieces`, then `StopText`."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self._pieces, self._stop = Pieces(tokenizer), StopText(stops)
+    def __init__(self, tokenizer: Any, stops: Sequence[str], special: bool = False) -> None:
+        self._pieces, self._stop = Pieces(tokenizer, special), StopText(stops)
         self.parts: list[str] = []
 
     @property
@@ -147,9 +147,9 @@ class TextStream:
         return text
 
 
-def _stream() -> Any:
+def _stream(skip: bool) -> Any:
     try:
         from tokenizers.decoders import DecodeStream
     except ImportError:
         return None
-    return DecodeStream(skip_special_tokens=True)
+    return DecodeStream(skip_special_tokens=skip)

@@ -33,7 +33,7 @@ class Handle:
     ) -> None:
         self.request = request
         self.draws = Draws(request.params, request.prompt, ends, guide)
-        self.text = TextStream(tokenizer, request.params.stop)
+        self.text = TextStream(tokenizer, request.params.stop, not request.params.skip_special_tokens)
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self._ends, self._notify, self._step, self._cancel = ends, notify, step, cancel
         self._deltas: deque[RequestOutput] | None = deque() if streams else None

@@ -52,6 +52,8 @@ class SamplingParams:
     them; `max_new_tokens` and the output count it alone."""
     min_new_tokens: int = 0
     """Before so many tokens no end token can come and no stop string counts."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text; end tokens always are."""
 
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens, 1)
@@ -72,8 +74,10 @@ class SamplingParams:
             check_count("seed", self.seed, 0, MOST_SEED)
         if self.logprobs is not None:
             check_count("logprobs", self.logprobs, 0)
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}, which is not a yes or no.", "Give True or False.")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            given = getattr(self, name)
+            if not isinstance(given, bool):
+                raise ConfigError(f"{name} is {given!r}, which is not a yes or no.", "Give True or False.")
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "feed", _ids("feed", self.feed))

@@ -17,7 +17,7 @@ from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError
 from coattn.serve.gate import Gate, local_hosts
-from coattn.serve.routes import chat, completions, health, live, models, tokens
+from coattn.serve.routes import chat, completions, health, live, models, page, responses, tokens
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.schema.completion import CompletionRequest
 from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
@@ -30,6 +30,8 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     """The app of one server."""
     app = FastAPI(title="coattn", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = Context(settings, engine)
+    _get(app, "/", page.index)
+    _get(app, "/page/{name:path}", page.part)
     _get(app, "/health", health.health)
     _get(app, "/ready", health.ready)
     _get(app, "/metrics", health.metrics)
@@ -39,6 +41,7 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     _get(app, "/v1/coattn/live", live.follow)
     _post(app, "/v1/chat/completions", chat.chat, ChatRequest)
     _post(app, "/v1/completions", completions.completions, CompletionRequest)
+    app.add_api_route("/v1/responses", responses.responses, methods=["POST"], include_in_schema=False)
     _post(app, "/tokenize", tokens.tokenize, TokenizeRequest)
     _post(app, "/detokenize", tokens.detokenize, DetokenizeRequest)
     app.add_exception_handler(ApiError, _told)

@@ -32,9 +32,18 @@ def check_fields(body: Sampling, settings: Settings, prompts: int) -> int:
 
 
 def params(
-    body: Sampling, llm: LLM, longest: int, tokens: int | None, default: int | None, top: int | None
+    body: Sampling,
+    llm: LLM,
+    longest: int,
+    tokens: int | None,
+    default: int | None,
+    top: int | None,
+    special: bool = False,
 ) -> SamplingParams:
-    """longest: tokens of the longest prompt; tokens: of the answer, if given; top: log-probabilities per token."""
+    """longest: tokens of the longest prompt; tokens: of the answer, if given; top: log-probabilities per token.
+
+    special: special tokens are part of the text.
+    """
     room = llm.max_length - longest
     if tokens is not None and tokens > room:
         raise invalid(
@@ -65,6 +74,7 @@ def params(
         ignore_eos=bool(body.ignore_eos),
         seed=None if body.seed is None else body.seed & SEEDS,
         logprobs=None if top is None else min(top, llm.vocabulary),
+        skip_special_tokens=not special,
     )
 
 

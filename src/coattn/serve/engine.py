@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from coattn.engine.llm import LLM
 from coattn.errors import CoattnError, EngineError
 from coattn.serve.errors import ApiError, unavailable
+from coattn.trace.blocks import Seen
 from coattn.trace.step import StepTrace
 from coattn.types import Tier
 
@@ -62,6 +63,9 @@ class EngineThread:
         self.sample: Sample | None = None
         self.watched = 0.0
         """Until when somebody wants samples with a trace, on the monotonic clock."""
+        self.followed = 0.0
+        """Until when somebody also wants to know which blocks are attended."""
+        self.seen: Seen | None = None
         self.calls: set[Call] = set()
         self._began: float | None = None
         self._stalled = False
@@ -124,6 +128,9 @@ class EngineThread:
                 self._stopping.wait(PAUSES[min(failed, len(PAUSES)) - 1])
                 continue
             failed = 0
+            self.seen = Seen(llm.runner.runtime)
+            if llm.not_captured is not None:  # a captured step would show itself once, when it is captured
+                llm.runner.runtime.probes.append(self.seen)
             self.llm = llm
             self._tell("ready", "")
             try:
@@ -157,6 +164,15 @@ class EngineThread:
         if self.sample is None or now - self.sample.at >= SAMPLE:
             trace = llm.trace() if now < self.watched else None
             self.sample = Sample(now, dict(llm.runner.free()), trace)
+            if self.seen is not None and now < self.followed:
+                self._look(llm, self.seen)
+
+    def _look(self, llm: LLM, seen: Seen) -> None:
+        if llm.not_captured is not None:
+            seen.wanted = True
+        else:
+            running = list(llm.engine.scheduler.running)
+            seen.look([(each.slot, each.stored) for each in running if each.slot is not None])
 
     def _flush(self) -> None:
         """One call into the event loop for all that a step brought."""

@@ -57,15 +57,32 @@ class Grammars:
         """-> makes a guide for one answer; None where any text will do. Raises ApiError 400. May take a second."""
         if wanted is None or wanted.type == "text":
             return None
-        grammar = self._grammar(wanted)
+        return self.guide(self._grammar(wanted), llm)
+
+    def guide(self, grammar: str, llm: LLM, param: str = "response_format") -> Callable[[], MatcherGuide]:
+        """grammar: as llguidance takes it. Raises ApiError 400 that names `param`."""
         with self._lock:
-            matcher = self._matcher(grammar, llm)
+            matcher = self._matcher(grammar, llm, param)
         return lambda: MatcherGuide(matcher.deep_copy(), llm.vocabulary, self._threads)
+
+    def schema(self, wanted: ResponseFormat | None) -> Any:
+        """The JSON schema that an answer must meet; None where it need not be JSON. Raises ApiError 400."""
+        if wanted is None or wanted.type not in ("json_object", "json_schema"):
+            return None
+        return json.loads(self._given(wanted))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _grammar(self, wanted: ResponseFormat) -> str:
+        text = self._given(wanted)
+        if wanted.type == "regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        if wanted.type == "grammar":
+            return str(LLMatcher.grammar_from_lark(text))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=FORM))
+
+    def _given(self, wanted: ResponseFormat) -> str:
         given: Any = {"type": "object"}
         if wanted.type == "json_schema":
             given = None if wanted.json_schema is None else wanted.json_schema.schema_
@@ -75,15 +92,15 @@ class Grammars:
         if given is None:
             raise invalid(param, f"response_format of type {wanted.type} needs its {wanted.type}.")
         text = given if isinstance(given, str) else json.dumps(given)
-        if len(text) > self.most:
-            raise invalid(param, f"The {wanted.type} has {len(text):,} characters, but {self.most:,} is the most.")
-        if wanted.type == "regex":
-            return str(LLMatcher.grammar_from_regex(text))
-        if wanted.type == "grammar":
-            return str(LLMatcher.grammar_from_lark(text))
-        return str(LLMatcher.grammar_from_json_schema(text, overrides=FORM))
+        self.check_size(text, param, wanted.type)
+        return text
 
-    def _matcher(self, grammar: str, llm: LLM) -> LLMatcher:
+    def check_size(self, text: str, param: str, what: str) -> None:
+        """Raises ApiError 400 for what is too long."""
+        if len(text) > self.most:
+            raise invalid(param, f"The {what} has {len(text):,} characters, but {self.most:,} is the most.")
+
+    def _matcher(self, grammar: str, llm: LLM, param: str) -> LLMatcher:
         if self._tokens is None or self._tokens[0] is not llm.tokenizer:
             self._tokens = (llm.tokenizer, _tokens(llm))
             self._kept.clear()
@@ -97,7 +114,7 @@ class Grammars:
             if not trial.is_error():
                 trial.compute_bitmask()
             if trial.is_error():
-                raise invalid("response_format", f"This form cannot be used: {_said(trial)}.")
+                raise invalid(param, f"This form cannot be used: {_said(trial)}.")
         self._kept[grammar] = made
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)

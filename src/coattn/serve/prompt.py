@@ -12,6 +12,8 @@ from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import invalid
 from coattn.serve.schema.chat import Message, Part, Tool
+from coattn.serve.tools.family import knows_tools
+from coattn.serve.tools.tell import tell
 
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
@@ -41,8 +43,11 @@ def from_messages(
     wrong = next((name for name in given if name in own or not name.isidentifier()), None)
     if wrong is not None:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs may not set {wrong[:80]!r}.")
-    if tools:
-        given["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+    listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+    if not knows_tools(llm.tokenizer):
+        plain = tell(plain, listed)
+    elif listed:
+        given["tools"] = listed
     if go_on:
         given["continue_final_message"] = True
         generation = False

@@ -13,6 +13,8 @@ from coattn.engine.llm import LLM
 from coattn.engine.request import Request
 from coattn.serve.answer.head import fingerprint
 from coattn.serve.context import Context
+from coattn.serve.measured import measured
+from coattn.trace.blocks import Seen, cells
 from coattn.trace.step import StepTrace
 
 Json = dict[str, Any]
@@ -43,6 +45,7 @@ def status(context: Context) -> Json:
             "max_batch": llm.runner.slots,
             "max_waiting": llm.engine.max_waiting,
             "captured": llm.not_captured is None,
+            "fidelity": None if row["exact"] else measured(row["method"], row["params"]),
         }
     return {**found, "live": live(context)}
 
@@ -50,7 +53,7 @@ def status(context: Context) -> Json:
 def live(context: Context) -> Json:
     """Requests, tiers, counts and the last sampled decode step."""
     engine = context.engine
-    engine.watched = time.monotonic() + WATCH
+    engine.watched = engine.followed = time.monotonic() + WATCH
     found: Json = {"time": time.time(), "state": engine.condition, "reason": engine.reason or None}
     llm, sample = engine.llm, engine.sample
     if llm is None:
@@ -70,12 +73,12 @@ def live(context: Context) -> Json:
         **found,
         "tiers": tiers,
         "counts": {name: report[name] for name in names},
-        "requests": [_request(llm, each) for each in requests],
+        "requests": [_request(llm, engine.seen, each) for each in requests],
         "step": None if sample is None or sample.trace is None else _step(sample.trace),
     }
 
 
-def _request(llm: LLM, request: Request) -> Json:
+def _request(llm: LLM, seen: Seen | None, request: Request) -> Json:
     state = "waiting" if request.slot is None else "decoding" if request.output else "reading"
     return {
         "id": request.id,
@@ -88,7 +91,19 @@ def _request(llm: LLM, request: Request) -> Json:
         "limit_tokens": request.limit,
         "preemptions": request.preemptions,
         "kv_bytes": dict(llm.runner.needs(request.stored)),
+        "cells": _cells(llm, seen, request),
     }
+
+
+def _cells(llm: LLM, seen: Seen | None, request: Request) -> Json | None:
+    """None while nothing of the request is stored. The engine may be at work on the tables that are read here."""
+    slot, tokens = request.slot, request.stored
+    if slot is None or not tokens:
+        return None
+    try:
+        return cells(llm.runner.runtime.groups[-1], seen, slot, tokens)
+    except (IndexError, KeyError, RuntimeError):  # it has just left
+        return None
 
 
 def _step(trace: StepTrace) -> Json:
@@ -104,6 +119,7 @@ def _step(trace: StepTrace) -> Json:
         "gpu_idle": round(trace.gpu_idle, 4),
         "cpu_busy": round(trace.cpu_busy, 4),
         "cpu": [{"layer": span.layer, "begin": ms(span.seen), "end": ms(span.done)} for span in trace.spans],
+        "pcie": [{"name": each.name, "begin": ms(each.begin), "end": ms(each.end)} for each in trace.crossings],
         "waits": [{"name": name, "begin": ms(begin), "end": ms(end)} for name, begin, end in trace.waits()],
     }
 

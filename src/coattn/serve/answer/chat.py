@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
 from coattn.serve.answer.head import about, head, total_usage
 from coattn.serve.answer.tokens import TokenTexts
+from coattn.serve.tools.reading import Reading, message
 
 Json = dict[str, Any]
 
 
 class ChatAnswer:
-    """Builds the answers to one chat."""
+    """Builds the answers to one chat. read: makes what takes an answer apart; None where all of it is text."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, llm: LLM, texts: TokenTexts, model: str, top: int | None) -> None:
-        self.llm, self.texts, self.top = llm, texts, top
+    def __init__(
+        self,
+        llm: LLM,
+        texts: TokenTexts,
+        model: str,
+        top: int | None,
+        read: Callable[[], Reading] | None = None,
+    ) -> None:
+        self.llm, self.texts, self.top, self._read = llm, texts, top, read
+        self._readings: dict[int, Reading] = {}
         self.head = head(llm, self.prefix, self.kind, model)
         self.chunk_head = {**self.head, "object": self.chunk_kind}
 
@@ -34,12 +43,12 @@ class ChatAnswer:
         }
 
     def choice(self, index: int, output: RequestOutput) -> Json:
-        message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
+        said = {"content": output.text} if self._read is None else message(self._read(), output.text)
         return {
             "index": index,
-            "message": message,
+            "message": {"role": "assistant", **said, "refusal": None, "annotations": []},
             "logprobs": self.logprobs(output),
-            "finish_reason": output.finish_reason,
+            "finish_reason": _reason(output, bool(said.get("tool_calls"))),
         }
 
     def first(self, index: int) -> Json | None:
@@ -48,13 +57,20 @@ class ChatAnswer:
 
     def part(self, index: int, delta: RequestOutput) -> Json | None:
         """What is new; None where there is nothing to show."""
-        if not delta.text and (self.top is None or not delta.token_ids):
+        said: Json = {"content": delta.text} if delta.text else {}
+        if self._read is not None:
+            if index not in self._readings:
+                self._readings[index] = self._read()
+            said = self._readings[index].feed(delta.text)
+        if not said and (self.top is None or not delta.token_ids):
             return None
-        return self.chunk(index, {"content": delta.text}, self.logprobs(delta), None)
+        return self.chunk(index, said, self.logprobs(delta), None)
 
     def last(self, index: int, output: RequestOutput) -> Json:
         """The chunk that ends an answer."""
-        found = self.chunk(index, {}, None, output.finish_reason)
+        reading = self._readings.get(index)
+        said = {} if reading is None else reading.finish()
+        found = self.chunk(index, said, None, _reason(output, reading is not None and reading.calls > 0))
         found["coattn"] = about(self.llm, [(index, output)])
         return found
 
@@ -71,3 +87,7 @@ class ChatAnswer:
             entry["top_logprobs"] = [self.texts.entry(*one) for one in each.top]
             entries.append(entry)
         return {"content": entries, "refusal": None}
+
+
+def _reason(output: RequestOutput, calls: bool) -> str | None:
+    return "tool_calls" if calls and output.finish_reason == "stop" else output.finish_reason

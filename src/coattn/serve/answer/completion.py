@@ -14,11 +14,22 @@ Json = dict[str, Any]
 
 
 class CompletionAnswer:
-    """Builds the answers to some prompts. echoes: text that comes before the answers to each prompt."""
+    """Builds the answers to some prompts. echoes: text that comes before the answers to each prompt.
+
+    ids: choices have the ids of their tokens.
+    """
 
     def __init__(
-        self, llm: LLM, texts: TokenTexts, model: str, top: int | None, echoes: Sequence[str], choices: int
+        self,
+        llm: LLM,
+        texts: TokenTexts,
+        model: str,
+        top: int | None,
+        echoes: Sequence[str],
+        choices: int,
+        ids: bool = False,
     ) -> None:
+        self._ids = ids
         self.llm, self.texts, self.top, self.echoes, self.choices = llm, texts, top, echoes, choices
         self.head = self.chunk_head = head(llm, "cmpl", "text_completion", model)
         self._offset: dict[int, int] = {}
@@ -29,6 +40,9 @@ class CompletionAnswer:
             self.choice(index, self.echo(index) + each.text, self.logprobs(index, each), each.finish_reason)
             for index, each in enumerate(outputs)
         ]
+        if self._ids:
+            for choice, each in zip(made, outputs, strict=True):
+                choice["token_ids"] = list(each.token_ids)
         return {
             **self.head,
             "choices": made,
@@ -43,9 +57,12 @@ class CompletionAnswer:
 
     def part(self, index: int, delta: RequestOutput) -> Json | None:
         """What is new; None where there is nothing to show."""
-        if not delta.text and (self.top is None or not delta.token_ids):
+        if not delta.text and not (delta.token_ids and (self._ids or self.top is not None)):
             return None
-        return self.chunk(index, delta.text, self.logprobs(index, delta), None)
+        found = self.chunk(index, delta.text, self.logprobs(index, delta), None)
+        if self._ids:
+            found["choices"][0]["token_ids"] = list(delta.token_ids)
+        return found
 
     def last(self, index: int, output: RequestOutput) -> Json:
         """The chunk that ends an answer."""

@@ -15,6 +15,7 @@ from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages
 from coattn.serve.respond import respond
 from coattn.serve.schema.chat import ChatRequest
+from coattn.serve.tools.use import Choice, Use, use
 
 
 async def chat(request: Request) -> Response:
@@ -27,20 +28,28 @@ async def chat(request: Request) -> Response:
     top = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
+    choice = Choice.of(body)
+    used: list[Use] = []
+
     def make(llm: LLM) -> Order:
         ids = from_messages(
             llm,
             body.messages,
             body.chat_template_kwargs,
+            choice.tools,
             generation=body.add_generation_prompt is not False,
             go_on=bool(body.continue_final_message),
         )
-        sampling = ask.params(body, llm, len(ids), most, None, top)
-        guide = here.grammars.compile(body.response_format, llm)
+        found = use(body, choice, llm, ids, here.grammars)
+        used.append(found)
+        sampling = ask.params(body, llm, len(ids), most, None, top, found.special)
         seconds = ask.timeout(body, here.settings)
-        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
+        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, found.guide)
 
-    return await respond(request, here, body, choices, make, lambda llm, _: ChatAnswer(llm, here.texts(llm), name, top))
+    def build(llm: LLM, _: Order) -> ChatAnswer:
+        return ChatAnswer(llm, here.texts(llm), name, top, used[0].read)
+
+    return await respond(request, here, body, choices, make, build)
 
 
 def check(body: ChatRequest) -> None:
@@ -49,10 +58,8 @@ def check(body: ChatRequest) -> None:
         raise invalid("chat_template", "A template is not taken from a request; the model's own is used.")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true.")
-    if body.tools and body.tool_choice != "none":
-        raise invalid("tools", "Tools cannot be called here. Leave tools out, or set tool_choice to none.")
     if body.functions:
-        raise invalid("functions", "Functions cannot be called here. Leave functions out.")
+        raise invalid("functions", "functions is an old name. Use tools.")
     if body.audio is not None:
         raise invalid("audio", "Answers are text here. Leave audio out.")
     if any(each != "text" for each in body.modalities or ()):

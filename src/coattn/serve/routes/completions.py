@@ -44,7 +44,8 @@ async def completions(request: Request) -> Response:
         return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
 
     def build(llm: LLM, _: Order) -> CompletionAnswer:
-        return CompletionAnswer(llm, here.texts(llm), name, body.logprobs, echoes, choices)
+        ids = bool(body.return_token_ids)
+        return CompletionAnswer(llm, here.texts(llm), name, body.logprobs, echoes, choices, ids)
 
     return await respond(request, here, body, choices * len(prompts), make, build)
 

@@ -81,6 +81,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Json] | None = None
     modalities: list[str] | None = None
     audio: Json | None = None

@@ -19,3 +19,5 @@ class CompletionRequest(Sampling):
     best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    """Choices also have the ids of their tokens, as `token_ids`."""

@@ -1,0 +1,199 @@
+"""An answer as it comes, taken apart: text, thoughts, calls. By Transformers' response parser.
+
+What it yields are OpenAI's deltas; added up they are the message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from typing import Any
+
+from coattn.serve.tools.family import Family
+
+Json = dict[str, Any]
+THOUGHTS = ("thinking", "reasoning", "reasoning_content")
+HEAD = re.compile(r'[\s\[,]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+LETTERS = string.ascii_letters + string.digits
+
+
+class CallText:
+    """The raw text of calls in JSON -> their names, and the text of their arguments as it comes."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        """Calls whose name is known."""
+        self._left = ""
+        self._inside = False
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def feed(self, text: str) -> list[tuple[str | None, str]]:
+        """`(name, "")` where a call begins, `(None, piece)` of its arguments."""
+        self._left += text
+        found: list[tuple[str | None, str]] = []
+        while self._left:
+            if not self._inside:
+                match = HEAD.match(self._left)
+                if match is None:
+                    break
+                found.append((json.loads(match[1]), ""))
+                self.started += 1
+                self._inside, self._left = True, self._left[match.end() :]
+            else:
+                end = self._end()
+                piece = self._left if end is None else self._left[:end]
+                found.append((None, piece))
+                self._left = "" if end is None else self._left[end:].lstrip().removeprefix("}")
+                self._inside = end is None
+        return found
+
+    def _end(self) -> int | None:
+        """Where the object ends that is being read."""
+        for i, letter in enumerate(self._left):
+            if self._quoted:
+                self._quoted = self._escaped or letter != '"'
+                self._escaped = not self._escaped and letter == "\\"
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return i + 1
+        return None
+
+
+class Reading:
+    """One answer. `feed` what came, then `finish`; each gives a delta, which may be empty."""
+
+    def __init__(self, parser: Any, family: Family | None) -> None:
+        self._parser, self._family = parser, family
+        self.calls = 0
+        self._text = CallText()
+        self._raw = ""
+        """Text of the last region of calls."""
+        self._blank = ""
+        """White space that is shown only if something follows it."""
+        self._spoke = False
+        """Whether the answer has had text."""
+        self._delta: Json = {}
+        self._take(parser.initial_events)
+        self._delta.clear()  # the prompt's own part was not written by the model
+
+    def feed(self, text: str) -> Json:
+        try:
+            self._take(self._parser.feed(text))
+        except ValueError:  # by a template of the model's own, of a call that is no JSON: the rest is text
+            self._parser = _Plain()
+        return self._taken()
+
+    def finish(self) -> Json:
+        try:
+            self._take(self._parser.finalize()[1])
+        except ValueError:  # likewise, cut off in the middle of a call
+            self._parser = _Plain()
+        return self._taken()
+
+    def _take(self, events: list[Json]) -> None:
+        for event in events:
+            field, kind = event["field"], event["type"]
+            if field == "tool_calls":
+                self._call(kind, event)
+            elif kind == "region_chunk" and field in THOUGHTS:
+                self._add("reasoning_content", event["text"])
+            elif kind == "region_chunk" and field == "content":
+                self._say(event["text"])
+
+    def _call(self, kind: str, event: Json) -> None:
+        if kind == "region_open":
+            self._text, self._raw, self._blank = CallText(), "", ""
+        elif kind == "region_chunk":
+            self._raw += event["text"]
+            for name, piece in self._text.feed(event["text"]):
+                self._begin(name) if name is not None else self._go_on(piece)
+        else:
+            value = event["value"] if isinstance(event["value"], list) else [event["value"]]
+            for each in value[self._text.started :]:
+                self._whole(each)
+
+    def _whole(self, call: Any) -> None:
+        """A call that was not seen to come."""
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        given = function.get("arguments", function.get("parameters", {}))
+        if isinstance(function.get("name"), str) and isinstance(given, dict):
+            self._begin(function["name"])
+            self._go_on(json.dumps(given, ensure_ascii=False))
+        elif not self._text.started:  # it looked like one, but is none
+            self._say(("" if self._family is None else self._family.marker) + self._raw)
+
+    def _begin(self, name: str) -> None:
+        given = {
+            "index": self.calls,
+            "id": new_id(None if self._family is None else self._family.id_length),
+            "type": "function",
+        }
+        self.calls += 1
+        self._delta.setdefault("tool_calls", []).append({**given, "function": {"name": name, "arguments": ""}})
+
+    def _go_on(self, piece: str) -> None:
+        listed = self._delta.setdefault("tool_calls", [])
+        if listed and listed[-1]["index"] == self.calls - 1:
+            listed[-1]["function"]["arguments"] += piece
+        else:
+            listed.append({"index": self.calls - 1, "function": {"arguments": piece}})
+
+    def _say(self, text: str) -> None:
+        text = self._blank + text
+        if not self._spoke or self.calls:  # what lies between a thought or a call and the text is no part of it
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._blank = text[len(shown) :]
+        if shown:
+            self._spoke = True
+            self._add("content", shown)
+
+    def _add(self, name: str, text: str) -> None:
+        self._delta[name] = self._delta.get(name, "") + text
+
+    def _taken(self) -> Json:
+        found, self._delta = self._delta, {}
+        return found
+
+
+class _Plain:
+    """All that comes is text."""
+
+    def feed(self, text: str) -> list[Json]:
+        return [{"type": "region_chunk", "field": "content", "text": text}] if text else []
+
+    def finalize(self) -> tuple[Json, list[Json]]:
+        return {}, []
+
+
+def message(reading: Reading, text: str) -> Json:
+    """A whole answer -> content, tool_calls, reasoning_content, as far as it has them."""
+    found: Json = {"content": None}
+    calls: list[Json] = []
+    for delta in (reading.feed(text), reading.finish()):
+        for name in ("content", "reasoning_content"):
+            if name in delta:
+                found[name] = (found.get(name) or "") + delta[name]
+        for each in delta.get("tool_calls", ()):
+            if each["index"] == len(calls):
+                calls.append({"id": each["id"], "type": "function", "function": dict(each["function"])})
+            else:
+                calls[each["index"]]["function"]["arguments"] += each["function"]["arguments"]
+    if calls:
+        found["tool_calls"] = calls
+    elif found["content"] is None:
+        found["content"] = ""
+    return found
+
+
+def new_id(length: int | None) -> str:
+    """Of a call."""
+    word = "".join(secrets.choice(LETTERS) for _ in range(length or 24))
+    return word if length else f"call_{word}"

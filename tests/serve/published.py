@@ -1,0 +1,61 @@
+"""Answers against OpenAI's published types, to the field.
+
+The types are those of OpenAI's Python package, which is generated from the published OpenAPI document. They let unknown
+fields pass; here only the ones that the docs name may.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.shared import ErrorObject
+from pydantic import BaseModel
+
+OURS = {"coattn", "prompt_progress", "token_ids", "reasoning_content"}
+"""Fields beside OpenAI's, as docs/serving.md has them."""
+WHOLE: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletion, "/v1/completions": Completion}
+PARTS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk, "/v1/completions": Completion}
+
+
+def check(path: str, status: int, text: str) -> None:
+    """A response of a resource that OpenAI has, too."""
+    if path not in WHOLE:
+        return
+    if status != 200:
+        fits(ErrorObject, json.loads(text)["error"])
+    elif not text.startswith("{"):
+        for line in text.splitlines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                fits(ErrorObject, chunk["error"]) if "error" in chunk else fits(PARTS[path], _ended(path, chunk))
+    else:
+        fits(WHOLE[path], json.loads(text))
+
+
+def fits(kind: type[BaseModel], given: Any) -> None:
+    """Has every field that must be there, of its type, and none that is not published or ours."""
+    found = kind.model_validate_json(json.dumps(given), strict=True)
+    unknown = sorted(extras(found))
+    assert not unknown, f"{kind.__name__}: {unknown}"
+
+
+def extras(value: Any) -> set[str]:
+    if isinstance(value, BaseModel):
+        own = {name for name in value.model_extra or {} if name not in OURS}
+        for name in type(value).model_fields:
+            own |= extras(getattr(value, name))
+        return own
+    if isinstance(value, list | tuple):
+        return {name for each in value for name in extras(each)}
+    return set()
+
+
+def _ended(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
+    """The package has one type for whole completions and their chunks, and says that they always have ended."""
+    if path == "/v1/completions":
+        for choice in chunk["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+    return chunk
