@@ -10,6 +10,7 @@ from coattn.index.averages import Averages
 from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
 from coattn.index.none import NoIndex
+from coattn.index.sketch import Sketch
 from coattn.part import Part
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
@@ -21,7 +22,9 @@ from coattn.select.oracle import Oracle
 from coattn.select.pq_top_p import PqTopP
 from coattn.select.prompt_top import PromptTop
 from coattn.select.random import Random
+from coattn.select.weight_floor import WeightFloor
 from coattn.upkeep.entries.entries import Entries
+from coattn.upkeep.fit import Fit
 from coattn.upkeep.last_queries import LastQueries
 from coattn.upkeep.none import NoUpkeep
 from coattn.upkeep.recall.recall import Recall
@@ -35,6 +38,7 @@ _ALL: tuple[type[Part], ...] = (
     Digests,
     Codes,
     Averages,
+    Sketch,
     Everything,
     MawThreshold,
     DigestTop,
@@ -42,6 +46,7 @@ _ALL: tuple[type[Part], ...] = (
     PromptTop,
     Oracle,
     Random,
+    WeightFloor,
     Gpu,
     Cpu,
     Pull,
@@ -52,6 +57,7 @@ _ALL: tuple[type[Part], ...] = (
     Recall,
     Entries,
     LastQueries,
+    Fit,
 )
 
 AXES = ("cache", "index", "select", "place", "schedule", "upkeep")
