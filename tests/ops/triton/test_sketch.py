@@ -29,11 +29,11 @@ def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
 @pytest.mark.parametrize(("planes", "group", "cap"), [(64, 3, None), (96, 1, 5.0)])
 def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None) -> None:
     torch.manual_seed(0)
-    rows, blocks, width = 3, 12, 40
+    rows, blocks, width = 3, 6, 18
     made = sketchers(4, planes)
     kept = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
-    tokens = torch.tensor([width * BLOCK, 0, 300], dtype=torch.int32)
+    tokens = torch.tensor([width * BLOCK, 0, 140], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
     want, want_lse = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap)

@@ -89,9 +89,7 @@ def score_sketch(
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     group, planes, n = q_heads // kv_heads, words * WORD, table.shape[1] * block
     plain = q.dtype == torch.float32
-    worth = torch.empty(
-        rows, q_heads, planes, dtype=torch.float32 if plain else torch.float16, device=q.device
-    )
+    worth = torch.empty(rows, q_heads, planes, dtype=torch.float32 if plain else torch.float16, device=q.device)
     rest = torch.empty(rows, q_heads, dtype=torch.float32, device=q.device)
     sizes = {"GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group))}
     precision = "ieee" if plain else "tf32"
