@@ -14,7 +14,7 @@ from coattn.state import Split
 
 @dataclass(frozen=True)
 class Taken:
-    """states: pieces of the entries that were attended, the last that of all others. count `[rows, kv_heads, splits]`."""
+    """states: pieces of the entries attended, the last that of all others. count `[rows, kv_heads, splits]`."""
 
     states: Split
     count: Tensor

@@ -28,7 +28,7 @@ def score_sketch(
         from coattn.ops.triton.sketch import score_sketch as kernel
 
         return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap)
-    (rows, q_heads, d), (_, kv_heads, block, _) = q.shape, kept.shape
+    (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
     found = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]

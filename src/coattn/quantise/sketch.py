@@ -11,6 +11,7 @@ head and shows in these tables alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,8 +30,8 @@ WORD = 32
 class Sketcher:
     """How keys of each KV head become planes, and what planes are worth to a query; leading dimensions may be added.
 
-    of: `[kv_heads, planes, d]`, start: `[kv_heads, planes]` float32: `of k - start` counts the steps of a plane's channel;
-    half: `[kv_heads, planes]` float32, half the steps that the channel has; bit: int32, which bit of the count it is.
+    of: `[kv_heads, planes, d]`, start: `[kv_heads, planes]` float32: `of k - start` counts the steps of a plane's
+    channel; half: `[kv_heads, planes]` float32, half the steps that the channel has; bit: int32, which bit of the count it is.
     worth: `[kv_heads, planes, d]`: a plane that is set adds `worth . q` to a score; base: `[kv_heads, d]` float32: with
     no plane set it is `base . q`.
     """
@@ -84,7 +85,7 @@ def unpack(words: Tensor) -> Tensor:
 
 
 def fit(keys: Tensor, moment: Tensor | None, planes: int, dtype: torch.dtype) -> Sketcher:
-    """keys `[n, kv_heads, d]`, a sample; moment `[kv_heads, d, d]`, the mean of `q q^T`; None: nothing is known of it."""
+    """keys `[n, kv_heads, d]`, a sample; moment `[kv_heads, d, d]`, the mean of `q q^T`, where it is known."""
     x = keys.transpose(0, 1).double()
     heads, _, d = x.shape
     mean = x.mean(1)
@@ -119,7 +120,7 @@ def _deal(spread: Tensor, planes: int) -> tuple[Tensor, Tensor, Tensor]:
 
     A bit more is worth less the more a channel has: the best ones of all are what one by one would be chosen.
     """
-    gain = torch.tensor([a - b for a, b in zip(LEFT, LEFT[1:], strict=False)], dtype=spread.dtype, device=spread.device)
+    gain = torch.tensor([a - b for a, b in pairwise(LEFT)], dtype=spread.dtype, device=spread.device)
     most = gain.numel()
     chosen = (spread[..., None] * gain).flatten(1).topk(planes, dim=1).indices.sort(1).values
     channel, nth = chosen // most, chosen % most

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class WeightFloor(Select):
     """Attends to all that lies on the GPU, and in DRAM to every entry whose estimated weight is at least a floor.
 
-    An entry left out has a weight below the floor, so the squares of all weights left out add up to less than the floor,
+    An entry left out has a weight below the floor, so the squares of all weights left out add up to less than that,
     and where the mean value stands in for them the output errs by about the root of that sum. For a given number of
     entries read in all heads together no other choice has a smaller sum. `quality` says how far the output may be from
     full attention's: 1 less its error, in units of the values' spread.
