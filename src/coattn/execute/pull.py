@@ -103,7 +103,7 @@ class Pull(Executor):
         return merge_states(states)
 
     def report(self, step: Step) -> dict[str, Any]:
-        """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads."""
+        """Single entries that the last step attended to, over its sequences: the mean over layers and KV heads."""
         if not self._taken:
             return {}
         counts = [float(count[: step.seqs].sum()) / count.shape[1] for count in self._taken.values()]
