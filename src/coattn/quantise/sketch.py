@@ -31,7 +31,7 @@ class Sketcher:
     """How keys of each KV head become planes, and what planes are worth to a query; leading dimensions may be added.
 
     of: `[kv_heads, planes, d]`, start: `[kv_heads, planes]` float32: `of k - start` counts the steps of a plane's
-    channel; half: `[kv_heads, planes]` float32, half the steps that the channel has; bit: int32, which bit of the count.
+    channel; half: `[kv_heads, planes]` float32, half the steps of the channel; bit: int32, which bit of the count.
     worth: `[kv_heads, planes, d]`: a plane that is set adds `worth . q` to a score; base: `[kv_heads, d]` float32: with
     no plane set it is `base . q`.
     """
