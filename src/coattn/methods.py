@@ -154,6 +154,17 @@ METHODS: dict[str, Method] = {
         ),
         _SCOUT,
         _HCATTENTION,
+        Method(
+            "auto",
+            cache="tiered",
+            index="sketch",
+            select="weight_floor",
+            place="pull",
+            upkeep="fit",
+            summary="Lossy, to a stated quality. KV in DRAM; a few bits of every key say which tokens matter to a "
+            "query; the GPU fetches those, the mean stands in for the rest.",
+            params={"window_blocks": 4},
+        ),
         replace(
             _HGCA,
             name="hgca-paper",

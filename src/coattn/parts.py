@@ -10,9 +10,10 @@ from coattn.index.averages import Averages
 from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
 from coattn.index.none import NoIndex
-from coattn.index.weights import LastWeights, Sums
 from coattn.index.partial_keys import PartialKeys
 from coattn.index.prompt_codes import PromptCodes
+from coattn.index.sketch import Sketch
+from coattn.index.weights import LastWeights, Sums
 from coattn.part import Part
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
@@ -27,10 +28,12 @@ from coattn.select.pq_top_p import PqTopP
 from coattn.select.prompt_top import PromptTop
 from coattn.select.random import Random
 from coattn.select.retrieval_heads import RetrievalHeads
+from coattn.select.weight_floor import WeightFloor
 from coattn.upkeep.entries.entries import Entries
 from coattn.upkeep.evict.heavy_hitters import HeavyHitters
 from coattn.upkeep.evict.one_set import OneSet
 from coattn.upkeep.first_queries import FirstQueries
+from coattn.upkeep.fit import Fit
 from coattn.upkeep.last_queries import LastQueries
 from coattn.upkeep.none import NoUpkeep
 from coattn.upkeep.prompt_books import PromptBooks
@@ -50,6 +53,7 @@ _ALL: tuple[type[Part], ...] = (
     LastWeights,
     PartialKeys,
     PromptCodes,
+    Sketch,
     Everything,
     MawThreshold,
     DigestTop,
@@ -60,6 +64,7 @@ _ALL: tuple[type[Part], ...] = (
     CodeTop,
     Oracle,
     Random,
+    WeightFloor,
     Gpu,
     Cpu,
     Pull,
@@ -74,6 +79,7 @@ _ALL: tuple[type[Part], ...] = (
     OneSet,
     FirstQueries,
     PromptBooks,
+    Fit,
 )
 
 AXES = ("cache", "index", "select", "place", "schedule", "upkeep")

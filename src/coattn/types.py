@@ -197,9 +197,28 @@ class Term:
     lse: Tensor
 
 
-Work = BlockWork | RowWork | Term
-KINDS = ("gpu", "host", "rows", "term")
-"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows in DRAM, known terms."""
+@dataclass(frozen=True)
+class ScoredWork:
+    """Entries in DRAM by what is estimated of them: those whose score reaches their head's bound, with their own keys.
+
+    An entry that one query head of a group wants is attended by all of them. Tensors on the query's device.
+
+    table: `[seqs, blocks]` int32 host block ids; tokens: `[seqs]` int32, entries to choose from.
+    scores: `[seqs, kv_heads, group, n]` float32; bound: `[seqs, q_heads]` float32.
+    mean: `[seqs, q_heads, d]` float32: the value that all others count as, under their scores.
+    """
+
+    kind = "scored"
+    table: Tensor
+    tokens: Tensor
+    scores: Tensor
+    bound: Tensor
+    mean: Tensor
+
+
+Work = BlockWork | RowWork | ScoredWork | Term
+KINDS = ("gpu", "host", "rows", "scored", "term")
+"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, scored rows there, known terms."""
 
 
 @dataclass(frozen=True)

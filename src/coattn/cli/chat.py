@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coattn.chat.base import Partner
     from coattn.engine.llm import LLM
 
-ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "max_length")
+ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights_on_gpu", "max_length")
 """Options of an engine in this process."""
 
 
@@ -53,15 +53,10 @@ def chat(
             raise ConfigError(f"--{option} is for an engine, but --url names a server.", "Leave one of them out.")
         from coattn.chat.remote import Remote
 
-<<<<<<< HEAD
-        partner = Remote(url, os.environ.get("COATTN_API_KEY"), model if is_given("model") else None, session)
+        named = engine.model if is_given("model") else None
+        partner = Remote(url, os.environ.get("COATTN_API_KEY"), named, session)
     else:
-        partner = local(model, dtype, device, method, gpu_kv, host_kv, settings, max_length, session)
-=======
-        partner = Remote(url, os.environ.get("COATTN_API_KEY"), engine.model if is_given("model") else None)
-    else:
-        partner = local(engine, max_length)
->>>>>>> serve2
+        partner = local(engine, max_length, session)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` its history and its editing)
     try:
@@ -71,33 +66,13 @@ def chat(
         partner.close()
 
 
-<<<<<<< HEAD
-def local(
-    model: str,
-    dtype: str,
-    device: str,
-    method: str,
-    gpu_kv: str | None,
-    host_kv: str | None,
-    settings: tuple[str, ...],
-    max_length: int | None,
-    session: str | None,
-) -> Partner:
+def local(engine: Engine, max_length: int | None, session: str | None) -> Partner:
     """An engine for one conversation. The method's settings hold for the first method only."""
     if session is not None:
         from coattn.engine.session_file import Sessions
 
         Sessions().path(session)  # refuse what is no name before the model is loaded
-    from coattn.method import compose
-    from coattn.methods import find_method
-
-    params = parse_settings(settings)
-    compose(find_method(method), **params)  # refuse before the model is loaded
-=======
-def local(engine: Engine, max_length: int | None) -> Partner:
-    """An engine for one conversation. The method's settings hold for the first method only."""
-    _ = engine.row  # refuse before the model is loaded
->>>>>>> serve2
+    _ = engine.row  # the same
 
     from coattn.chat.local import Local
     from coattn.engine.llm import LLM
@@ -106,14 +81,9 @@ def local(engine: Engine, max_length: int | None) -> Partner:
 
     def open_engine(name: str) -> LLM:
         own = engine.params if name == engine.method else {}
-        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        return LLM(loaded, name, max_batch=1, max_length=max_length, **budgets, **own)
+        return LLM(loaded, name, max_batch=1, max_length=max_length, **engine.memory, **own)
 
-<<<<<<< HEAD
-    return Local(open_engine, method, session)
-=======
-    return Local(open_engine, engine.method)
->>>>>>> serve2
+    return Local(open_engine, engine.method, session)
 
 
 def read(prompt: str) -> str:

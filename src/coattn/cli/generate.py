@@ -8,13 +8,8 @@ from typing import Any
 
 import click
 
-<<<<<<< HEAD
-from coattn.cli.options import Count, Number, json_option, method_options, model_options, parse_settings, weights_option
-from coattn.cli.output import err, is_piped, model_progress, print_json
-=======
 from coattn.cli.options import Count, Engine, engine_options, json_option, sampling_options
 from coattn.cli.output import err, is_piped, print_json
->>>>>>> serve2
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import format_bytes
@@ -23,17 +18,8 @@ from coattn.units import format_bytes
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--file", "file", metavar="FILE", help="Read the prompt from a file; with PROMPT, the file comes first.")
-<<<<<<< HEAD
-@model_options
-@method_options()
-@weights_option
-@click.option("--max-new-tokens", default=128, show_default=True, type=Count(1), help="Longest answer.")
-@click.option("--temperature", default=0.0, show_default=True, type=Number(0), help="0 is greedy.")
-@click.option("--top-p", type=Number(0, 1, min_open=True), help="Sample from the likeliest tokens of this mass.")
-=======
 @engine_options
 @sampling_options(128, 0.0, None)
->>>>>>> serve2
 @click.option("--top-k", type=Count(1), help="Sample from so many of the likeliest tokens.")
 @click.option("--seed", type=Count(0), help="Makes sampling repeatable.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the model's chat template.")
@@ -43,17 +29,6 @@ def generate(
     engine: Engine,
     prompt: str | None,
     file: str | None,
-<<<<<<< HEAD
-    model: str,
-    dtype: str,
-    device: str,
-    method: str,
-    gpu_kv: str | None,
-    host_kv: str | None,
-    settings: tuple[str, ...],
-    weights_on_gpu: float | None,
-=======
->>>>>>> serve2
     max_new_tokens: int,
     temperature: float,
     top_p: float | None,
@@ -80,12 +55,7 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p or 1.0, top_k=top_k or 0, seed=seed
     )
 
-<<<<<<< HEAD
-    with model_progress() as show:
-        loaded = load(model, dtype=dtype, device=device, on_host=weights_on_gpu is not None, on_progress=show)
-=======
     loaded = engine.load()
->>>>>>> serve2
     ids = encode_prompt(loaded, text, raw)
     written: list[str] = []
     try:
@@ -94,14 +64,7 @@ def generate(
             ids,
             row,
             sampling=sampling,
-<<<<<<< HEAD
-            gpu_kv=gpu_kv,
-            host_kv=host_kv,
-            weights_on_gpu=weights_on_gpu,
-=======
-            gpu_kv=engine.gpu_kv,
-            host_kv=engine.host_kv,
->>>>>>> serve2
+            **engine.memory,
             params=params,
             on_text=None if as_json else lambda piece: write(piece, written),
         )

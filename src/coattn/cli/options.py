@@ -79,7 +79,6 @@ def method_options(default: str = "full") -> Callable[[F], F]:
     return decorate
 
 
-<<<<<<< HEAD
 def weights_option(command: F) -> F:
     """--weights-on-gpu."""
     return click.option(
@@ -88,7 +87,8 @@ def weights_option(command: F) -> F:
         metavar="SHARE",
         help="Share of the layers' weights that GPU memory holds at a time; the others are brought in from DRAM.",
     )(command)
-=======
+
+
 @dataclass(frozen=True)
 class Engine:
     """What `engine_options` were given: a model, and the method it runs under."""
@@ -100,6 +100,12 @@ class Engine:
     gpu_kv: str | None
     host_kv: str | None
     settings: tuple[str, ...]
+    weights_on_gpu: float | None
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What of the model and its KV may lie where."""
+        return {"gpu_kv": self.gpu_kv, "host_kv": self.host_kv, "weights_on_gpu": self.weights_on_gpu}
 
     @cached_property
     def params(self) -> dict[str, Any]:
@@ -123,7 +129,8 @@ class Engine:
         from coattn.hf.load import load
 
         with model_progress() as show:
-            return load(self.model, dtype=self.dtype, device=self.device, on_progress=show)
+            on_host = self.weights_on_gpu is not None
+            return load(self.model, dtype=self.dtype, device=self.device, on_host=on_host, on_progress=show)
 
 
 def engine_options(command: F) -> F:
@@ -134,7 +141,7 @@ def engine_options(command: F) -> F:
     def run(**given: Any) -> Any:
         return command(engine=Engine(**{name: given.pop(name) for name in names}), **given)
 
-    return model_options(method_options()(cast("F", run)))
+    return model_options(method_options()(weights_option(cast("F", run))))
 
 
 def length_option(what: str) -> Callable[[F], F]:
@@ -161,7 +168,6 @@ def sampling_options(tokens: int, temperature: float, top_p: float | None) -> Ca
         return command
 
     return decorate
->>>>>>> serve2
 
 
 def json_option(command: F) -> F:

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-<<<<<<< HEAD
-from coattn.cli.options import Count, Number, method_options, model_options, parse_settings, weights_option
-from coattn.cli.output import err, model_progress
-=======
 from coattn.cli.options import Count, Engine, Number, engine_options, length_option
 from coattn.cli.output import err
->>>>>>> serve2
 from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import parse_bytes
@@ -30,13 +25,7 @@ KEY = "COATTN_API_KEY"
 
 
 @click.command()
-<<<<<<< HEAD
-@model_options
-@method_options()
-@weights_option
-=======
 @engine_options
->>>>>>> serve2
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
 @length_option("a sequence")
 @click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
@@ -56,18 +45,7 @@ KEY = "COATTN_API_KEY"
 @click.option("--warm-up", is_flag=True, help="Capture all decode steps before the first request.")
 @click.option("--verbose", is_flag=True, help="Also log what is of interest to developers.")
 def serve(
-<<<<<<< HEAD
-    model: str,
-    dtype: str,
-    device: str,
-    method: str,
-    gpu_kv: str | None,
-    host_kv: str | None,
-    settings: tuple[str, ...],
-    weights_on_gpu: float | None,
-=======
     engine: Engine,
->>>>>>> serve2
     max_batch: int,
     max_length: int | None,
     chunk: int | None,
@@ -125,22 +103,8 @@ def serve(
         from coattn.engine.llm import LLM
 
         if not loaded:  # after a failure the weights are still there
-<<<<<<< HEAD
-            with model_progress() as show:
-                host = weights_on_gpu is not None
-                loaded.append(load(model, dtype=dtype, device=device, on_host=host, on_progress=show))
-        options: dict[str, Any] = {
-            "weights_on_gpu": weights_on_gpu,
-            "gpu_kv": gpu_kv,
-            "host_kv": host_kv,
-            "max_length": max_length,
-            **params,
-        }
-=======
             loaded.append(engine.load())
-        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        options: dict[str, Any] = {**budgets, "max_length": max_length, **params}
->>>>>>> serve2
+        options: dict[str, Any] = {**engine.memory, "max_length": max_length, **params}
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()

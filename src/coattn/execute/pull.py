@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from coattn.errors import ConfigError
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
+from coattn.ops.attend_scored import attend_scored
 from coattn.ops.merge import merge_states
-from coattn.types import BlockList, BlockWork, Work
+from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
 
 
@@ -39,12 +41,14 @@ class Pull(Executor):
     """
 
     name = "pull"
-    runs = frozenset({"host"})
+    runs = frozenset({"host", "scored"})
     provides = frozenset({"pull"})
 
     staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+    _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By layer: how many single entries the last step attended to."""
 
     def check(self, config: CacheConfig) -> None:
         if getattr(config, "host_dtype", "model") != "model":
@@ -64,10 +68,17 @@ class Pull(Executor):
         if cache.spec.tokens is not None:
             self.staging.reserve(cache.spec.seqs * (cache.spec.tokens // cache.block))
 
-    def run(self, call: Call, work: BlockWork) -> State:
+    def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
+        assert self.cache.host is not None
+        if isinstance(work, ScoredWork):
+            memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
+            found = attend_scored(
+                call.q, memory, work.table, work.tokens, work.scores, work.bound, work.mean, call.scale, cap
+            )
+            self._taken[call.layer] = found.count
+            return found.states
         if call.table is None:
             return self.read(call, work, None)
-        assert self.cache.host is not None
         # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
         stamp, cap = call.table.hand.stamp(call.layer, "pull"), call.shape.softcap
         listed, whole = work.blocks, self.cache.host.memory[call.layer]
@@ -94,7 +105,15 @@ class Pull(Executor):
         self._arriving = None if following is None else (following, listed, arriving)
         return merge_states(states)
 
+    def report(self, step: Step) -> dict[str, Any]:
+        """Single entries that the last step attended to, over its sequences: the mean over layers and KV heads."""
+        if not self._taken:
+            return {}
+        counts = [float(count[: step.seqs].sum()) / count.shape[1] for count in self._taken.values()]
+        return {"row_entries": sum(counts) / len(counts)}
+
     def release(self) -> None:
+        self._taken.clear()
         if self.staging is not None:
             self.staging.release()
         self._arriving = self._pieces = None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
@@ -164,18 +163,10 @@ class Codes(Index):
                     self._store(layer, [cache.host.table.owned[slot][b]], keys)
 
     def truncate(self, slot: int, keep: int) -> None:
-        """The mean value from what DRAM holds of the blocks that are left."""
-        host = self.cache.host
-        assert host is not None
-        host.memory.settle()
         blocks, reading = keep // self.cache.block, self.cache.reading
         if reading is not None:
             blocks = reading.known(slot, blocks)
-        ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
-        for layer, shape in self.cache.spec.layers.items():
-            values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
-            values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
-            self.means.set(layer, slot, values if len(ids) else None)
+        self.means.recount(self.cache, slot, blocks)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, top: Tensor | None = None) -> Tensor:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.types import LayerShape
 
@@ -37,6 +38,17 @@ class Means:
         self.sums[layer][slot] = 0
         if values is not None:
             self.add(layer, slot, values)
+
+    def recount(self, cache: KVCache, slot: int, blocks: int) -> None:
+        """From what DRAM holds of a sequence's first `blocks` full blocks."""
+        host = cache.host
+        assert host is not None, "means are of what lies there"
+        host.memory.settle()
+        ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
+        for layer, shape in cache.spec.layers.items():
+            values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
+            values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
+            self.set(layer, slot, values if len(ids) else None)
 
     def of(self, layer: int, table: StepTable, shape: LayerShape) -> Tensor:
         """`[seqs, q_heads, d]` float32: for each query head the mean value of its KV head."""

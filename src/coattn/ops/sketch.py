@@ -1,0 +1,54 @@
+"""Sketches of keys: scores of a query, and the sketch of a block that has become full."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.ops.softcap import softcap as capped
+from coattn.quantise.sketch import Sketcher, unpack
+
+
+def score_sketch(
+    q: Tensor,
+    kept: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    sketcher: Sketcher,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
+
+    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. -> float32 scores
+    `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, q_heads]`. On a GPU: Triton.
+    """
+    if q.device.type == "cuda":
+        from coattn.ops.triton.sketch import score_sketch as kernel
+
+        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap)
+    (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
+    worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
+    words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
+    found = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]
+    found = capped(found * scale, softcap)
+    past = torch.arange(found.shape[-1], device=q.device) >= tokens[:, None]
+    found = found.masked_fill(past[:, None, None], -torch.inf)
+    return found, found.logsumexp(-1).view(rows, q_heads)
+
+
+def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
+    """Codes the keys of blocks that became full in a decode step.
+
+    gpu `[n, kv_heads, 2, block, d]`; block, to, seq `[rows]`: of each row its filling block, where the full one went in
+    DRAM (-1: it is not full), its sequence.
+    """
+    if gpu.device.type == "cuda":
+        from coattn.ops.triton.sketch import flush_sketch as kernel
+
+        kernel(gpu, kept, block, to, seq, sketcher)
+        return
+    for own, number, slot in zip(block.tolist(), to.tolist(), seq.tolist(), strict=True):
+        if number >= 0:
+            kept[number] = sketcher[slot].encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)

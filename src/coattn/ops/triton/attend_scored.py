@@ -1,0 +1,124 @@
+"""`attend_scored` on a GPU: entries are chosen and attended in one kernel, which fetches them out of mapped memory."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coattn.ops.attend_scored import Taken
+from coattn.ops.triton.attend import splits_of
+from coattn.ops.triton.softcap import capped
+from coattn.state import Split
+
+LOOK = 256
+"""Scores that are looked at at a time."""
+ROWS = 32
+"""Entries that are fetched at a time."""
+
+
+@triton.jit
+def _attend(
+    q_ptr, memory_ptr, table_ptr, tokens_ptr, scores_ptr, bound_ptr, ids_ptr,
+    out_ptr, lse_ptr, tail_ptr, count_ptr, scale, softcap, kv_heads, n, splits,
+    q_seq, q_head, block_stride, head_stride, table_seq,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    count = tl.load(tokens_ptr + row)
+    each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
+    first = split * each
+    last = tl.minimum(first + each, count)
+    g, d, x, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, LOOK), tl.arange(0, ROWS)
+    real, inside = g < GROUP, d < D
+    own = (row * kv_heads + head) * GROUP + g
+    bound = tl.load(bound_ptr + own, mask=real, other=float("inf"))
+    ids_ptr += (row * kv_heads + head) * n + first
+    # which: positions of wanted entries, in order, where this program alone writes and reads
+    found = 0
+    tail_top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    tail_sum = tl.zeros([GROUP_PAD], tl.float32)
+    for start in range(first, last, LOOK):
+        token = start + x
+        seen = token < last
+        at = scores_ptr + own[:, None] * n + token[None, :]
+        scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf"))
+        wanted = (tl.max(((scores >= bound[:, None]) & real[:, None]).to(tl.int32), 0) > 0) & seen
+        place = tl.cumsum(wanted.to(tl.int32), 0) - 1
+        tl.store(ids_ptr + found + place, token, mask=wanted)
+        found += tl.sum(wanted.to(tl.int32), 0)
+        rest = tl.where(wanted[None, :], float("-inf"), scores)
+        higher = tl.maximum(tail_top, tl.max(rest, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        tail_sum = tail_sum * tl.exp(tail_top - shift) + tl.sum(tl.exp(rest - shift[:, None]), 1)
+        tail_top = higher
+    tl.debug_barrier()
+    q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
+    q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
+    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
+    memory_ptr += head * head_stride
+    for start in range(0, found, ROWS):
+        used = start + r < found
+        token = tl.load(ids_ptr + start + r, mask=used, other=0)
+        ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
+        at = memory_ptr + ids[:, None] * block_stride + (token % BLOCK)[:, None] * D + d[None, :]
+        wanted = used[:, None] & inside[None, :]
+        k = tl.load(at, mask=wanted, other=0.0)
+        v = tl.load(at + BLOCK * D, mask=wanted, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if CAP:
+            scores = capped(scores, softcap)
+        scores = tl.where(used[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        top = higher
+    some = total > 0
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    rest = tail_sum > 0
+    tail = tl.where(rest, tail_top + tl.log(tl.where(rest, tail_sum, 1.0)), float("-inf"))
+    heads = kv_heads * GROUP
+    to = (row * (splits + 1) + split) * heads + head * GROUP + g
+    tl.store(lse_ptr + to, lse, mask=real)
+    tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
+    tl.store(tail_ptr + (row * splits + split) * heads + head * GROUP + g, tail, mask=real)
+    tl.store(count_ptr + (row * kv_heads + head) * splits + split, found)
+
+
+def attend_scored(
+    q: Tensor,
+    memory: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    scores: Tensor,
+    bound: Tensor,
+    mean: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> Taken:
+    """See `ops/attend_scored.py`."""
+    rows, _, q_heads, d = q.shape
+    (_, kv_heads, _, block, _), n = memory.shape, scores.shape[-1]
+    group, splits = q_heads // kv_heads, splits_of(rows, kv_heads, n)
+    out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
+    lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
+    tail = torch.empty(rows, splits, q_heads, dtype=torch.float32, device=q.device)
+    count = torch.empty(rows, kv_heads, splits, dtype=torch.int32, device=q.device)
+    ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=q.device)
+    _attend[(rows, kv_heads, splits)](
+        q, memory, table, tokens, scores, bound, ids, out, lse, tail, count, scale, softcap or 1.0, kv_heads, n, splits,
+        q.stride(0), q.stride(2), memory.stride(0), memory.stride(1), table.stride(0),
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, LOOK=LOOK, ROWS=ROWS,
+        D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
+    )  # fmt: skip
+    out[:, splits] = mean
+    lse[:, splits] = tail.logsumexp(1)
+    return Taken(Split(out, lse), count)

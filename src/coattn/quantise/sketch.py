@@ -1,0 +1,128 @@
+"""Sketches of keys: a few bits a token, by which any query's score is a sum over the bits that are set.
+
+A score is `q . k`. An error of a key costs most along directions in which queries are large, so keys are turned by the
+root of the queries' second moment and then to their own main axes: there the errors of channels add up as they are.
+Every channel gets as many bits as pay most, the first a sign, the next halves; a channel of little spread gets none. A
+channel's number is the sum of its bits, each worth twice the one below it: so a code is a set of *planes*, one bit a
+token each, and a query is turned once into what each plane is worth to it. How bits are dealt out differs from head to
+head and shows in these tables alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+LEFT = (1.0, 0.3634, 0.1188, 0.0374, 0.0115, 0.0035, 0.001)
+"""Of a Gaussian channel's variance, what is lost with so many bits of equal steps."""
+STEPS = (1.0, 1.596, 0.9957, 0.586, 0.3352, 0.1881, 0.1041)
+"""The best step for so many bits, in standard deviations."""
+FLOOR = 0.1
+"""Of the mean second moment of queries: added to every direction, since a text shows only some."""
+WORD = 32
+"""Planes in a stored number."""
+
+
+@dataclass(frozen=True)
+class Sketcher:
+    """How keys of each KV head become planes, and what planes are worth to a query; leading dimensions may be added.
+
+    of: `[kv_heads, planes, d]`, start: `[kv_heads, planes]` float32: `of k - start` counts the steps of a plane's
+    channel; half: `[kv_heads, planes]` float32, half the steps of the channel; bit: int32, which bit of the count.
+    worth: `[kv_heads, planes, d]`: a plane that is set adds `worth . q` to a score; base: `[kv_heads, d]` float32: with
+    no plane set it is `base . q`.
+    """
+
+    of: Tensor
+    start: Tensor
+    half: Tensor
+    bit: Tensor
+    worth: Tensor
+    base: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.of, self.start, self.half, self.bit, self.worth, self.base
+
+    @staticmethod
+    def zeros(lead: tuple[int, ...], planes: int, d: int, dtype: torch.dtype, device: torch.device) -> Sketcher:
+        """Under which every score is 0."""
+        wide = torch.zeros(*lead, planes, d, dtype=dtype, device=device)
+        flat = torch.zeros(*lead, planes, device=device)
+        return Sketcher(wide, flat, flat.clone(), flat.int(), wide.clone(), torch.zeros(*lead, d, device=device))
+
+    @staticmethod
+    def bytes(kv_heads: int, planes: int, d: int, dtype: torch.dtype) -> int:
+        """Of one sequence and layer."""
+        return kv_heads * (2 * planes * d * dtype.itemsize + 3 * 4 * planes + 4 * d)
+
+    def __getitem__(self, at: object) -> Sketcher:
+        return Sketcher(*(x[at] for x in self.tensors()))
+
+    def copy_(self, other: Sketcher) -> None:
+        for own, new in zip(self.tensors(), other.tensors(), strict=True):
+            own.copy_(new)
+
+    def encode(self, keys: Tensor) -> Tensor:
+        """keys `[n, kv_heads, d]` -> `[n, kv_heads, planes / 32]` int32."""
+        steps = torch.einsum("nhd,hpd->nhp", keys.float(), self.of.float()) - self.start
+        count = (steps + self.half).floor().clamp_min(0).minimum(2 * self.half - 1).clamp_min(0).int()
+        bits = (count >> self.bit & 1).view(*count.shape[:2], -1, WORD)
+        # the sum of powers of two is the word, the highest bit its sign
+        return (bits.long() << torch.arange(WORD, device=keys.device)).sum(-1).to(torch.int32)
+
+    def queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """q `[rows, kv_heads, group, d]`, own tables for each row -> planes' worth `[..., planes]`, base `[...]`."""
+        worth = torch.einsum("rhgd,rhpd->rhgp", q.float(), self.worth.float())
+        return worth, torch.einsum("rhgd,rhd->rhg", q.float(), self.base)
+
+
+def unpack(words: Tensor) -> Tensor:
+    """`[..., planes / 32]` int32 -> `[..., planes]` float32, 0 or 1."""
+    return (words[..., None] >> torch.arange(WORD, device=words.device) & 1).flatten(-2).float()
+
+
+def fit(keys: Tensor, moment: Tensor | None, planes: int, dtype: torch.dtype) -> Sketcher:
+    """keys `[n, kv_heads, d]`, a sample; moment `[kv_heads, d, d]`, the mean of `q q^T`, where it is known."""
+    x = keys.transpose(0, 1).double()
+    heads, _, d = x.shape
+    mean = x.mean(1)
+    x = x - mean[:, None]
+    eye = torch.eye(d, dtype=x.dtype, device=x.device)
+    cost = eye.expand(heads, d, d).clone() if moment is None else moment.to(x)
+    size = cost.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    cost = cost + FLOOR * size[:, None, None] * eye
+    values, axes = torch.linalg.eigh(cost)
+    values = values.clamp_min(values[:, -1:] * 1e-12)
+    root = (axes * values.sqrt()[:, None]) @ axes.mT
+    inverse = (axes / values.sqrt()[:, None]) @ axes.mT
+    spread, main = torch.linalg.eigh(root @ (x.mT @ x / x.shape[1]) @ root)
+    spread = spread.clamp_min(spread[:, -1:] * 1e-12).clamp_min(1e-30)
+    bits, channel, bit = _deal(spread, planes)
+    known = torch.tensor(STEPS, dtype=x.dtype, device=x.device)[bits] * spread.sqrt()
+    to, back = main.mT @ root, inverse @ main
+    per = channel[:, :, None].expand(-1, -1, d)
+    step, half = known.gather(1, channel), (1 << bits.gather(1, channel)) / 2
+    of = to.gather(1, per) / step[..., None]
+    axis = back.mT.gather(1, per)
+    worth = axis * (step * (1 << bit))[..., None]
+    # the middle of a channel's lowest step
+    lowest = torch.where(bits > 0, known * (0.5 - (1 << bits) / 2), 0.0)
+    base = mean + torch.einsum("hdc,hc->hd", back, lowest)
+    start = torch.einsum("hpd,hd->hp", of, mean)
+    return Sketcher(of.to(dtype), start.float(), half.float(), bit.int(), worth.to(dtype), base.float())
+
+
+def _deal(spread: Tensor, planes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Variances `[heads, d]` -> bits of each channel; of each plane its channel and which bit it is, `[heads, planes]`.
+
+    A bit more is worth less the more a channel has: the best ones of all are what one by one would be chosen.
+    """
+    gain = torch.tensor([a - b for a, b in pairwise(LEFT)], dtype=spread.dtype, device=spread.device)
+    most = gain.numel()
+    chosen = (spread[..., None] * gain).flatten(1).topk(planes, dim=1).indices.sort(1).values
+    channel, nth = chosen // most, chosen % most
+    bits = torch.zeros_like(spread, dtype=torch.long).scatter_add_(1, channel, torch.ones_like(channel))
+    return bits, channel, bits.gather(1, channel) - 1 - nth

@@ -1,0 +1,76 @@
+"""Every entry whose estimated weight reaches a floor: what is left out is small, in every head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.call import Call
+from coattn.index.base import Index
+from coattn.ops.attend import attend
+from coattn.part import check_number
+from coattn.select.base import Select
+from coattn.types import ScoredWork, Selection
+
+if TYPE_CHECKING:
+    from coattn.index.sketch import Sketch
+    from coattn.upkeep.base import Upkeep
+
+
+@dataclass
+class WeightFloor(Select):
+    """Attends to all that lies on the GPU, and in DRAM to every entry whose estimated weight is at least a floor.
+
+    An entry left out has a weight below the floor, so the squares of all weights left out add up to less than that,
+    and where the mean value stands in for them the output errs by about the root of that sum. For a given number of
+    entries read in all heads together no other choice has a smaller sum. `quality` says how far the output may be from
+    full attention's: 1 less its error, in units of the values' spread.
+    """
+
+    name = "weight_floor"
+    needs = frozenset({"sketch"})
+    capturable = True
+    help_text = {
+        "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
+    }
+
+    quality: float = 0.98
+    _sketch: Sketch = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_number("quality", self.quality, 0, 1)
+
+    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
+        super().open(cache, index, upkeep)
+        self._sketch = cast("Sketch", index)
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"quality": 1.0}
+
+    def is_exact(self) -> bool:
+        return self.quality >= 1
+
+    def works(self, config: CacheConfig) -> frozenset[str]:
+        return frozenset({"gpu", "scored"})
+
+    @property
+    def floor(self) -> float:
+        """The least weight of an entry that is attended: measured, the output errs by twice its root."""
+        return ((1 - self.quality) / 2) ** 2
+
+    def pick(self, call: Call) -> Selection:
+        visible, table = call.visible, call.table
+        if table is None or visible.host is None:
+            return visible
+        scores, lse = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        if visible.gpu is not None:
+            # so few that attending to them twice is less than keeping what was found
+            near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+            lse = lse.logaddexp(near.lse.logsumexp(1))
+        bound = lse + math.log(self.floor) if self.floor else lse.new_full(lse.shape, -math.inf)
+        mean = self._sketch.means.of(call.layer, table, call.shape)
+        work = ScoredWork(table.column("host_blocks"), table.column("host_lens"), scores, bound, mean)
+        return Selection.of(visible.gpu, None, work)

@@ -1,0 +1,136 @@
+"""auto: every entry whose estimated weight reaches the floor is attended exactly, the mean stands in for the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.errors import ConfigError
+from coattn.index.sketch import Sketch
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.quantise.sketch import unpack
+from coattn.runtime import Runtime
+from coattn.types import LayerShape, Step
+
+HEADS, KV_HEADS, DIM, SCALE, BLOCK, WINDOW = 6, 2, 16, 0.4, 8, 2
+GROUP = HEADS // KV_HEADS
+
+
+class World:
+    """Two layers; every key and value they were given is known."""
+
+    def __init__(self, seqs: int = 2, **params: Any) -> None:
+        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+        composed = compose(METHODS["auto"], **{"block": BLOCK, "window_blocks": WINDOW, **params})
+        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, None)
+        self.draws = torch.Generator().manual_seed(3)
+        self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
+        self.lengths = [0] * seqs
+        self.q: list[Tensor] = []
+
+    def step(self, *new: int) -> list[Tensor]:
+        step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
+        self.runtime.begin(step)
+        found, self.q = [], []
+        for layer in range(2):
+            q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
+            for slot, (start, end) in enumerate(step.spans):
+                own = self.kv[slot][layer]
+                self.kv[slot][layer] = [torch.cat([own[0], k[start:end]]), torch.cat([own[1], v[start:end]])]
+            found.append(self.runtime.attend(layer, q, k, v, SCALE))
+            self.q.append(q)
+        self.runtime.commit()
+        self.lengths = list(step.lengths)
+        return found
+
+    @property
+    def sketch(self) -> Sketch:
+        index = self.runtime.groups[0].index
+        assert isinstance(index, Sketch)
+        return index
+
+    def slow(self, slot: int, layer: int, floor: float) -> tuple[Tensor, int]:
+        """What the last decode step should have given, and entries of DRAM attended over KV heads."""
+        cache, index = self.runtime.groups[0].cache, self.sketch
+        k, v = self.kv[slot][layer]
+        edge = cache.gpu.first(self.lengths[slot]) * BLOCK
+        assert cache.host is not None
+        ids = cache.host.table.owned[slot][: edge // BLOCK]
+        table, outs, attended = index.tables[layer][slot], [], 0
+        planes = unpack(index.memory[layer][torch.tensor(ids)]).transpose(1, 2).flatten(0, 1)  # [n, kv_heads, planes]
+        full = self.lengths[slot] // BLOCK * BLOCK
+        for head in range(KV_HEADS):
+            coded = planes[:, head] @ table.worth[head] + table.base[head]
+            q = self.q[layer][slot, head * GROUP : (head + 1) * GROUP]
+            scores = torch.cat([q @ coded.T, q @ k[edge:, head].T], 1) * SCALE
+            weights = scores.softmax(-1)[:, :edge]
+            wanted = (weights >= floor).any(0)
+            attended += int(wanted.sum())
+            exact = (q @ k[:, head].T * SCALE).masked_fill(
+                torch.cat([~wanted, torch.zeros(len(k) - edge).bool()]), -1e9
+            )
+            left = scores[:, :edge].masked_fill(wanted, -torch.inf).logsumexp(-1, keepdim=True)
+            both = torch.cat([exact, left], 1).softmax(-1)
+            # the newest block that is full counts in the mean from the next step on
+            seen = full - BLOCK if self.lengths[slot] % BLOCK == 0 else full
+            outs.append(both @ torch.cat([v[:, head], v[:seen, head].mean(0, keepdim=True)]))
+        return torch.cat(outs), attended
+
+
+@pytest.mark.parametrize("quality", [0.9, 0.97])
+def test_equals_the_rule_written_out(quality: float) -> None:
+    world = World(quality=quality, code_bytes=4)
+    world.step(150, 90)
+    for _ in range(12):  # a block becomes full on the way, in both
+        got = world.step(1, 1)
+    floor = ((1 - quality) / 2) ** 2
+    taken = []
+    for slot in range(2):
+        for layer in range(2):
+            want, attended = world.slow(slot, layer, floor)
+            torch.testing.assert_close(got[layer][slot], want, atol=1e-5, rtol=1e-4)
+            taken.append(attended)
+    report = world.runtime.report(Step.of((0, 1), (161, 101), (1, 1)))
+    assert report["row_entries"] == pytest.approx(sum(taken) / 2 / KV_HEADS)
+    assert 0 < report["row_entries"] < 240
+
+
+def test_quality_one_is_exact() -> None:
+    world = World(seqs=1, quality=1.0)
+    world.step(100)
+    got = world.step(1)
+    for layer in range(2):
+        q, (k, v) = world.q[layer][0].view(KV_HEADS, GROUP, DIM), world.kv[0][layer]
+        weights = (torch.einsum("hgd,nhd->hgn", q, k) * SCALE).softmax(-1)
+        want = torch.einsum("hgn,nhd->hgd", weights, v).flatten(0, 1)
+        torch.testing.assert_close(got[layer][0], want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sequence_that_doubles_is_fitted_again_and_a_new_one_too() -> None:
+    world = World(seqs=1)
+    world.step(10)
+    world.step(1)
+    assert world.sketch.fitted == {}  # nothing lies in DRAM alone
+    while not world.sketch.fitted:
+        world.step(1)
+    first = dict(world.sketch.fitted)
+    while world.sketch.fitted == first:
+        world.step(1)
+    assert world.sketch.fitted[0] == 2 * first[0]
+    world.runtime.truncate(0, world.lengths[0], 0)
+    world.lengths, world.kv[0] = [0], [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
+    world.step(40)
+    assert world.sketch.fitted == {}
+    world.step(1)
+    assert world.sketch.fitted == {0: 5}
+
+
+@pytest.mark.parametrize(("name", "value"), [("quality", 1.1), ("quality", "best"), ("code_bytes", 6)])
+def test_bad_parameters(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        compose(METHODS["auto"], **{name: value}).build()

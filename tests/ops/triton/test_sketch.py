@@ -1,0 +1,71 @@
+"""Sketches and the entries that they choose: kernels against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from coattn.ops import attend_scored as plain_attend
+from coattn.ops import sketch as plain
+from coattn.quantise.sketch import WORD, Sketcher, fit
+
+pytest.importorskip("triton")
+from coattn.ops.triton import attend_scored as attending
+from coattn.ops.triton import sketch as kernel
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+KV_HEADS, BLOCK, D = 2, 16, 32
+
+
+def sketchers(slots: int, planes: int) -> Sketcher:
+    made = [fit(torch.randn(300, KV_HEADS, D), None, planes, torch.float32) for _ in range(slots)]
+    return Sketcher(*(torch.stack(x) for x in zip(*(m.tensors() for m in made), strict=True)))
+
+
+def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
+    return Sketcher(*(x.to(device) for x in sketcher.tensors()))
+
+
+@pytest.mark.parametrize(("planes", "group", "cap"), [(64, 3, None), (96, 1, 5.0)])
+def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None) -> None:
+    torch.manual_seed(0)
+    rows, blocks, width = 3, 6, 18
+    made = sketchers(4, planes)
+    kept = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
+    table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
+    tokens = torch.tensor([width * BLOCK, 0, 140], dtype=torch.int32)
+    seq = torch.tensor([2, 3, 0], dtype=torch.int32)
+    q = torch.randn(rows, KV_HEADS * group, D)
+    want, want_lse = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap)
+    there = [x.to(DEVICE) for x in (q, kept, table, tokens)]
+    got, lse = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap)
+    real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
+    torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(lse.cpu(), want_lse, atol=1e-4, rtol=1e-4)
+
+    memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
+    # so that a fifth is wanted, nothing, everything
+    bound = want_lse - 4.5
+    for shift in (0.0, 100.0, -100.0):
+        args = (q[:, None], memory, table, tokens, want, bound + shift, mean)
+        first = plain_attend.attend_scored(*args, 0.2, cap)
+        second = attending.attend_scored(*(x.to(DEVICE) for x in args), 0.2, cap)
+        assert second.count.sum(-1).cpu().equal(first.count.sum(-1))
+        a, b = first.states.merged(), second.states.merged()
+        torch.testing.assert_close(b.out.cpu(), a.out, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(b.lse.cpu(), a.lse, atol=1e-5, rtol=1e-4)
+
+
+def test_full_blocks_are_sketched_and_others_stay() -> None:
+    torch.manual_seed(1)
+    made = sketchers(4, 64)
+    gpu = torch.randn(6, KV_HEADS, 2, BLOCK, D)
+    block, to, seq = (torch.tensor(x, dtype=torch.int32) for x in ([5, 1, 2], [3, -1, 0], [2, 0, 1]))
+    want = torch.full((4, KV_HEADS, BLOCK, 2), 7, dtype=torch.int32)
+    got = want.to(DEVICE)
+    plain.flush_sketch(gpu, want, block, to, seq, made)
+    kernel.flush_sketch(gpu.to(DEVICE), got, *(x.to(DEVICE) for x in (block, to, seq)), on(DEVICE, made))
+    assert (want[1:3] == 7).all()
+    # a number on the edge of a step may fall to either side
+    different = (got.cpu() ^ want).flatten()
+    assert sum(int(x).bit_count() if x >= 0 else 32 for x in different.tolist()) <= 4
