@@ -27,7 +27,6 @@ from coattn.ops.triton import (
     recall,
     renew,
     score_digest,
-    score_keys,
     score_pq,
 )
 
@@ -115,19 +114,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (mean_values._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
     (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
     (flush._flush_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
-    (
-        score_keys._score_keys,
-        {
-            "GROUP": 4,
-            "GROUP_PAD": 16,
-            "BLOCK": 32,
-            "ROWS": 64,
-            "D": 128,
-            "D_PAD": 128,
-            "CAP": True,
-            "PRECISION": "tf32",
-        },
-    ),
     (limits._read, {"SIZE": 4096, "GATHER": True}),
     (
         score_pq._score_pq,
