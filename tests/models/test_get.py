@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -58,37 +57,6 @@ def test_the_second_get_does_nothing(tiny: Embedded, wheel: Path) -> None:
     assert get("tiny", convert=convert, verify=True) == first
     assert convert.calls == 1
     assert before == {path: path.stat().st_mtime_ns for path in first.iterdir()}
-
-
-def earlier(entry: Embedded, gguf: Path, folder: Path) -> dict[str, str]:
-    """A conversion as it was when the config named bfloat16."""
-    (folder / "config.json").write_text('{"dtype": "bfloat16", "layers": 2}\n')
-    return {"test": "1"}
-
-
-def test_a_folder_of_an_earlier_version_is_settled_without_the_network(tiny: Embedded, wheel: Path) -> None:
-    config = get("tiny", convert=earlier) / "config.json"
-    wheel.unlink()
-    get("tiny")
-    assert json.loads(config.read_text()) == {"dtype": "float32", "layers": 2}
-    before = config.stat().st_mtime_ns
-    get("tiny", verify=True)  # its manifest knows the new file
-    assert config.stat().st_mtime_ns == before
-    assert left_in_cache() == ["coattn-model.json", "config.json", "models", "tiny"]
-
-
-def test_a_folder_that_cannot_be_written_to_is_used_as_it_is(
-    tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = get("tiny", convert=earlier) / "config.json"
-    wheel.unlink()
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("coattn.models.stored_dtype._replace", refuse)
-    assert get("tiny") == config.parent
-    assert json.loads(config.read_text())["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(("verify", "made"), [(False, 1), (True, 2)])

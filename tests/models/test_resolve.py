@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -136,7 +135,6 @@ def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path
     monkeypatch.delenv("COATTN_CACHE")
-    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_dir() == tmp_path / "xdg" / "coattn"
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coattn.ops.reference.score_pq import score_pq
 from coattn.quantise.basis import Basis
 from coattn.quantise.codebook import Codebook, book_bytes, fit
 from coattn.quantise.kmeans import kmeans
 from coattn.quantise.nearest import Nearest, by_distances
 from coattn.quantise.pack import pack, packed_bytes, unpack
-from coattn.quantise.scores import by_decoding, by_table
 from coattn.types import LayerShape
 
 
@@ -76,11 +76,11 @@ def test_codes_name_the_nearest_centroid_of_each_piece(shared: bool) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_scores_are_products_with_decoded_keys(shared: bool) -> None:
     book = fit(torch.randn(500, 16), groups=4, count=30, shared=shared)
-    codes = torch.randint(0, 30, (2, 3, 41, 4)).short()
-    q = torch.randn(2, 3, 5, 16)
-    exact = torch.einsum("shxd,shnd->shxn", q.double(), book.decode(codes).double())
-    for way in (by_table, by_decoding):
-        torch.testing.assert_close(way(q, codes, book).double(), exact, atol=1e-5, rtol=1e-5)
+    codes = torch.randint(0, 30, (2, 3, 41, 4)).short()  # a block of each sequence
+    q, whole = torch.randn(2, 15, 16), torch.tensor([41, 41])
+    exact = torch.einsum("shxd,shnd->shxn", q.view(2, 3, 5, 16).double(), book.decode(codes).double())
+    scores = score_pq(q, codes, torch.tensor([[0], [1]]), whole, book, 16, 1.0, None)
+    torch.testing.assert_close(scores.double(), exact, atol=1e-5, rtol=1e-5)
 
 
 def test_more_centroids_lose_less() -> None:

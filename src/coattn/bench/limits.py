@@ -39,7 +39,7 @@ def measure(device: torch.device, host_bytes: int = HOST_BYTES) -> dict[str, Any
 
 def hbm_gbps(device: torch.device) -> float:
     """GB/s at which a GPU reads its own memory."""
-    from coattn.ops.triton.limits import read_gbps
+    from coattn.bench.read_kernel import read_gbps
 
     memory = torch.zeros(GPU_BYTES // 4, dtype=torch.int32, device=device)
     programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -47,7 +47,7 @@ def hbm_gbps(device: torch.device) -> float:
 
 
 def _gpu(device: torch.device) -> dict[str, Any]:
-    from coattn.ops.triton.limits import read_gbps
+    from coattn.bench.read_kernel import read_gbps
 
     hbm = hbm_gbps(device)
     memory = torch.zeros(GPU_BYTES // 4, dtype=torch.int32, device=device)

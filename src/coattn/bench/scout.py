@@ -10,8 +10,8 @@ import torch
 
 from coattn.bench.decode import Bench, Case, Ready, Row
 from coattn.bench.drift import Drift, noise_for
+from coattn.bench.reused import reusing
 from coattn.cache.blocks import layer_bytes
-from coattn.cache.host_memory import reusing
 from coattn.hf.architectures import describe_layers
 from coattn.method import compose
 from coattn.methods import find_method

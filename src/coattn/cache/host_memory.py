@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,9 @@ from coattn.cache.ledger import PLACE
 
 UNIT = 2 << 20
 """Mapped in pieces of a huge page."""
+LARGE = 1 << 30
+lender: Callable[[int], Tensor] | None = None
+"""Where a benchmark of many caches takes pieces of LARGE bytes and more from: see `coattn.bench.reused`."""
 
 
 def host_memory(nbytes: int, device: torch.device) -> Tensor:
@@ -27,53 +29,13 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     if device.type != "cuda" or nbytes == 0:
         return torch.zeros(nbytes, dtype=torch.uint8)
-    if _reused is not None and nbytes >= Reused.LEAST:
-        return _reused.take(nbytes)
+    if lender is not None and nbytes >= LARGE:
+        return lender(nbytes)
     from coattn import native
 
     arena = native.Arena(nbytes, device)
     arena.grow(nbytes)
     return arena.memory()[:nbytes]
-
-
-class Reused:
-    """Large pieces of mapped memory that one cache after another has: mapping it takes longer than most benchmarks.
-
-    Only what is asked for since the last `reset` is in use; it is not zeroed.
-    """
-
-    LEAST = 1 << 30
-    """Bytes of a piece that comes from here."""
-
-    def __init__(self, most: int, device: torch.device) -> None:
-        from coattn import native
-
-        self._arena = native.Arena(-(-most // UNIT) * UNIT, device)
-        self._arena.grow(most)  # at once: copies must not cross the border of two registrations
-        self._used = 0
-
-    def take(self, nbytes: int) -> Tensor:
-        start = self._used
-        self._used += -(-nbytes // UNIT) * UNIT
-        return self._arena.memory()[start : start + nbytes]
-
-    def reset(self) -> None:
-        """Whoever had a piece is done with it."""
-        self._used = 0
-
-
-_reused: Reused | None = None
-
-
-@contextmanager
-def reusing(most: int, device: torch.device) -> Iterator[Reused | None]:
-    """Inside this block large pieces of mapped memory, `most` bytes together, are those of before; see `Reused`."""
-    global _reused
-    before, _reused = _reused, Reused(most, device) if device.type == "cuda" and most else None
-    try:
-        yield _reused
-    finally:
-        _reused = before
 
 
 class Growing:

@@ -142,8 +142,8 @@ def pieces(device: Any) -> dict[str, Any]:
     import torch
 
     from coattn.bench.limits import HOST_BYTES
+    from coattn.bench.read_kernel import read_gbps
     from coattn.cache.host_memory import host_memory
-    from coattn.ops.triton.limits import read_gbps
     from coattn.provenance import provenance
 
     memory = host_memory(HOST_BYTES // 4, device).view(torch.int32)

@@ -1,7 +1,6 @@
 #include "bind.h"
 #include "bind_job.h"
 #include "kernels/keep_rows.h"
-#include "kernels/move_rows.h"
 #include "kernels/put_rows.h"
 #include "kernels/weighted_sum.h"
 
@@ -38,18 +37,6 @@ void bind_weighted_sum(nb::module_& m) {
   field(c, "weights", &WeightedSumJob::weights);
   field(c, "out", &WeightedSumJob::out);
   runnable<WeightedSumJob>(m, "weighted_sum", "submit_weighted_sum", &weighted_sum);
-}
-
-void bind_move_rows(nb::module_& m) {
-  nb::class_<MoveRowsJob> c(m, "MoveRowsJob");
-  c.def("__init__", [](MoveRowsJob* self) { new (self) MoveRowsJob{}; });
-  field(c, "from_rows", &MoveRowsJob::from);
-  field(c, "to_rows", &MoveRowsJob::to);
-  field(c, "count", &MoveRowsJob::count);
-  field(c, "row_bytes", &MoveRowsJob::row_bytes);
-  field(c, "from_value", &MoveRowsJob::from_value);
-  field(c, "to_value", &MoveRowsJob::to_value);
-  runnable<MoveRowsJob>(m, "move_rows", "submit_move_rows", &move_rows);
 }
 
 void bind_keep_rows(nb::module_& m) {
@@ -91,6 +78,7 @@ void bind_put_rows(nb::module_& m) {
   field(c, "base", &PutRowsJob::base);
   field(c, "block", &PutRowsJob::block);
   field(c, "head_size", &PutRowsJob::head_size);
+  field(c, "row_bytes", &PutRowsJob::row_bytes);
   runnable<PutRowsJob>(m, "put_rows", "submit_put_rows", &put_rows);
 }
 
@@ -99,7 +87,6 @@ void bind_put_rows(nb::module_& m) {
 void bind_entries(nb::module_& m) {
   bind_source(m);
   bind_weighted_sum(m);
-  bind_move_rows(m);
   bind_keep_rows(m);
   bind_put_rows(m);
 }

@@ -39,8 +39,7 @@ void bind_pool(nb::module_& m) {
   });
 
   nb::class_<Ticket>(m, "Ticket")
-      .def("wait", &Ticket::wait, nb::arg("timeout_us") = 0, nb::call_guard<nb::gil_scoped_release>())
-      .def("done", &Ticket::done, nb::call_guard<nb::gil_scoped_release>());
+      .def("wait", &Ticket::wait, nb::arg("timeout_us") = 0, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace coattn

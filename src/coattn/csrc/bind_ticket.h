@@ -10,7 +10,6 @@ class Ticket {
  public:
   Ticket(std::shared_ptr<Runtime> owner, uint64_t id) : runtime_(std::move(owner)), id_(id) {}
   bool wait(int64_t timeout_us) { return runtime_->queue.wait(id_, timeout_us); }
-  bool done() { return runtime_->queue.done(id_); }
 
  private:
   std::shared_ptr<Runtime> runtime_;

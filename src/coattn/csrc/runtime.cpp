@@ -100,12 +100,6 @@ void AsyncQueue::loop() {
   }
 }
 
-bool AsyncQueue::done(uint64_t ticket) {
-  std::lock_guard lock(mutex_);
-  auto it = entries_.find(ticket);
-  return it == entries_.end() || it->second.done;
-}
-
 bool AsyncQueue::wait(uint64_t ticket, int64_t timeout_us) {
   std::unique_lock lock(mutex_);
   if (!entries_.contains(ticket)) {

@@ -24,7 +24,6 @@ class AsyncQueue {
 
   // What the job points to must stay alive until wait(ticket) has returned.
   uint64_t submit(std::function<void(WorkerPool&)> job);
-  bool done(uint64_t ticket);
   // Rethrows the job's exception. A ticket can be waited for once. False: not done within `timeout_us` (0: no
   // limit).
   bool wait(uint64_t ticket, int64_t timeout_us = 0);

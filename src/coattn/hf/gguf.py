@@ -24,10 +24,12 @@ from coattn.errors import ModelError
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
 from coattn.models.catalog import Embedded
-from coattn.models.stored_dtype import DTYPE
 
 untyped: Any = transformers  # parts of it carry no annotations
 
+DTYPE = "float32"
+"""That the config names, so that plain Transformers loads the model in it: fast on every machine; a CPU without
+instructions for bfloat16 multiplies that hundreds of times slower."""
 CONTROL = 3
 """GGUF's token type for tokens that are markers, never text."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +18,9 @@ LOCK_SECONDS = 1800.0
 
 
 def cache_dir() -> Path:
-    """`$COATTN_CACHE`, else the platform's cache folder for this user. Makes nothing."""
+    """`$COATTN_CACHE`, else the user's cache folder. Makes nothing."""
     if chosen := os.environ.get("COATTN_CACHE"):
         return Path(chosen).expanduser().absolute()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "coattn" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "coattn"
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "coattn"
 

@@ -30,8 +30,6 @@ class Embedded:
     kv_heads: int
     head_dim: int
     positions: int
-    dependable_tokens: int
-    """Context up to which the model answers reliably; beyond it, it still runs."""
     end_token: str
     """Ends a turn and pads a batch. Named here because readers of the GGUF disagree about it."""
 
@@ -63,7 +61,6 @@ SMOLLM2 = Embedded(
     kv_heads=3,
     head_dim=64,
     positions=8_192,
-    dependable_tokens=4_096,
     end_token="<|im_end|>",
 )
 

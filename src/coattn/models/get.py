@@ -9,7 +9,6 @@ from coattn.errors import ModelError
 from coattn.models import cache, fetch, manifest
 from coattn.models.catalog import CATALOG, Embedded
 from coattn.models.progress import Progress, silent
-from coattn.models.stored_dtype import settle
 from coattn.models.unpack import unpack
 
 Convert = Callable[[Embedded, Path, Path], dict[str, str]]
@@ -34,11 +33,9 @@ def get(
     entry = embedded(name)
     folder = cache.model_dir(name)
     if manifest.fault(folder, entry, verify=verify, on_progress=on_progress) is None:
-        settle(folder, name)
         return folder
     with cache.locked(name):
         if manifest.fault(folder, entry, verify=verify) is None:
-            settle(folder, name, locked=True)
             return folder
         with cache.workspace(name) as scratch:
             return _make(entry, scratch, wheel, on_progress, convert or _convert)

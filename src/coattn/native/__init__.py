@@ -35,7 +35,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import Kept, Lists, move_rows, plan_keep_rows, put_rows
+from coattn.native.rows import Kept, Lists, plan_keep_rows, put_rows
 
 __all__ = [
     "ELEMENTS",
@@ -66,7 +66,6 @@ __all__ = [
     "isa",
     "isas",
     "job_latency",
-    "move_rows",
     "plan_attend",
     "plan_keep_rows",
     "plan_weighted_sum",

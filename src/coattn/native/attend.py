@@ -9,15 +9,7 @@ from torch import Tensor
 
 from coattn.native.blocks import Blocks
 from coattn.native.call import Call
-from coattn.native.core import (
-    check,
-    check_head_size,
-    check_table_heads,
-    check_tensor,
-    elem,
-    element_of,
-    extension,
-)
+from coattn.native.core import check, check_table_heads, check_tensor, elem, element_of, extension
 
 
 class Attended(NamedTuple):
@@ -97,7 +89,8 @@ def plan_attend(
     check_tensor("tokens", tokens, [table.shape[0], heads], torch.int32)
     if owners is not None:
         check_tensor("owners", owners, [seqs], torch.int32)
-    check_head_size(q.shape[-1], blocks.head_size)
+    have, want = q.shape[-1], blocks.head_size
+    check(have == want, f"q has head size {have}, the blocks {want}.", "Use queries and blocks of one model.")
     longest = max_blocks * blocks.block if weights else None
     job, result = _attend_job(q, blocks.kv_heads, scale, softcap, longest, into)
     blocks.fill(job)

@@ -42,9 +42,6 @@ class Pending(Generic[T]):
     def __init__(self, call: Call[T], ticket: Any) -> None:
         self._call, self._ticket = call, ticket
 
-    def done(self) -> bool:
-        return bool(self._ticket.done())
-
     def wait(self, seconds: float | None = None) -> T | None:
         """Sleeps until the call is done; raises what it raised. Once per submitted call. None: not done in time."""
         done = self._ticket.wait(0 if seconds is None else max(1, int(seconds * 1e6)))

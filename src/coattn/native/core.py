@@ -95,8 +95,3 @@ def check_table_heads(heads: int, kv_heads: int) -> None:
         f"Lists for {heads} heads do not fit {kv_heads} KV heads.",
         "Give one list for all heads, or one for each KV head.",
     )
-
-
-def check_head_size(have: int, want: int) -> None:
-    """Queries and blocks have the same head size."""
-    check(have == want, f"q has head size {have}, the blocks {want}.", "Use queries and blocks of one model.")

@@ -12,20 +12,6 @@ from coattn.native.call import Call
 from coattn.native.core import check, check_tensor, extension
 
 
-def move_rows(from_rows: Tensor, to_rows: Tensor, row_bytes: int, from_value: int, to_value: int) -> None:
-    """Copies single entries between blocks of float elements, all threads together.
-
-    from_rows, to_rows: `[n]` int64 addresses of key rows of `row_bytes` each; the value row lies `from_value` and
-    `to_value` bytes after its key row. Nothing is checked but shapes: the caller keeps both memories alive.
-    """
-    check_tensor("from_rows", from_rows, [None], torch.int64)
-    check_tensor("to_rows", to_rows, list(from_rows.shape), torch.int64)
-    job = extension.MoveRowsJob()
-    job.from_rows, job.to_rows, job.count = from_rows.data_ptr(), to_rows.data_ptr(), len(from_rows)
-    job.row_bytes, job.from_value, job.to_value = row_bytes, from_value, to_value
-    extension.move_rows(job)
-
-
 @dataclass(frozen=True)
 class Lists:
     """Lists of single entries in blocks of one KV head: rows of `table`, of which `stored` says the lengths.
@@ -51,11 +37,11 @@ class Lists:
 
 
 def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor) -> None:
-    """Writes entries to the ends of lists of int8 blocks, which nobody may read meanwhile, all threads together.
+    """Writes entries to the ends of lists, which nobody may read meanwhile, all threads together.
 
     which: `[n]` int64 lists, none twice; counts: `[n]` int64, entries of each. source: `[entries]` int64 addresses of
-    int8 blocks; rows: `[entries]` int32, which of their rows. The table names the new blocks already; `stored` is as
-    before, and stays so. Every row keeps its numbers within half a step of its block.
+    blocks like those of the lists; rows: `[entries]` int32, which of their rows. The table names the new blocks
+    already; `stored` is as before, and stays so. In int8 every row keeps its numbers within half a step of its block.
     """
     lists.check()
     check_tensor("which", which, [None], torch.int64)
@@ -68,7 +54,7 @@ def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: 
     job.count, job.list, job.first = len(which), which.data_ptr(), first.data_ptr()
     job.source, job.row = source.data_ptr(), rows.data_ptr()
     job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
-    job.base, job.block, job.head_size = lists.base, lists.block, lists.head_size
+    job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
     extension.put_rows(job)
 
 

@@ -11,10 +11,10 @@ from coattn.quantise.values import LEVELS, ValueBlocks, pack_values
 def flush_values(gpu: Tensor, values: ValueBlocks, block: Tensor, flush_to: Tensor) -> None:
     """Values of blocks `block` `[rows]` of gpu `[n, kv_heads, 2, size, d]` to blocks `flush_to`, unless negative."""
     if gpu.device.type == "cuda":
-        from coattn.ops.triton.flush import flush_values as kernel
+        from coattn.ops.triton.flush import flush_rows
 
         halves = values.memory if values.form == "model" else values.memory.view(torch.float16)
-        kernel(gpu, values.memory, halves, block, flush_to, LEVELS.get(values.form, 0))
+        flush_rows(gpu, values.memory, halves, block, flush_to, LEVELS.get(values.form, 0))
         return
     full = (flush_to >= 0).nonzero()[:, 0]
     if len(full):
@@ -40,9 +40,9 @@ def sum_values(gpu: Tensor, sums: Tensor, block: Tensor, flush_to: Tensor, seq: 
 def flush_keys(gpu: Tensor, kept: Tensor, block: Tensor, flush_to: Tensor) -> None:
     """Keys of blocks that are full now to blocks `flush_to` of kept `[n, kv_heads, size, d]`."""
     if gpu.device.type == "cuda":
-        from coattn.ops.triton.flush import flush_keys as kernel
+        from coattn.ops.triton.flush import flush_rows
 
-        kernel(gpu, kept, block, flush_to)
+        flush_rows(gpu, kept, kept, block, flush_to, 0, kind=0)
         return
     full = (flush_to >= 0).nonzero()[:, 0]
     kept[flush_to[full].long()] = gpu[block[full].long()][:, :, 0]

@@ -22,7 +22,7 @@ def score_pq(
     """q `[seqs, q_heads, d]` against kept `[blocks, kv_heads, block, width]` -> `[seqs, kv_heads, group, n]` float32.
 
     table `[seqs, blocks]` int32, tokens `[seqs]` int32; see the reference. On a GPU: CUDA C++ on tensor cores where the
-    codes have a form for it, else Triton. What lies past a sequence's end may then be anything.
+    codes have a form for it, else Triton; for keys PyTorch. What lies past a sequence's end may then be anything.
     Queries are turned to the codebook's basis here.
     top: on a GPU, `[seqs * q_heads]` int32 of zeros, where each head's largest score is left, see `ops/cuda/top_p.py`.
     """
@@ -32,14 +32,12 @@ def score_pq(
         return reference(q, kept, table, tokens, book, bits, scale, softcap)
     from coattn.ops.cuda import score_pq as cuda
     from coattn.ops.cuda.top_p import largest
-    from coattn.ops.triton import score_keys, score_pq
+    from coattn.ops.triton import score_pq
 
     if book is not None and cuda.refuses(q, kept, book, bits) is None:
         return cuda.score_pq(q, kept, table, tokens, book, bits, scale, softcap, top)
     if book is not None and score_pq.refuses(kept) is None:
         found = score_pq.score_pq(q, kept, table, tokens, book, bits, scale, softcap)
-    elif book is None and kept.shape[-1] <= 256:
-        found = score_keys.score_keys(q, kept, table, tokens, scale, softcap)
     else:
         found = reference(q, kept, table, tokens, book, bits, scale, softcap)
     if top is not None:

@@ -42,7 +42,7 @@ ruler = pytest.mark.skipif(not installed(), reason="RULER's package is not insta
 
 @ruler
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["niah_single_1", "vt", "cwe", "fwe", "qa_1"])
+@pytest.mark.parametrize("task", ["niah_multikey_2", "vt", "cwe", "fwe", "qa_1"])
 def test_rulers_prompts_hold_their_answers_and_end_with_their_question(task: str) -> None:
     found = ruler_make.make(words(), [4096, 6000], 2, 7, [task])
     assert [prompt.length for prompt in found] == [4096, 4096, 6000, 6000]
@@ -55,9 +55,11 @@ def test_rulers_prompts_hold_their_answers_and_end_with_their_question(task: str
         assert prompt.prefix.startswith((" Answer:", " The special magic"))
         # the worked example of cwe asks the same
         assert prompt.context.count(prompt.question.strip()) == (1 if task == "cwe" else 0)
+    if task not in ("vt", "fwe"):  # what is common to all is tried with those that are made in seconds
+        return
     again = ruler_make.make(words(), [4096], 2, 7, [task])
     assert again == found[:2]
-    assert ruler_make.make(words(), [4096], 2, 8, [task])[0].context != found[0].context or task == "qa_1"
+    assert ruler_make.make(words(), [4096], 2, 8, [task])[0].context != found[0].context
 
 
 @ruler

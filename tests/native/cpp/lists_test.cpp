@@ -62,7 +62,7 @@ struct World {
       for (int b = (stored[i] + block - 1) / block; b < need; ++b) table[i * kWidth + b] = next++;
     }
     put_rows({kLists, list.data(), first.data(), where.data(), row.data(), table.data(), kWidth,
-              stored.data(), memory.data(), block, size},
+              stored.data(), memory.data(), block, size, 0},
              pool);
     for (int i = 0; i < kLists; ++i) stored[i] += rows + i;
   }

@@ -8,7 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.bench import drive_kernel
+from coattn.bench import drive_kernel, read_kernel
 from coattn.ops.triton import (
     append,
     attend,
@@ -16,7 +16,6 @@ from coattn.ops.triton import (
     average,
     flush,
     handover,
-    limits,
     linear,
     mean_values,
     merge,
@@ -28,7 +27,6 @@ from coattn.ops.triton import (
     recall,
     renew,
     score_digest,
-    score_keys,
     score_pq,
 )
 
@@ -115,26 +113,13 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (nearest._nearest_flushed, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
     (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
-    (flush._flush_values, {"LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
-    (flush._flush_values, {"LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
+    (flush._flush_rows, {"KIND": 1, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
+    (flush._flush_rows, {"KIND": 1, "LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
     (nearest._turn_flushed, {"D": 128, "D_PAD": 128, "ROWS": 32, "AXES": 4}),
     (mean_values._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
     (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
-    (flush._flush_keys, {"ROWS": 32, "D": 80, "D_PAD": 128}),
-    (
-        score_keys._score_keys,
-        {
-            "GROUP": 4,
-            "GROUP_PAD": 16,
-            "BLOCK": 32,
-            "ROWS": 64,
-            "D": 128,
-            "D_PAD": 128,
-            "CAP": True,
-            "PRECISION": "tf32",
-        },
-    ),
-    (limits._read, {"SIZE": 4096, "GATHER": True}),
+    (flush._flush_rows, {"KIND": 0, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 80, "D_PAD": 128}),
+    (read_kernel._read, {"SIZE": 4096, "GATHER": True}),
     (
         score_pq._score_pq,
         {"BITS": 13, "GROUPS": 32, "WIDTH": 4, "ROW": 52, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "CAP": True},
@@ -163,7 +148,7 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*i32"
     if kernel is read_keys._read_keys and name == "out_ptr":
         return "*bf16"
-    if kernel is limits._read:
+    if kernel is read_kernel._read:
         return "*i32"
     if kernel is nearest._nearest_in_cells and name in ("edges_ptr", "start_ptr", "which_ptr"):
         return {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"}[name]
@@ -184,7 +169,7 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*i16"
     if kernel is nearest._store_codes and name == "kept_ptr":
         return "*u8" if constants["BITS"] != 16 else "*i16"
-    if kernel is flush._flush_values and constants["LEVELS"] and name in ("host_ptr", "scale_ptr"):
+    if kernel is flush._flush_rows and constants["LEVELS"] and name in ("host_ptr", "scale_ptr"):
         return "*u8" if name == "host_ptr" else "*fp16"
     if constants.get("PACKED") and name in ("host_ptr", "halves_ptr"):
         return "*u8" if name == "host_ptr" else "*fp16"

@@ -103,10 +103,10 @@ def test_full_blocks_leave_their_values(form: str) -> None:
     flush_to = torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE)
     if form == "model":
         host = torch.full((7, 2, 16, 32), 9.0, dtype=gpu.dtype, device=DEVICE)
-        flushing.flush_values(gpu, host, host, ids, flush_to, 0)
+        flushing.flush_rows(gpu, host, host, ids, flush_to, 0)
     else:
         host = torch.full((7, 2, block_bytes(form, 16, 32)), 0, dtype=torch.uint8, device=DEVICE)
-        flushing.flush_values(gpu, host, host.view(torch.float16), ids, flush_to, LEVELS[form])
+        flushing.flush_rows(gpu, host, host.view(torch.float16), ids, flush_to, LEVELS[form])
     want = torch.full_like(host, 9 if form == "model" else 0)
     for i in (0, 2):
         values = gpu[int(ids[i]), :, 1][None]
@@ -144,6 +144,6 @@ def test_full_blocks_leave_their_keys() -> None:
     gpu, _ = gpu_and_book(8, 4, 3, True, torch.float32)
     kept = torch.zeros(4, 2, 8, 12, device=DEVICE)
     ids, flush_to = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([2, 0], [1, -1]))
-    flushing.flush_keys(gpu, kept, ids, flush_to)
+    flushing.flush_rows(gpu, kept, kept, ids, flush_to, 0, kind=0)
     assert torch.equal(kept[1], gpu[2, :, 0])
     assert not kept[[0, 2, 3]].any()

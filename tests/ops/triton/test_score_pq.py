@@ -11,7 +11,6 @@ from coattn.quantise.pack import pack
 
 pytest.importorskip("triton")
 from coattn.ops.triton import score_pq as kernel
-from coattn.ops.triton.score_keys import score_keys
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -42,20 +41,6 @@ def test_score_pq(
     assert got.shape == want.shape == (3, kv_heads, group, 24)
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
     assert (got[1] == -torch.inf).all()
-
-
-@pytest.mark.parametrize(
-    ("d", "group", "softcap", "dtype"),
-    [(16, 1, None, torch.float32), (40, 3, 5.0, torch.float32), (64, 4, None, torch.bfloat16)],
-)
-def test_score_keys(d: int, group: int, softcap: float | None, dtype: torch.dtype) -> None:
-    kept = torch.randn(6, 2, 8, d).to(DEVICE, dtype)
-    q = torch.randn(3, 2 * group, d).to(DEVICE, dtype)
-    table = torch.tensor([[3, 0, 5], [4, 0, 0], [1, 2, 0]], dtype=torch.int32, device=DEVICE)
-    tokens = torch.tensor([19, 0, 16], dtype=torch.int32, device=DEVICE)
-    got = score_keys(q, kept, table, tokens, 0.3, softcap)
-    want = reference(q, kept, table, tokens, None, 16, 0.3, softcap)
-    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
 
 
 def test_blocks_of_another_size_are_refused() -> None:

@@ -22,10 +22,8 @@ class World:
         self.ledger = Ledger(host=host)
         self.lists = EntryLists(SHAPE, LAYERS, SLOTS, BLOCK, 64, most, self.ledger, fixed, packed)
         self.memory = torch.randn(LAYERS, SLOTS, 40, HEADS, 2, BLOCK, D)
-        self.row = D * 4
         if packed:
             self.memory = (self.memory > 0).float() * (255 / 256)  # numbers that 8 bits hold, whatever else there is
-            self.row = 0
         self.source = pack_blocks(self.memory.flatten(0, 2)).view(LAYERS, SLOTS, 40, HEADS, -1)
         self.source = self.source if packed else self.memory
         self.want: dict[tuple[int, int, int], list[int]] = {}
@@ -38,7 +36,7 @@ class World:
         layer, slot, head, position = mask.nonzero(as_tuple=True)
         source = torch.tensor(
             [
-                self.address(a, b, p // BLOCK, c) + p % BLOCK * self.row
+                self.address(a, b, p // BLOCK, c)
                 for a, b, c, p in zip(*(x.tolist() for x in (layer, slot, head, position)), strict=True)
             ],
             dtype=torch.int64,

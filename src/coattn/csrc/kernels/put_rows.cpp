@@ -1,6 +1,7 @@
 #include "kernels/put_rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "kernels/packed_lists.h"
@@ -15,9 +16,26 @@ struct Piece {
   int held, n;
 };
 
+void put_plain(const PutRowsJob& job, WorkerPool& pool) {
+  const int64_t half = job.block * job.row_bytes;
+  pool.parallel_for(job.count, 4, [&](int, int64_t lo, int64_t hi) {
+    for (int64_t i = lo; i < hi; ++i) {
+      const int32_t* ids = job.table + job.list[i] * job.width;
+      int64_t stored = job.stored[job.list[i]];
+      for (int64_t at = job.first[i]; at < job.first[i + 1]; ++at, ++stored) {
+        const auto* from = reinterpret_cast<const uint8_t*>(job.source[at]) + job.row[at] * job.row_bytes;
+        uint8_t* to = job.base + ids[stored / job.block] * 2 * half + stored % job.block * job.row_bytes;
+        std::memcpy(to, from, static_cast<size_t>(job.row_bytes));
+        std::memcpy(to + half, from + half, static_cast<size_t>(job.row_bytes));
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void put_rows(const PutRowsJob& job, WorkerPool& pool) {
+  if (job.head_size == 0) return put_plain(job, pool);
   const PackedLists lists(job.base, job.block, job.head_size);
   // what is full or there already needs no other block; a block that is begun comes after those before it
   std::vector<Piece> now, after;

@@ -1,5 +1,4 @@
-// put_rows: single rows of int8 blocks, added to the ends of lists of such blocks that nobody reads
-// meanwhile.
+// put_rows: single rows of blocks, added to the ends of lists of such blocks that nobody reads meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,9 @@ struct PutRowsJob {
   int64_t width;
   const int32_t* stored;  // [lists] rows of each list so far
   uint8_t* base;          // of the lists' blocks
-  int block, head_size;
+  int block;
+  int head_size;      // of int8 blocks (block_layout.h) their channels; of float blocks 0
+  int64_t row_bytes;  // of float blocks: key rows, then value rows
 };
 
 void put_rows(const PutRowsJob& job, WorkerPool& pool);

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from coattn.quantise.codebook import Codebook
 from coattn.quantise.pack import unpack
-from coattn.quantise.scores import by_decoding
 
 
 def score_pq(
@@ -27,10 +26,9 @@ def score_pq(
     """
     listed = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [seqs, kv_heads, n, width]
     grouped = q.float().view(len(q), kept.shape[1], -1, q.shape[-1]) * scale
-    if book is None:
-        scores = torch.einsum("shxd,shnd->shxn", grouped, listed.float())
-    else:
-        scores = by_decoding(grouped, listed if bits == 16 else unpack(listed, book.groups, bits), book)
+    if book is not None:
+        listed = book.pieces(listed if bits == 16 else unpack(listed, book.groups, bits))
+    scores = torch.einsum("shxd,shnd->shxn", grouped, listed.float())
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     absent = torch.arange(scores.shape[-1], device=q.device) >= tokens.view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""`flush`: the values of a block that has become full on to DRAM, in the form they are kept there; keys as they are."""
+"""`flush`: keys or values of a block that is full now on to DRAM or into an index, in the form they are kept there."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from torch import Tensor
 
 
 @triton.jit
-def _flush_values(
+def _flush_rows(
     gpu_ptr, host_ptr, scale_ptr, ids_ptr, flush_ptr, block_stride, head_stride, host_block, host_head,
-    LEVELS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    KIND: tl.constexpr, LEVELS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr,
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
     to = tl.load(flush_ptr + seq).to(tl.int64)
     if to >= 0:
         r = tl.arange(0, ROWS)
         block = tl.load(ids_ptr + seq).to(tl.int64)
-        source = gpu_ptr + block * block_stride + head * head_stride + ROWS * D
+        source = gpu_ptr + block * block_stride + head * head_stride + KIND * ROWS * D
         away = to * host_block + head * host_head
         if LEVELS == 0:
             d = tl.arange(0, D_PAD)
@@ -62,33 +63,20 @@ def _sum_values(
         tl.store(sums + D, tl.load(sums + D) + ROWS)
 
 
-@triton.jit
-def _flush_keys(
-    gpu_ptr, kept_ptr, ids_ptr, flush_ptr, block_stride, head_stride, kept_block, kept_head,
-    ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-):  # fmt: skip
-    seq, head = tl.program_id(0), tl.program_id(1)
-    to = tl.load(flush_ptr + seq).to(tl.int64)
-    if to >= 0:
-        r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
-        at = r[:, None] * D + d[None, :]
-        block = tl.load(ids_ptr + seq).to(tl.int64)
-        rows = tl.load(gpu_ptr + block * block_stride + head * head_stride + at, mask=(d < D)[None, :])
-        tl.store(kept_ptr + to * kept_block + head * kept_head + at, rows, mask=(d < D)[None, :])
-
-
-def flush_values(gpu: Tensor, host: Tensor, halves: Tensor, ids: Tensor, flush_to: Tensor, levels: int) -> None:
+def flush_rows(
+    gpu: Tensor, host: Tensor, halves: Tensor, ids: Tensor, flush_to: Tensor, levels: int, kind: int = 1
+) -> None:
     """Values of blocks `ids` `[seqs]` of `[n, kv_heads, 2, block, d]` to blocks `flush_to` of `host`, unless negative.
 
-    host: `[n, kv_heads, block, d]` of the same dtype (`levels` 0), or bytes `[n, kv_heads, size]` with 255 or 15
-    levels, of which `halves` is the same memory as float16. Rows are quantised as `quantise/values.py` says.
+    kind: 0 for keys. host: `[n, kv_heads, block, d]` of the same dtype (`levels` 0), or bytes `[n, kv_heads, size]`
+    with 255 or 15 levels, of which `halves` is the same memory as float16. Quantised as `quantise/values.py` says.
     """
     (seqs,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
     parts = 2 if levels == 15 else 1
-    _flush_values[(seqs, kv_heads)](
+    _flush_rows[(seqs, kv_heads)](
         gpu, host, halves, ids, flush_to, gpu.stride(0), gpu.stride(1), host.stride(0), host.stride(1),
-        LEVELS=levels, PARTS=parts, ROWS=block, D=d, D_PAD=triton.next_power_of_2(d if levels == 0 else d // parts),
-        num_warps=4,
+        KIND=kind, LEVELS=levels, PARTS=parts, ROWS=block, D=d,
+        D_PAD=triton.next_power_of_2(d if levels == 0 else d // parts), num_warps=4,
     )  # fmt: skip
 
 
@@ -97,14 +85,5 @@ def sum_values(gpu: Tensor, sums: Tensor, ids: Tensor, flush_to: Tensor, seq: Te
     (rows,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
     _sum_values[(rows, kv_heads)](
         gpu, ids, flush_to, seq, sums, gpu.stride(0), gpu.stride(1),
-        ROWS=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
-    )  # fmt: skip
-
-
-def flush_keys(gpu: Tensor, kept: Tensor, ids: Tensor, flush_to: Tensor) -> None:
-    """Keys of blocks to blocks `flush_to` of kept `[n, kv_heads, block, d]`, unless negative."""
-    (seqs,), (_, kv_heads, _, block, d) = ids.shape, gpu.shape
-    _flush_keys[(seqs, kv_heads)](
-        gpu, kept, ids, flush_to, gpu.stride(0), gpu.stride(1), kept.stride(0), kept.stride(1),
         ROWS=block, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
     )  # fmt: skip

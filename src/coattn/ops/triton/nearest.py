@@ -205,15 +205,9 @@ def code_flushed(gpu: Tensor, kept: Tensor, ids: Tensor, flush_to: Tensor, book:
         gpu, ids, flush_to, centroids, codes, gpu.stride(0), gpu.stride(1), groups, _stride(centroids), count,
         kv_heads, WIDTH=width, D=d, ROWS=block, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    store_codes(codes, kept, flush_to, bits)
-
-
-def store_codes(codes: Tensor, kept: Tensor, flush_to: Tensor, bits: int) -> None:
-    """codes `[seqs * kv_heads, block, groups]`, or keys in their place, into blocks `flush_to` of kept."""
-    kv_heads, width = kept.shape[1], kept.shape[3]
     _store_codes[(len(codes),)](
-        codes, kept, flush_to, kept.stride(0), kept.stride(1), kv_heads, codes.shape[2], width,
-        BITS=bits, ROWS=codes.shape[1], WIDTH_PAD=triton.next_power_of_2(width), num_warps=4,
+        codes, kept, flush_to, kept.stride(0), kept.stride(1), kv_heads, groups, kept.shape[3],
+        BITS=bits, ROWS=block, WIDTH_PAD=triton.next_power_of_2(kept.shape[3]), num_warps=4,
     )  # fmt: skip
 
 

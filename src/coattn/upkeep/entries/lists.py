@@ -35,8 +35,8 @@ def spares(packed: bool) -> int:
 class ChosenEntries:
     """Entries to keep, one row each, in the order of (layer, slot, KV head, position).
 
-    layer: its number within the group of layers; source: address of the entry's key row, or, of blocks in 8 bits, of
-    the block; all int64 `[n]` but weight, float32 `[n]`.
+    layer: its number within the group of layers; source: address of the block that the entry lies in, of its KV head;
+    all int64 `[n]` but weight, float32 `[n]`.
     """
 
     layer: Tensor
@@ -146,6 +146,8 @@ class EntryLists:
 
     def put(self, chosen: ChosenEntries) -> None:
         """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added."""
+        from coattn import native
+
         if not len(chosen.layer):
             return
         heads, slots = self.stored.shape[2], self.stored.shape[1]
@@ -165,7 +167,8 @@ class EntryLists:
         place = index % self.block
         self._position[block, place] = chosen.position.to(torch.int32)
         self._weight[block, place] = chosen.weight
-        self._write(chosen, lists, counts, block * self.block_bytes + place * self.row_bytes)
+        rows = (chosen.position % self.block).to(torch.int32)
+        native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> PendingAppend:
@@ -344,17 +347,6 @@ class EntryLists:
             self._weight,
             self.shape.head_dim if self.packed else 0,
         )
-
-    def _write(self, chosen: ChosenEntries, lists: Tensor, counts: Tensor, offset: Tensor) -> None:
-        """offset: of each entry's key row within the memory."""
-        from coattn import native
-
-        if self.packed:
-            rows = (chosen.position % self.block).to(torch.int32)
-            native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
-            return
-        half, to = self.block * self.row_bytes, offset + self._memory.memory.data_ptr()
-        native.move_rows(chosen.source.contiguous(), to, self.row_bytes, half, half)
 
     def _blocks_of(self, entries: Tensor) -> Tensor:
         return -(-entries.long() // self.block)

@@ -99,7 +99,7 @@ def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: T
         head,
         position,
         weights[head, position],
-        _address(entries, number, ids, head, position % entries.block),
+        _address(entries, number, ids, head),
     )
 
 
@@ -108,14 +108,12 @@ def addresses(entries: Entries, ids: list[int]) -> Tensor:
     layers, heads = len(entries.numbers), next(iter(entries.cache.spec.layers.values())).kv_heads
     number = torch.arange(layers)[:, None, None]
     own, head = torch.tensor(ids)[:, None], torch.arange(heads)
-    return _address(entries, number, own, head, torch.zeros(1, dtype=torch.int64))
+    return _address(entries, number, own, head)
 
 
-def _address(entries: Entries, number: Tensor, ids: Tensor, head: Tensor, row: Tensor) -> Tensor:
-    """Addresses of the key rows of entries in DRAM; of blocks in 8 bits, of the blocks."""
+def _address(entries: Entries, number: Tensor, ids: Tensor, head: Tensor) -> Tensor:
+    """Addresses of blocks in DRAM, each of one KV head."""
     base = torch.tensor([entries.host[layer].data_ptr() for layer in entries.cache.spec.layers])
     memory = entries.host[next(iter(entries.cache.spec.layers))]
-    size = memory.element_size()
-    block, one = (memory.stride(i) * size for i in (0, 1))
-    starts = base[number] + ids * block + head * one
-    return starts + row * 0 if is_packed(memory) else starts + row * memory.stride(3) * size
+    block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
+    return base[number] + ids * block + head * one
