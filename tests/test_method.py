@@ -45,7 +45,7 @@ def test_all_missing_parts_are_named() -> None:
         compose(Method("x", "attic", "everything", "moon"))
     assert "cache 'attic'" in str(caught.value)
     assert "place 'moon'" in str(caught.value)
-    assert "gpu, recent, tiered" in str(caught.value)
+    assert "gpu, recent, evicting, tiered" in str(caught.value)
 
 
 def test_a_parameter_belongs_to_one_part() -> None:

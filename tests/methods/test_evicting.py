@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.small import greedy, llm, prompt
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
@@ -246,6 +247,19 @@ def test_a_step_that_fails_leaves_no_weights_behind() -> None:
     for world in worlds:
         world.step(1, check=False)
     assert worlds[0].kept(0, 0) == worlds[1].kept(0, 0)
+
+
+@pytest.mark.parametrize(("method", "params"), [ROWS[0], ROWS[3]], ids=str)
+def test_an_engine_reads_one_prompt_beside_what_is_left_of_others(method: str, params: dict[str, Any]) -> None:
+    """Memory for one whole prompt and little more: what is dropped makes room for the next."""
+    prompts = [prompt(120, seed=i) for i in range(4)]
+    block = 8 * (2 * 2 * 2 * 8 * 4 + 2 * 2 * 8)
+    with llm(method, **params) as engine:
+        alone = [engine.generate(ids, greedy(12))[0].token_ids for ids in prompts]
+    with llm(method, gpu_kv=28 * block, **params) as engine:
+        together = engine.generate(prompts, greedy(12))
+        assert engine.report()["preemptions"] == 0
+    assert [each.token_ids for each in together] == alone
 
 
 def needle(method: str, asked_in_prompt: bool, **params: Any) -> float:
