@@ -224,7 +224,7 @@ def _siblings(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
             if len(linears) == len(names):
                 yield [m.weight for m in linears]
                 if all(m.bias is not None for m in linears):
-                    yield [m.bias for m in linears]
+                    yield [b for m in linears if isinstance(b := m.bias, nn.Parameter)]
 
 
 def _up(n: int) -> int:
