@@ -38,6 +38,9 @@ class SubcodeMemory(BlockMemory):
     def dtype(self, shape: LayerShape) -> torch.dtype:
         return torch.uint8
 
+    def fill_randomly(self) -> None:
+        """Nothing: codes follow from keys, before the first decode step."""
+
 
 @dataclass
 class PromptCodes(Index):
