@@ -51,7 +51,7 @@ class World:
         plain = params.get("host_dtype", "model") == "model"
         self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
-        self.borders = method == "hcattention" and params.get("tau", 0.95) < 1
+        self.borders = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None
         """In 16 bits: how far a logit may be off, of the largest."""
@@ -142,6 +142,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         "hcattention",
         {"block": 8, "window_blocks": 1, "groups": 2, "cap": 9, "host_dtype": "int4", "centroids": 16},
     ),
+    "infinigen": ("infinigen", {"block": 8, "alpha": 2.0, "budget": 12, "dense_layers": 1, "ahead_from": 1}),
+    "infinigen, own norm": ("infinigen", {"block": 1, "budget": 12, "norm": "own", "count": "sequence"}),
+    "pqcache": ("pqcache", {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
 }
 CASES = [

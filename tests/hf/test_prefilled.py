@@ -20,6 +20,7 @@ METHODS = {
     "quest": {"block": 8, "budget": 48},
     "scout": {"block": 8, "budget": 48, "window_blocks": 2},
     "hgca": {"block": 8, "window_blocks": 3, "beta": 0.5},
+    "pqcache": {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4},
 }
 
 

@@ -11,6 +11,7 @@ from tests.methods.fetched import DIM, GROUP, KV_HEADS, LAYERS, SCALE, World
 from torch import Tensor
 
 import coattn
+from coattn.bench.kv import fill_randomly
 from coattn.errors import ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
@@ -167,3 +168,16 @@ def test_whole_budget_gives_the_models_own_tokens_and_bad_numbers_are_refused() 
     for name, value in (("compress", 0), ("compress", 1.5), ("subbits", 9), ("sinks", -1), ("recent_share", 2)):
         with pytest.raises(ConfigError, match=name):
             compose(ROW, **{name: value})
+
+
+@pytest.mark.parametrize("method", ["pqcache", "infinigen"])
+def test_random_keys_of_a_benchmark_are_chosen_from(method: str) -> None:
+    world = World(METHODS[method], fixed=True, block=8, **({"budget": 9} if method == "infinigen" else SMALL))
+    world.runtime.begin(Step.of((0, 1), (0, 0), (120, 90)))
+    world.runtime.commit()
+    world.lengths = [120, 90]
+    fill_randomly(world.runtime)
+    world.step(1, 1)
+    picked = world.picked(0, 2)[0]
+    assert 4 < len(picked) < 80
+    assert picked != list(range(len(picked)))

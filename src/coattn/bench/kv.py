@@ -13,6 +13,7 @@ from coattn.runtime import Runtime
 
 if TYPE_CHECKING:
     from coattn.index.codes.index import Codes
+    from coattn.index.partial_keys import PartialKeys
 
 
 def fill_randomly(runtime: Runtime) -> None:
@@ -25,6 +26,9 @@ def fill_randomly(runtime: Runtime) -> None:
         codes = "codes" in group.index.provides and cast("Codes", group.index).books.groups
         if codes:
             _fill_codes(cast("Codes", group.index))
+        if "partial_keys" in group.index.provides:
+            for basis in cast("PartialKeys", group.index).basis.values():
+                basis.normal_()
         for memory in memories:
             if memory.side is not None and not codes:
                 memory.side.fill_randomly()

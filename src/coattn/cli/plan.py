@@ -38,7 +38,8 @@ def plan(as_json: bool, **options: Any) -> None:
     ghost = torch.device("meta")
     model = random_model(options["shapes"], ghost, choose_dtype(options["dtype"], ghost))
     share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
-    found = found_by(model, composed, options["batch"], options["context"], *limits, share)
+    gpu, host = limits
+    found = found_by(model, composed, options["batch"], options["context"], gpu, host, share)
     if as_json:
         print_json({"shapes": options["shapes"], **found})
         return

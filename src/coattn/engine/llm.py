@@ -404,6 +404,11 @@ def _stage(loaded: Loaded, share: float, device: str | torch.device) -> StagedWe
     if place.type != "cuda":
         log.warning("weights_on_gpu has no effect without a GPU.")
         return None
+    if getattr(loaded.model, "hf_device_map", None):
+        raise ConfigError(
+            "weights_on_gpu is given, but the model was loaded with a device_map, which says where weights lie.",
+            "Leave one of them out.",
+        )
     made = StagedWeights(loaded.model, share, place)
     torch.cuda.empty_cache()  # what left the GPU is free for the KV
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -222,9 +222,9 @@ def _siblings(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
             members = [getattr(module, name, None) for name in names]
             linears = [m for m in members if isinstance(m, nn.Linear)]
             if len(linears) == len(names):
-                yield [m.weight for m in linears]
+                yield cast("list[nn.Parameter]", [m.weight for m in linears])
                 if all(m.bias is not None for m in linears):
-                    yield [m.bias for m in linears]
+                    yield cast("list[nn.Parameter]", [m.bias for m in linears])
 
 
 def _up(n: int) -> int:

@@ -38,6 +38,9 @@ class SubcodeMemory(BlockMemory):
     def dtype(self, shape: LayerShape) -> torch.dtype:
         return torch.uint8
 
+    def fill_randomly(self) -> None:
+        """Nothing: codes follow from keys, before the first decode step."""
+
 
 @dataclass
 class PromptCodes(Index):
@@ -96,7 +99,6 @@ class PromptCodes(Index):
             size = (spec.seqs + 1, s.kv_heads, self.subvectors, count, s.head_dim // self.subvectors)
             self.books[i] = torch.zeros(size, dtype=s.dtype, device=s.device)
         self.prompt = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
-        cache.reports = True
 
     def fit(self, layer: int, slot: int, keys: Tensor, first: int, ids: list[int]) -> None:
         """Codebooks of a sequence from its keys `[kv_heads, tokens, d]` but the first ones, and codes of its blocks."""
@@ -107,8 +109,7 @@ class PromptCodes(Index):
             self._store(layer, slot, ids, pieces[:, :, : len(ids) * self.cache.block])
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
-        for part in filled:
-            self._store(layer, part.slot, part.ids, self._pieces(part.k.transpose(0, 1)))
+        # what prompts and turns fill is coded when all of it is there: see `fit`
         kept = self.memory[layer]
         if table is not None and len(kept):  # else no block can be full
             to = table.flush_to
@@ -139,11 +140,11 @@ class PromptCodes(Index):
 
     def _pieces(self, keys: Tensor) -> Tensor:
         """`[..., tokens, d]` -> `[..., pieces, tokens, width]`"""
-        return keys.unflatten(-1, (self.subvectors, -1)).transpose(-2, -3)
+        return keys.view(*keys.shape[:-1], self.subvectors, keys.shape[-1] // self.subvectors).transpose(-2, -3)
 
     def _store(self, layer: int, slot: int, ids: list[int], pieces: Tensor) -> None:
         """Codes of whole blocks, of pieces `[kv_heads, pieces, tokens, width]`."""
         kept = self.memory[layer]
         found = nearest(pieces, self.books[layer][slot]).to(torch.uint8)
-        found = found.unflatten(-1, (len(ids), self.cache.block)).permute(2, 0, 3, 1)
+        found = found.view(*found.shape[:2], len(ids), self.cache.block).permute(2, 0, 3, 1)
         kept[torch.tensor(ids, device=kept.device)] = found

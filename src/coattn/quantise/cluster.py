@@ -33,5 +33,5 @@ def cluster(points: Tensor, count: int, *, iterations: int = ITERATIONS, seed: i
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:
     """points `[..., n, width]`, centroids `[..., count, width]` -> the nearest of each, `[..., n]` int64."""
     square = centroids.square().sum(-1)[..., None, :] / 2
-    parts = points.split(PIECE, dim=-2)
+    parts = torch.split(points, PIECE, dim=-2)
     return torch.cat([(part @ centroids.transpose(-1, -2) - square).argmax(-1) for part in parts], -1)

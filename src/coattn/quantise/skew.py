@@ -62,7 +62,7 @@ class SkewOrigin:
 
 def save(path: Path, layers: Mapping[int, Skew], origin: SkewOrigin) -> None:
     """Writes the skews of layers `0 .. n - 1`."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for i, each in layers.items():
         tensors |= {f"matrix.{i}": each.matrix.contiguous(), f"order.{i}": each.order.contiguous()}
     path.write_bytes(serialise(tensors, {"format": FORMAT, "origin": json.dumps(asdict(origin))}))

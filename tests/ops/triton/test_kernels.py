@@ -12,6 +12,7 @@ from coattn.ops.reference.attend import attend as attend_reference
 from coattn.ops.reference.digest import digest
 from coattn.ops.reference.digest import score_digest as score_digest_reference
 from coattn.ops.reference.recall import recall as recall_reference
+from coattn.select.host_tokens import list_tokens
 from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
 
@@ -66,6 +67,27 @@ def test_attend(group: int, kv_heads: int, d: int, block: int, per_head: bool, s
     want = attend_reference(q, blocks, picked, d**-0.5, softcap)
     torch.testing.assert_close(got.out, want.out, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.lse, want.lse, atol=2e-5, rtol=1e-4)
+
+
+def test_attend_single_tokens_of_larger_blocks() -> None:
+    """Blocks seen as blocks of one token: values lie a block after the keys."""
+    q, blocks = random(2, 1, 6, 32, dtype=torch.float32), random(6, 2, 2, 8, 32, dtype=torch.float32, seed=1)
+    shared = BlockList(torch.tensor([[[3, 1, 5]], [[2, 0, 4]]], dtype=torch.int32, device=DEVICE), None, 24)  # type: ignore[arg-type]
+    chosen = torch.stack([torch.randperm(24, generator=torch.Generator().manual_seed(i))[:9] for i in range(4)])
+    count = torch.tensor([[9, 4], [0, 7]], device=DEVICE)
+    picked = list_tokens(shared, blocks, chosen.view(2, 2, 9).to(DEVICE), count)
+    assert isinstance(picked.memory, Tensor)
+    got = attend_kernel.attend(q, picked.memory, picked, 0.2, None).merged()
+    plain = attend_reference(q, picked.memory, picked, 0.2, None)
+    for seq, head in ((0, 0), (0, 1), (1, 1)):
+        at = chosen.view(2, 2, 9)[seq, head, : int(count[seq, head])]
+        ids = shared.table[seq, 0].cpu()[at // 8].long()
+        k, v = blocks.cpu()[ids, head, :, at % 8].unbind(1)
+        own = q.cpu()[seq, 0, 3 * head : 3 * head + 3]
+        want = (own @ k.T * 0.2).softmax(-1) @ v
+        for found in (got, plain):
+            torch.testing.assert_close(found.out[seq, 0, 3 * head : 3 * head + 3].cpu(), want, atol=2e-5, rtol=1e-4)
+    assert (got.lse[1, 0, :3] == -torch.inf).all()
 
 
 def test_attend_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
