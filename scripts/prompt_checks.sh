@@ -8,7 +8,8 @@ out=${1:?usage: scripts/prompt_checks.sh OUT [LINE ...]}
 shift
 mkdir -p "$out"
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python3}
+python=${PYTHON:-$here/../.venv/bin/python}
+[ -x "$python" ] || python=$(command -v python3)
 wanted=${*:-qwen llama long capped beside requests old kernels}
 bench="$python -m coattn bench"
 
@@ -42,7 +43,10 @@ if [ -n "${OLD:-}" ]; then
     src=$(dirname "$(find "$tree" -type d -name coattn -path '*src/coattn' | head -n 1)")
     # the compiled core is this tree's: `full` on a GPU does not attend with it
     [ -e "$src"/coattn/_native*.so ] || cp "$here"/../src/coattn/_native*.so "$src/coattn/" || true
-    line old 200 env PYTHONPATH="$src" $bench requests $requests --methods full --out "$out/old.json"
+    # an installed tree may come before any path, by a finder of its own
+    start="import runpy, sys; sys.meta_path[:] = [f for f in sys.meta_path if 'Editable' not in str(f)]; sys.path.insert(0, '$src')"
+    line old 200 "$python" -c "$start; sys.argv[0] = 'coattn'; runpy.run_module('coattn', run_name='__main__')" \
+      bench requests $requests --methods full --out "$out/old.json"
   else
     echo "old: FAILED to unpack $OLD"
   fi

@@ -13,6 +13,7 @@ Check = tuple[str, float | None, float]
 
 
 def row(result: dict[str, Any], method: str) -> dict[str, Any]:
+    """A method's row; raises ValueError where it was refused."""
     found: dict[str, Any] = next(each for each in result["rows"] if each["method"] == method)
     if found.get("refused"):
         raise ValueError(f"{method}: {found['refused']}")
@@ -20,6 +21,7 @@ def row(result: dict[str, Any], method: str) -> dict[str, Any]:
 
 
 def short(name: str, result: dict[str, Any]) -> Iterator[Check]:
+    """A prompt of 32k."""
     full = row(result, "full")
     yield f"{name}: full / floor", full["floor_ratio"], 1.3
     yield f"{name}: full / Transformers", full["peer_ratio"], 0.9
@@ -28,22 +30,26 @@ def short(name: str, result: dict[str, Any]) -> Iterator[Check]:
 
 
 def long(name: str, result: dict[str, Any]) -> Iterator[Check]:
+    """A prompt of 128k."""
     full = row(result, "full")
     yield f"{name}: full / floor", full["floor_ratio"], 1.2
     yield f"{name}: full / Transformers", full["peer_ratio"], 1.0
 
 
 def capped(name: str, result: dict[str, Any]) -> Iterator[Check]:
+    """The same with a cap on GPU memory."""
     yield f"{name}: offload under 2 GiB / full", row(result, "offload")["ratio"], 1.1
 
 
 def beside(name: str, result: dict[str, Any]) -> Iterator[Check]:
+    """Decoding while a prompt is read."""
     full = row(result, "full")
     yield f"{name}: p99 between tokens / without the prompt", full["between_ratio"], 3.0
     yield f"{name}: the prompt / alone", full["prompt_ratio"], 1.3
 
 
 def requests(name: str, result: dict[str, Any]) -> Iterator[Check]:
+    """A stream of requests."""
     full = row(result, "full")["total_s"]
     yield f"{name}: scout / full", row(result, "scout")["total_s"] / full, 1.1
     yield f"{name}: full / Transformers", full / row(result, "transformers")["total_s"], 1 / 2.5
@@ -60,6 +66,7 @@ LINES: dict[str, Callable[[str, dict[str, Any]], Iterator[Check]]] = {
 
 
 def main(folder: Path) -> None:
+    """Prints every line that was measured."""
     found: dict[str, dict[str, Any]] = {}
     print(f"\n{'':52s} {'ratio':>7s} {'wanted':>7s}")
     for name, checks in LINES.items():
@@ -86,6 +93,7 @@ def main(folder: Path) -> None:
 
 
 def show(what: str, ratio: float | None, most: float) -> None:
+    """One line."""
     if ratio is None:
         print(f"{what:52s} {'?':>7s} {most:7.2f}")
     else:
