@@ -47,7 +47,8 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
         handles = [llm.submit(prompt(setting.context), _new(SPARE)) for _ in range(setting.batch)]
         while not all(handle.request.output for handle in handles):
             llm.step()
-        _gaps(llm, handles, lambda: len(handles[0].request.output) > 8)
+        rehearsed = llm.submit(prompt(max(2, setting.tokens // 16)), _new(1))
+        _gaps(llm, handles, lambda: rehearsed.done and len(handles[0].request.output) > 8)
         end = len(handles[0].request.output) + STEPS
         plain = _gaps(llm, handles, lambda: len(handles[0].request.output) >= end)
         before = llm.report()

@@ -56,8 +56,7 @@ class Pace:
 
 
 def _round(count: int) -> int:
-    """The largest multiple of 64 that is not larger; from 2,048 on, the largest of 2,048, 3,072, 4,096, 6,144, ..: kernels
-    are compiled for few such lengths."""
+    """The largest multiple of 64 that is not larger; from 2,048 on, of 2,048, 3,072, 4,096, 6,144, ..: for tiles."""
     if count < 2048:
         return count // 64 * 64
     power = 1 << (count.bit_length() - 1)
