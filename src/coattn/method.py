@@ -82,7 +82,7 @@ class Composed:
     exact: bool
     """Whether its result equals full attention."""
     blockwise: Blockwise | None = None
-    """How prompts are read, where not as a whole: of every method, by its parameters `prefill_block`, `anchor`, `question`."""
+    """How prompts are read, where not as a whole: of every method, by `prefill_block`, `anchor` and `question`."""
 
     def describe(self) -> dict[str, Any]:
         """The method, whether it is exact, and its parameters, as reports name them."""

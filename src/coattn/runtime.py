@@ -187,12 +187,20 @@ class Runtime:
 
         beside: prompts that a decode step takes along.
         """
-        parts = (step,) if beside is None else (beside, step)
-        for group in self.groups:
-            for part in parts:
-                group.cache.plan(part)
-            for part in parts:
-                group.upkeep.plan(part)
+        parts = (step,) if beside is None else (step, beside)
+        try:
+            for group in self.groups:
+                for part in parts:
+                    group.cache.plan(part)
+                for part in parts:
+                    group.upkeep.plan(part)
+        except BaseException:
+            # whoever has nothing yet must not keep what was planned: nobody would know of it
+            for slot in [
+                s for part in parts for s, history in zip(part.slots, part.history, strict=True) if not history
+            ]:
+                self.truncate(slot, 0, 0)
+            raise
         self.step, self.beside = step, beside
         for group in self.groups:
             if step.phase is Phase.DECODE:

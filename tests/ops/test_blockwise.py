@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_token_sees_its_block_and_the_anchor(block: int, anchor: int, cuts: li
 @pytest.mark.parametrize("method", ["full", "cpu", "hcattention"])
 def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
     extra: dict[str, Any] = {"groups": 0, "tau": 1} if method == "hcattention" else {}
-    composed = compose(METHODS[method], block=8, prefill_block=32, anchor=16, **extra)
+    composed = compose(METHODS[method], block=8, prefill_block=32, anchor=16, question=20, **extra)
     assert not composed.exact
     assert composed.params["prefill_block"] == 32
     runtime = Runtime([SHAPE], composed, Ledger(), 1, None)
@@ -54,13 +55,13 @@ def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
     outs, start = [], 0
     for cut in (50, 50, 1):
         step = Step.of((0,), (start,), (cut,))
-        runtime.begin(step)
+        runtime.begin(replace(step, more=frozenset() if start else frozenset({0})))
         outs.append(runtime.attend(0, q[start : start + cut], k[start : start + cut], v[start : start + cut], 0.25))
         runtime.commit()
         start += cut
-    torch.testing.assert_close(
-        torch.cat(outs[:2]).double(), textbook(q[:100], k[:100], v[:100], 32, 16), atol=2e-5, rtol=1e-4
-    )
+    wanted = textbook(q[:100], k[:100], v[:100], 32, 16)
+    wanted[80:] = textbook(q, k, v, 101, 0)[80:100]
+    torch.testing.assert_close(torch.cat(outs[:2]).double(), wanted, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 101, 0)[100:], atol=2e-5, rtol=1e-4)
     assert not runtime._prompts
 
@@ -83,6 +84,8 @@ def test_a_later_turn_sees_everything() -> None:
     [
         ({"prefill_block": 0}, "prefill_block is 0"),
         ({"anchor": 4}, "prefill_block is not"),
+        ({"question": 4}, "prefill_block is not"),
+        ({"prefill_block": 8, "question": -1}, "question is -1"),
         ({"prefill_block": 8, "anchor": 9}, "anchor is 9"),
     ],
 )

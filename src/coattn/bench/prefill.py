@@ -23,6 +23,7 @@ from coattn.methods import find_method
 from coattn.ops.prompt.choice import measure
 from coattn.ops.prompt.kernels import KERNELS
 from coattn.ops.prompt.mask import Mask, Shape
+from coattn.ops.prompt.warm import warm
 from coattn.runtime import Runtime
 
 PEER = "transformers"
@@ -146,10 +147,12 @@ def _read(model: Any, case: Case, ledger: Ledger, ids: list[int]) -> tuple[float
         undo.callback(runtime.release)
         runner = choose_runner(session, runtime, 1)
         undo.callback(runner.close)
-        # kernels are chosen and memory is taken on the first chunks: not what is measured
-        for history in range(0, min(2 * chunk, len(ids)), chunk):
-            runner.extend(0, ids[history : history + chunk], history, False)
-        runner.forget(0, min(2 * chunk, len(ids)))
+        # kernels are chosen and compiled, memory is taken and codebooks are made: not what is measured
+        warm(session.layers, len(ids), [chunk, len(ids) % chunk or chunk])
+        first = min(2 * chunk, len(ids))
+        for history in range(0, first, chunk):
+            runner.extend(0, ids[history : min(history + chunk, first)], history, history + chunk >= first)
+        runner.forget(0, first)
         _synchronise(session.device)
         start = time.perf_counter()
         logits = None

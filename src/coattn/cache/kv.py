@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -421,10 +422,8 @@ class KVCache:
             first, last = before // self.block, after // self.block
             ids = self.gpu.table.owned[slot][first:last]
             if ids:
-                places = self._cached(
-                    ("filled", slot, before, memory.device), lambda ids=ids: upload(ids, memory.device)
-                )
-                blocks = memory[places]
+                places = partial(upload, ids, memory.device)
+                blocks = memory[self._cached(("filled", slot, before, memory.device), places)]
                 k, v = (blocks[:, :, i].transpose(1, 2).flatten(0, 1) for i in range(2))
                 filled.append(Filled(slot, first, ids, k, v))
         return filled

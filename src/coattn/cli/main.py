@@ -12,6 +12,7 @@ from coattn import provenance
 from coattn._version import __version__
 from coattn.cli import (
     bench,
+    bench_beside,
     bench_decode,
     bench_hcattention,
     bench_hgca,
@@ -64,6 +65,7 @@ def cli() -> None:
 
 
 __all__ = [
+    "bench_beside",
     "bench_decode",
     "bench_hcattention",
     "bench_hgca",

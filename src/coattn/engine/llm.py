@@ -37,6 +37,7 @@ from coattn.hf.slow import warn_if_slow
 from coattn.hf.weights import StagedWeights
 from coattn.method import Composed, Method, compose
 from coattn.methods import find_method
+from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
 from coattn.trace.step import StepTrace
@@ -285,8 +286,10 @@ class LLM:
     def warm_up(self, sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Records the decode step for batches of these sizes now rather than when one first runs; all sizes if None.
 
+        Kernels for prompts are chosen and compiled too, which can take ten seconds the first time in a process.
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
+        warm(self._layers, self.max_length)
         return self.runner.warm_up(sizes)
 
     def trace(self) -> StepTrace | None:

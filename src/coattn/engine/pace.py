@@ -56,6 +56,8 @@ class Pace:
 
 
 def _round(count: int) -> int:
-    """The largest of 64, 96, 128, 192, 256, .. that is not larger: kernels are compiled for few lengths."""
+    """The largest multiple of 64 that is not larger; from 2,048 on, of 2,048, 3,072, 4,096, 6,144, ..: for tiles."""
+    if count < 2048:
+        return count // 64 * 64
     power = 1 << (count.bit_length() - 1)
     return power * 3 // 2 if count >= power * 3 // 2 else power

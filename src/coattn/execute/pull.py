@@ -18,6 +18,7 @@ from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
 from coattn.ops.attend_scored import attend_scored
 from coattn.ops.merge import merge_states
+from coattn.ops.upload import upload
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
 
@@ -30,6 +31,14 @@ class Piece:
     """Ids of blocks in DRAM, in staging order."""
     picked: BlockList
     """The same blocks by their place in the half, on the host."""
+    _there: dict[torch.device, BlockList] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> BlockList:
+        """The list on a device, copied once for all layers of a step."""
+        if device not in self._there:
+            table, tokens = (upload(x, device) for x in (self.picked.table, self.picked.tokens))
+            self._there[device] = BlockList(table, tokens, self.picked.longest)
+        return self._there[device]
 
 
 @dataclass
@@ -99,7 +108,7 @@ class Pull(Executor):
             current = arriving
             if i < len(wanted):
                 arriving = self._fill(*wanted[i])
-            picked = _on(piece.picked, call.q.device)
+            picked = piece.on(call.q.device)
             states.append(attend(call.q, current.wait(), picked, call.scale, call.shape.softcap))
             self.staging.done(current)
         self._arriving = None if following is None else (following, listed, arriving)
@@ -157,7 +166,3 @@ def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Pie
         piece = BlockList(listing[:, None], torch.tensor(held, dtype=torch.int32)[:, None], max(held))
         pieces.append(Piece([table[seq][i] for seq, i in part], piece))
     return pieces
-
-
-def _on(picked: BlockList, device: torch.device) -> BlockList:
-    return BlockList(picked.table.to(device), picked.tokens.to(device), picked.longest)

@@ -19,6 +19,8 @@ from coattn.ops.prompt.mask import Mask, Shape
 LEAST_TOKENS = 128
 """Queries from which the choice is worth a measurement; fewer get the first kernel that fits."""
 MOST_TOKENS, MOST_KEYS = 8192, 16384
+FEW_TOKENS, FEW_KEYS = 512, 2048
+"""What stands for all chunks that are too short for tiles: in steps that also decode, sizes change all the time."""
 GAIN = 1.05
 """How much faster a kernel for tiles must be: merging what the tiles give costs a few percent."""
 ROWS = 32
@@ -73,6 +75,9 @@ def tile_kernel(shape: Shape) -> Kernel | None:
 
 def representative(shape: Shape) -> Shape:
     """The shape that is measured in its place."""
+    if LEAST_TOKENS <= shape.tokens < TILES[-1]:
+        keys = FEW_KEYS if shape.keys < MOST_KEYS // 2 else MOST_KEYS
+        return replace(shape, tokens=FEW_TOKENS, keys=keys)
     tokens, keys = (min(_power(n), most) for n, most in ((shape.tokens, MOST_TOKENS), (shape.keys, MOST_KEYS)))
     return replace(shape, tokens=tokens, keys=max(tokens, keys) if shape.mask.causal else keys)
 

@@ -292,13 +292,12 @@ class Entries(Upkeep):
     def _choose_again(self, slot: int, length: int) -> None:
         """All that lies in DRAM is weighed with the last queries of the prompt or turn, and chosen from afresh.
 
-        Where that was begun when the prompt was over, only waits for it.
+        Where that was begun when the prompt was over, waits for it.
         """
         first, heard = self.gpu.first(length), self._heard.get(slot, {})
-        job = self.busy.pop(slot, None)
-        if job is not None:
-            job.result()
-        if job is None or self._chosen.pop(slot, None) != first:
+        job, chosen = self.busy.pop(slot, None), self._chosen.pop(slot, None)
+        # one that failed is tried again here: if it fails again, the step says so
+        if job is None or job.exception() is not None or chosen != first:
             self._finish([slot])
             self.lists.clear([slot])
             self._choose(slot, first, heard)
