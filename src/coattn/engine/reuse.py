@@ -74,7 +74,7 @@ class Reuse:
         """A request has got an empty slot: it begins with what is stored of its tokens."""
         if request.given is not None:
             return
-        request.trail = trail = Trail(self.root(request.salt))
+        request.trail = trail = request.trail or Trail(self.root(request.salt))
         own = self.parked.pop(_number(request), None)
         parked = own or (None if request.session is None else self.parked.pop(request.session, None))
         if parked is not None:
@@ -105,8 +105,14 @@ class Reuse:
             return {}  # what the upkeep keeps beside a block is each sequence's own
         if request.trail is None:
             request.trail = Trail(self.root(request.salt))
-        nodes = self._match(request, request.trail)
-        return runtime.bytes_for(self.block * sum(self.tables[0].busy(node.blocks[0]) for node in nodes))
+        self._extend(request, request.trail)
+        low, high = 0, max(0, request.total - self.listens) // self.block
+        while low < high:  # whoever has a block has all before it
+            middle = (low + high + 1) // 2
+            node = self.prefixes.nodes.get(request.trail.keys[middle - 1])
+            busy = node is not None and self.tables[0].busy(node.blocks[0])
+            low, high = (middle, high) if busy else (low, middle - 1)
+        return runtime.bytes_for(self.block * low)
 
     def note(self, request: Request, start: int) -> None:
         """A request has read tokens from `start` on."""
@@ -165,14 +171,18 @@ class Reuse:
             "cached_tokens": self.counts["cached_tokens"],
             "prefix_blocks": len(self.prefixes.nodes),
             "prefix_evicted": self.prefixes.evicted,
-            "sessions_stored": sum(number in self.sessions for number in self.parked),
+            "sessions_stored": sum(number in self.sessions for number in list(self.parked)),
             "sequences_moved": self.counts["moved"],
             "not_shared": self.not_shared,
         }
 
+    def _extend(self, request: Request, trail: Trail) -> None:
+        if len(trail.keys) < request.total // self.block:
+            extend_keys(trail.keys, trail.root, request.tokens(0, request.total), self.block)
+
     def _match(self, request: Request, trail: Trail) -> list[Node]:
+        self._extend(request, trail)
         tokens = request.tokens(0, request.total)
-        extend_keys(trail.keys, trail.root, tokens, self.block)
         return self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
 
     def _attach(self, request: Request, trail: Trail) -> None:
