@@ -126,3 +126,27 @@ def test_the_command(tmp_path: Path) -> None:
         done = coattn("chat", *wrong)
         assert done.returncode == 2
         assert "hint:" in done.stderr
+
+
+def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
+
+    def opened() -> Local:
+        return Local(lambda method: llm(method, max_batch=1), "cpu", "ours")
+
+    partner = opened()
+    said = Desk("hello").talk(partner).messages
+    partner.close()
+    partner = opened()
+    desk = Desk("and now?")
+    talk = desk.talk(partner)
+    assert talk.messages[:2] == said
+    assert partner.session.messages == talk.messages
+    assert partner.llm.report()["cached_tokens"] > 0
+    partner.close()
+    listed = coattn("sessions", "--json")
+    assert listed.returncode == 0
+    assert '"ours"' in listed.stdout
+    assert coattn("sessions", "delete", "ours").returncode == 0
+    assert coattn("sessions", "delete", "ours").returncode == 2
+    assert coattn("chat", "--session", "a/b").returncode == 2

@@ -94,10 +94,10 @@ def test_a_beginning_that_is_used_stays_and_others_go() -> None:
         in_order(llm)
 
 
-@pytest.mark.parametrize("method", ["full", "cpu"])
+@pytest.mark.parametrize("method", ["full", "quest", "cpu"])
 def test_preempted_requests_come_back_through_it(method: str) -> None:
     unit = 8 * 2 * 2 * 2 * 8 * 4
-    budget = {"gpu_kv": 28 * unit} if method == "full" else {"host_kv": 27 * unit, "gpu_kv": 8 * unit}
+    budget = {"host_kv": 27 * unit, "gpu_kv": 8 * unit} if method == "cpu" else {"gpu_kv": 30 * unit}
     asked = [prompt(40, seed=i) for i in range(4)]
     with engine(method, reuse=False) as llm:
         want = [each.token_ids for each in llm.generate(asked, greedy(90, ignore_eos=True))]
@@ -106,8 +106,14 @@ def test_preempted_requests_come_back_through_it(method: str) -> None:
         assert [each.token_ids for each in found] == want
         again = sum(each.preemptions for each in found)
         assert again
-        assert llm.report()["prefill_tokens"] < 4 * 40 + again * 100
+        read = llm.report()["prefill_tokens"]
+        if method == "cpu":  # there is no tier below
+            assert read < 4 * 40 + again * 100
+        else:
+            assert read == 4 * 40, "moved to DRAM and back, nothing is read again"
+            assert llm.report()["sequences_moved"]
         in_order(llm)
+        assert llm.ledger.held["host"] == (0 if method != "cpu" else llm.reuse.tables[0].memory.bytes)
 
 
 def test_salts_keep_tenants_apart() -> None:

@@ -63,6 +63,20 @@ def test_another_models_prompt_is_refused() -> None:
         answer(tiny("llama_multi_query"), "full", made)
 
 
+def test_a_sibling_of_the_same_shape_is_refused(tmp_path: Path) -> None:
+    model = tiny("qwen3")
+    prefill(model, list(range(3, 40))).save(tmp_path / "prompt")
+    given = Prefilled.load(tmp_path / "prompt")
+    with torch.no_grad():
+        weight = model.get_output_embeddings().weight
+        before = weight[0, 0].item()
+        weight[0, 0] += 1
+        with pytest.raises(InputError, match="another model of the same shape"):
+            answer(model, "full", given)
+        weight[0, 0] = before
+    assert len(answer(model, "full", given)) == 12
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     for name in ("x", "y"):

@@ -11,25 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from coattn.cache import keep
+from coattn.cache import available, keep
 from coattn.cache.blocks import BlockTable
 from coattn.cache.keep import Kept
+from coattn.cache.ledger import PLACE
+from coattn.engine.parked import Parked, averages_of, pack, unpack
 from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
 from coattn.engine.request import Request
+from coattn.errors import BudgetError
 from coattn.runtime import Group, Runtime
 from coattn.types import Phase, Step, Tier
-
-
-@dataclass(eq=False)
-class Parked:
-    """A sequence that is in no slot: its tokens are stored, and the next turn goes on after them."""
-
-    tokens: list[int]
-    """Those that are stored."""
-    clean: int
-    """The first so many were read, none of them after one that a lossy step had stored."""
-    groups: list[Kept]
-    nodes: list[Node] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -83,11 +74,12 @@ class Reuse:
         """A request has got an empty slot: it begins with what is stored of its tokens."""
         if request.given is not None:
             return
-        request.trail = trail = Trail(self.root(request.salt))
-        parked = None if request.session is None else self.parked.pop(request.session, None)
+        request.trail = trail = request.trail or Trail(self.root(request.salt))
+        own = self.parked.pop(_number(request), None)
+        parked = own or (None if request.session is None else self.parked.pop(request.session, None))
         if parked is not None:
-            self._go_on(request, trail, parked)
-        elif self.not_shared is None:
+            self._go_on(request, trail, parked, own is not None)
+        if not request.stored and self.not_shared is None:
             self._attach(request, trail)
         if request.cached is None:
             request.cached = request.stored
@@ -113,8 +105,14 @@ class Reuse:
             return {}  # what the upkeep keeps beside a block is each sequence's own
         if request.trail is None:
             request.trail = Trail(self.root(request.salt))
-        nodes = self._match(request, request.trail)
-        return runtime.bytes_for(self.block * sum(self.tables[0].busy(node.blocks[0]) for node in nodes))
+        self._extend(request, request.trail)
+        low, high = 0, max(0, request.total - self.listens) // self.block
+        while low < high:  # whoever has a block has all before it
+            middle = (low + high + 1) // 2
+            node = self.prefixes.nodes.get(request.trail.keys[middle - 1])
+            busy = node is not None and self.tables[0].busy(node.blocks[0])
+            low, high = (middle, high) if busy else (low, middle - 1)
+        return runtime.bytes_for(self.block * low)
 
     def note(self, request: Request, start: int) -> None:
         """A request has read tokens from `start` on."""
@@ -133,15 +131,22 @@ class Reuse:
         request.trail = None
         if request.error is None:
             self._publish(request, trail)
-            if request.session in self.sessions and request.finished and request.stored and self._lost is None:
-                self._park(request, trail)
+            if request.stored and self._lost is None:
+                if not request.finished:
+                    self._park(_number(request), request, trail)
+                elif request.session in self.sessions:
+                    self._park(request.session, request, trail)
         self.prefixes.leave(trail.nodes)
+
+    def forget(self, request: Request) -> None:
+        """A request that lost its slot will not come back."""
+        self.close(_number(request))
 
     # sessions
 
-    def close(self, session: int) -> None:
+    def close(self, session: int | None) -> None:
         """Lets go of what a session has stored. It may go on, with nothing."""
-        parked = self.parked.pop(session, None)
+        parked = None if session is None else self.parked.pop(session, None)
         if parked is not None:
             self._drop(parked)
 
@@ -153,6 +158,8 @@ class Reuse:
     def clear(self) -> None:
         """Forgets everything; slots are empty, and the tables may be in disorder."""
         self.prefixes.clear()
+        for parked in self.parked.values():
+            self.runtime.ledger.give("host", parked.moved_bytes)
         self.parked.clear()
         for table in self.tables:
             table.recount()
@@ -164,13 +171,18 @@ class Reuse:
             "cached_tokens": self.counts["cached_tokens"],
             "prefix_blocks": len(self.prefixes.nodes),
             "prefix_evicted": self.prefixes.evicted,
-            "sessions_stored": len(self.parked),
+            "sessions_stored": sum(number in self.sessions for number in list(self.parked)),
+            "sequences_moved": self.counts["moved"],
             "not_shared": self.not_shared,
         }
 
+    def _extend(self, request: Request, trail: Trail) -> None:
+        if len(trail.keys) < request.total // self.block:
+            extend_keys(trail.keys, trail.root, request.tokens(0, request.total), self.block)
+
     def _match(self, request: Request, trail: Trail) -> list[Node]:
+        self._extend(request, trail)
         tokens = request.tokens(0, request.total)
-        extend_keys(trail.keys, trail.root, tokens, self.block)
         return self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
 
     def _attach(self, request: Request, trail: Trail) -> None:
@@ -233,10 +245,9 @@ class Reuse:
                     table.swap(request.slot, b, i)
             trail.nodes.append(node)
 
-    def _park(self, request: Request, trail: Trail) -> None:
+    def _park(self, number: int, request: Request, trail: Trail) -> None:
         assert request.slot is not None
-        assert request.session is not None
-        self.close(request.session)
+        self.close(number)
         groups = []
         for group in self.runtime.groups:
             kept = keep.take(group.cache, request.slot, request.stored, averages_of(group))
@@ -246,13 +257,24 @@ class Reuse:
             groups.append(kept)
         parked = Parked(request.tokens(0, request.stored), trail.clean, groups, list(trail.nodes))
         self.prefixes.use(parked.nodes)
-        self.parked[request.session] = parked
+        self.parked[number] = parked
 
-    def _go_on(self, request: Request, trail: Trail, parked: Parked) -> None:
-        """The slot gets a session's sequence, as far as the request's tokens are the same."""
+    def _go_on(self, request: Request, trail: Trail, parked: Parked, own: bool) -> None:
+        """The slot gets a sequence that waited, as far as the request's tokens are the same, and if there is room.
+
+        own: it is the request's own, which lost its slot.
+        """
         assert request.slot is not None
+        if parked.moved:
+            try:
+                back = unpack(self.runtime, parked.moved, parked.tokens, parked.clean)
+            except BudgetError:
+                self._drop(parked)
+                return
+            self._drop(parked)
+            parked = back
         slot, length = request.slot, len(parked.tokens)
-        left = _common(parked.tokens, request.tokens(0, request.total - 2))
+        left = _common(parked.tokens, request.tokens(0, max(0, request.total - self._unread(request, own))))
         if left < length:
             left -= left % self.block
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
@@ -267,6 +289,14 @@ class Reuse:
         request.stored = left
         self._drop(parked)
 
+    def _unread(self, request: Request, own: bool) -> int:
+        """Last tokens that a sequence reads when it goes on: a turn at least two, which upkeep hears as a turn. A
+        request that has lost its slot reads what upkeep has to hear again, or nothing."""
+        if not own:
+            return 2
+        heard = max(group.upkeep.listens for group in self.runtime.groups)
+        return (max(2, heard) if heard else 1) if request.output else self.listens
+
     def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
         """step: what the sequence looks like to upkeep that hears of it now."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
@@ -280,22 +310,53 @@ class Reuse:
             group.index.truncate(slot, tokens)
 
     def _drop(self, parked: Parked) -> None:
+        self.runtime.ledger.give("host", parked.moved_bytes)
+        parked.moved = {}
+        self._give_blocks(parked)
+
+    def _give_blocks(self, parked: Parked) -> None:
         for group, kept in zip(self.runtime.groups, parked.groups, strict=True):
             table = keep.table_of(group.cache)
             if table is not None:
                 table.drop(kept.ids)
+                kept.ids = []
         self.prefixes.leave(parked.nodes)
+        parked.nodes = []
 
     def _reclaim(self, table: BlockTable, blocks: int) -> None:
-        """Idle blocks become free: of prefixes first, then of sessions."""
+        """Idle blocks become free: of prefixes first, then of sequences that wait, which move to DRAM if they can."""
         wanted = table.spare + blocks
         while table.spare < wanted:
             if self.prefixes.evict():
                 continue
-            if not self.parked:
+            number = next((number for number, parked in self.parked.items() if not parked.moved), None)
+            if number is None:
                 return
-            self._drop(self.parked.popitem(last=False)[1])
-            self.counts["sessions_dropped"] += 1
+            if table.memory.tier != "gpu" or not self._move(self.parked[number]):
+                self._drop(self.parked.pop(number))
+
+    def _move(self, parked: Parked) -> bool:
+        """A waiting sequence leaves GPU memory for DRAM. False: there is no room for it."""
+        held = sum(table.memory.block_bytes for table in self.tables) * len(parked.groups[-1].ids)
+        room = self.runtime.ledger.room("host")
+        if room is not None and held > room:
+            return False
+        moved, what = pack(self.runtime, parked), "A sequence that waits"
+        try:
+            if room is None:
+                available.require(sum(x.nbytes for x in moved.values()), what, PLACE["host"])
+            self.runtime.ledger.take("host", sum(x.nbytes for x in moved.values()), what)
+        except BudgetError:
+            return False
+        parked.moved = moved
+        self._give_blocks(parked)
+        self.counts["moved"] += 1
+        return True
+
+
+def _number(request: Request) -> int:
+    """By which a request is known while it waits; sessions have other numbers."""
+    return -1 - request.id
 
 
 def _lost(runtime: Runtime) -> str | None:
@@ -319,12 +380,6 @@ def _reason(runtime: Runtime) -> str | None:
 
 def _sliding(group: Group) -> bool:
     return group.cache.spec.shape.sliding_window is not None
-
-
-def averages_of(group: Group) -> dict[int, Any]:
-    """By layer: what its index keeps up for every entry of the GPU's blocks."""
-    found = {layer: group.index.observed(layer) for layer in group.cache.spec.layers}
-    return {layer: average.values for layer, average in found.items() if average is not None}
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

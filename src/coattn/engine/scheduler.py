@@ -178,6 +178,8 @@ class Scheduler:
         """Takes a request out, wherever it is, and gives its memory back."""
         if request.slot is None:
             self.waiting.remove(request)
+            if self.reuse is not None:
+                self.reuse.forget(request)
         else:
             self.running.remove(request)
             self._vacate(request)

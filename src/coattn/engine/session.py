@@ -12,10 +12,10 @@ import torch
 
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
+from coattn.engine.parked import pack, unpack
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
 from coattn.engine.request import RequestOutput
 from coattn.engine.session_file import SAVED_HINT
-from coattn.engine.session_state import pack, unpack
 from coattn.errors import BusyError, ConfigError, InputError
 
 if TYPE_CHECKING:

@@ -155,5 +155,6 @@ def _seal(header: bytes) -> str:
 def _digest(name: str, x: Tensor) -> str:
     made = hashlib.sha256(f"{name} {x.dtype} {list(x.shape)} ".encode())
     if x.numel():
-        made.update(memoryview(x.flatten().view(torch.uint8).numpy()))
+        data: Any = x.flatten().view(torch.uint8).numpy()
+        made.update(data)
     return made.hexdigest()

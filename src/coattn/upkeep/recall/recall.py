@@ -40,6 +40,7 @@ class Recall(Upkeep):
     needs = frozenset({"host", "whole_kv", "digests", "picks"})
     provides = frozenset({"pool"})
     resumes = True
+    listens = 1
     beside = True
     help_text = {
         "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves the window",

@@ -1,8 +1,9 @@
-"""What a session has stored, as tensors with names, and back."""
+"""A sequence that waits outside the slots, and what it has stored as tensors with names, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,13 +12,33 @@ from torch import Tensor
 from coattn.cache import keep
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.keep import Kept
-from coattn.engine.reuse import Parked, averages_of
+from coattn.engine.prefix import Node
 from coattn.errors import CoattnError, InputError
 from coattn.runtime import Group, Runtime
 
 
+@dataclass(eq=False)
+class Parked:
+    """A sequence that is in no slot: its tokens are stored, and the next turn goes on after them."""
+
+    tokens: list[int]
+    """Those that are stored."""
+    clean: int
+    """The first so many were read, none of them after one that a lossy step had stored."""
+    groups: list[Kept]
+    nodes: list[Node] = field(default_factory=list)
+    moved: dict[str, Tensor] = field(default_factory=dict)
+    """Everything, once its blocks in GPU memory were given to others; then `groups` has none."""
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(x.nbytes for x in self.moved.values())
+
+
 def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
     """Everything of a sequence, on the host: `0.blocks.3` is what group 0 has in the blocks of layer 3."""
+    if parked.moved:
+        return dict(parked.moved)
     found: dict[str, Tensor] = {}
     for g, (group, kept) in enumerate(zip(runtime.groups, parked.groups, strict=True)):
         found |= {f"{g}.{name}": x for name, x in kept.tensors.items()}
@@ -65,6 +86,12 @@ def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], c
             table.drop(ids)
         raise
     return Parked(tokens, clean, groups)
+
+
+def averages_of(group: Group) -> dict[int, Any]:
+    """By layer: what its index keeps up for every entry of the GPU's blocks."""
+    found = {layer: group.index.observed(layer) for layer in group.cache.spec.layers}
+    return {layer: average.values for layer, average in found.items() if average is not None}
 
 
 OWN = ("window", "averages", "recent_k", "recent_v", "count")
