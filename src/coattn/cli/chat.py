@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -74,8 +74,8 @@ def local(engine: Engine, max_length: int | None) -> Partner:
 
     def open_engine(name: str) -> LLM:
         own = engine.params if name == engine.method else {}
-        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        return LLM(loaded, name, max_batch=1, max_length=max_length, **budgets, **own)
+        options: dict[str, Any] = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv, **own}
+        return LLM(loaded, name, max_batch=1, max_length=max_length, **options)
 
     return Local(open_engine, engine.method)
 

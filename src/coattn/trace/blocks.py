@@ -73,7 +73,7 @@ def lies(group: Group, tokens: int) -> str:
         return GPU * blocks
     if config.gpu == "recent":
         given: Any = layout
-        first, newest = ceil_div(given.first_tokens, block), max(0, tokens - given.ring) // block
+        first, newest = ceil_div(int(given.first_tokens), block), max(0, tokens - int(given.ring)) // block
         return (GPU * first + GONE * (newest - first))[:blocks].ljust(blocks, GPU)
     first = layout.first(tokens)
     return (GPU * layout.sinks + HOST * (first - layout.sinks))[:blocks].ljust(blocks, GPU)
@@ -137,7 +137,7 @@ def _gpu_numbers(group: Group, layer: int, slot: int, tokens: int) -> Tensor:
     first = layout.first(tokens)
     ids = layout.list(slot, tokens).tolist()
     known = dict(zip(ids, [*range(layout.sinks), *range(first, first + layout.ring)], strict=True))
-    residency = getattr(group.upkeep, "residency", None)
+    residency: Any = getattr(group.upkeep, "residency", None)
     found = torch.full((1, max(known) + 1), none, dtype=torch.long)
     found[0, list(known)] = torch.tensor([min(number, none) for number in known.values()])
     held = None if residency is None else residency.held[layer][slot]
