@@ -73,7 +73,7 @@ crowd() { # many requests at once, some of which leave
 fuzz() { # schemathesis over our own schema: no server error, no hang
   start --max-length 256 --max-batch 4 --timeout 30
   $SCHEMATHESIS run "$URL/openapi.json" --checks not_a_server_error --phases coverage,fuzzing \
-    --exclude-path /v1/coattn/live --max-time "$SECONDS_FUZZED" --request-timeout 60 --workers 2 --suppress-health-check all \
+    --exclude-path /v1/coattn/live --max-time "$SECONDS_FUZZED" --request-timeout 60 --workers 1 --suppress-health-check all \
     2>&1 | tee "$OUT/fuzz.log" | tail -30
   [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/ready")" = 200 ]
   stop
