@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 OUT=${OUT:-results/local/serve_checks}
 MODEL=${MODEL:-smollm2}
+SCHEMATHESIS=${SCHEMATHESIS:-$PYTHON -m schemathesis.cli}
 SECONDS_FUZZED=${SECONDS_FUZZED:-1200}
 mkdir -p "$OUT"
 server=""
@@ -44,7 +45,7 @@ clients() { # OpenAI's Python client in two major versions, and the one of npm
   start --max-length 1024
   for version in "openai>=2.8,<3" "openai>=3,<4"; do
     folder="$OUT/$(echo "$version" | tr -c 'a-z0-9\n' _)"
-    "$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder" "$version"
+    "$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder" "$version" httpx httpcore certifi
     PYTHONPATH="$folder" "$PYTHON" scripts/serve_client.py "$URL"
   done
   if command -v npm >/dev/null; then
@@ -71,8 +72,8 @@ crowd() { # many requests at once, some of which leave
 
 fuzz() { # schemathesis over our own schema: no server error, no hang
   start --max-length 256 --max-batch 4 --timeout 30
-  "$PYTHON" -m schemathesis.cli run "$URL/openapi.json" --checks not_a_server_error --phases coverage,fuzzing \
-    --exclude-path /v1/coattn/live --max-time "$SECONDS_FUZZED" --request-timeout 60 --workers 2 --suppress-health-check all \
+  $SCHEMATHESIS run "$URL/openapi.json" --checks not_a_server_error --phases coverage,fuzzing \
+    --exclude-path /v1/coattn/live --max-time "$SECONDS_FUZZED" --request-timeout 60 --workers 1 --suppress-health-check all \
     2>&1 | tee "$OUT/fuzz.log" | tail -30
   [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/ready")" = 200 ]
   stop

@@ -107,3 +107,6 @@ def test_the_schema_is_published(server: Running) -> None:
     chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "max_completion_tokens", "response_format", "priority"} <= set(chat["properties"])
     assert "$ref" not in json.dumps(found["paths"]["/v1/chat/completions"]["post"]["requestBody"])
+    for path, each in found["paths"].items():
+        for name in re.findall(r"\{(\w+)\}", path):
+            assert name in [one["name"] for one in each["get"]["parameters"]], path

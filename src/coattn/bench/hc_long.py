@@ -110,7 +110,7 @@ def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params:
             times.append(time.perf_counter())
         report = engine.report()
         timing = engine.runner.timing()
-        said = engine.engine.runner.runtime.report(Step.of((0,), (tokens,), (1,)))  # type: ignore[attr-defined]
+        said = engine.engine.runner.runtime.report(Step.of((0,), (tokens,), (1,)))
     gaps = [b - a for a, b in itertools.pairwise(times)]
     return {
         "tokens": tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -81,7 +81,8 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
 
     def open_engine(name: str) -> LLM:
         own = engine.params if name == engine.method else {}
-        return LLM(loaded, name, max_batch=1, max_length=max_length, **engine.memory, **own)
+        options: dict[str, Any] = {**engine.memory, **own}
+        return LLM(loaded, name, max_batch=1, max_length=max_length, **options)
 
     return Local(open_engine, engine.method, session)
 

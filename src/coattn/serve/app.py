@@ -30,15 +30,15 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     """The app of one server."""
     app = FastAPI(title="coattn", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = Context(settings, engine)
-    _get(app, "/", page.index)
-    _get(app, "/page/{name:path}", page.part)
+    app.add_api_route("/", page.index, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/page/{name:path}", page.part, methods=["GET"], include_in_schema=False)
     _get(app, "/health", health.health)
     _get(app, "/ready", health.ready)
     _get(app, "/metrics", health.metrics)
     _get(app, "/v1/models", models.models)
-    _get(app, "/v1/models/{model:path}", models.model)
+    _get(app, "/v1/models/{model:path}", models.model, _parameter("model", "path", "string"))
     _get(app, "/v1/coattn/status", live.show)
-    _get(app, "/v1/coattn/live", live.follow)
+    _get(app, "/v1/coattn/live", live.follow, _parameter("rate", "query", "number"))
     _post(app, "/v1/chat/completions", chat.chat, ChatRequest)
     _post(app, "/v1/completions", completions.completions, CompletionRequest)
     app.add_api_route("/v1/responses", responses.responses, methods=["POST"], include_in_schema=False)
@@ -58,8 +58,16 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     return app
 
 
-def _get(app: FastAPI, path: str, endpoint: Endpoint) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], response_model=None, summary=_summary(endpoint))
+def _get(app: FastAPI, path: str, endpoint: Endpoint, *parameters: dict[str, Any]) -> None:
+    more = {"parameters": list(parameters)} if parameters else None
+    app.add_api_route(
+        path, endpoint, methods=["GET"], response_model=None, summary=_summary(endpoint), openapi_extra=more
+    )
+
+
+def _parameter(name: str, place: str, kind: str) -> dict[str, Any]:
+    """Endpoints read what they need by hand; the schema says what that is."""
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}}
 
 
 def _post(app: FastAPI, path: str, endpoint: Endpoint, body: type[BaseModel]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from coattn.cache.blocks import BlockTable
 from coattn.probe import Probe
 from coattn.types import BlockList, Selection
 from coattn.units import ceil_div
@@ -59,7 +60,7 @@ class Seen(Probe):
                 listed = BlockList(lists.host, lists.host_lens, lists.host.shape[-1] * cache.block)
                 numbers = _host_numbers(group, slot, tokens)
                 _mark(found, listed, rows[slot], len(lists.host), cache.block, numbers)
-                here = torch.tensor([letter == GPU for letter in lies(group, tokens)])
+                here = _is(lies(group, tokens), GPU)
                 self.found[slot] = (found[:, :-1] | here).float().mean(0)
 
 
@@ -72,7 +73,7 @@ def lies(group: Group, tokens: int) -> str:
         return GPU * blocks
     if config.gpu == "recent":
         given: Any = layout
-        first, newest = ceil_div(given.first_tokens, block), max(0, tokens - given.ring) // block
+        first, newest = ceil_div(int(given.first_tokens), block), max(0, tokens - int(given.ring)) // block
         return (GPU * first + GONE * (newest - first))[:blocks].ljust(blocks, GPU)
     first = layout.first(tokens)
     return (GPU * layout.sinks + HOST * (first - layout.sinks))[:blocks].ljust(blocks, GPU)
@@ -85,8 +86,7 @@ def attended(group: Group, layer: int, selection: Selection, row: int, rows: int
     heads = cache.spec.layers[layer].kv_heads
     found = torch.zeros(heads, blocks + 1, dtype=torch.bool)
     if cache.config.gpu == "recent":
-        there = torch.tensor([letter != GONE for letter in lies(group, tokens)])
-        return there.expand(heads, -1)
+        return (~_is(lies(group, tokens), GONE)).expand(heads, -1)
     near, far = selection.gpu, selection.host
     if near is not None:
         _mark(found, near, row, rows, cache.block, _gpu_numbers(group, layer, slot, tokens))
@@ -126,18 +126,18 @@ def _mark_entries(found: Tensor, group: Group, layer: int, slot: int) -> None:
 
 def _host_numbers(group: Group, slot: int, tokens: int) -> Tensor:
     assert group.cache.host is not None
-    return _inverse([group.cache.host.table.owned.get(slot, [])], tokens // group.cache.block + 1)
+    return _inverse(group.cache.host.table, slot, ceil_div(tokens, group.cache.block))
 
 
 def _gpu_numbers(group: Group, layer: int, slot: int, tokens: int) -> Tensor:
     layout: Any = group.cache.gpu
     none = ceil_div(tokens, group.cache.block)
     if group.cache.config.gpu == "all":
-        return _inverse([layout.table.owned.get(slot, [])], none)
+        return _inverse(layout.table, slot, none)
     first = layout.first(tokens)
     ids = layout.list(slot, tokens).tolist()
     known = dict(zip(ids, [*range(layout.sinks), *range(first, first + layout.ring)], strict=True))
-    residency = getattr(group.upkeep, "residency", None)
+    residency: Any = getattr(group.upkeep, "residency", None)
     found = torch.full((1, max(known) + 1), none, dtype=torch.long)
     found[0, list(known)] = torch.tensor([min(number, none) for number in known.values()])
     held = None if residency is None else residency.held[layer][slot]
@@ -150,12 +150,16 @@ def _gpu_numbers(group: Group, layer: int, slot: int, tokens: int) -> Tensor:
     return wide
 
 
-def _inverse(owned: Sequence[Sequence[int]], none: int) -> Tensor:
-    """Ids of blocks 0, 1, ... -> by id, the block's number."""
-    ids = torch.tensor(list(owned[0]), dtype=torch.long)
+def _inverse(table: BlockTable, slot: int, none: int) -> Tensor:
+    """`[1, ids]`: by id, the number of the sequence's block that lies there."""
+    ids = table.rows[slot, : min(none, len(table.owned.get(slot, ())))].long()
     found = torch.full((1, int(ids.max()) + 1 if len(ids) else 1), none, dtype=torch.long)
     found[0, ids] = torch.arange(len(ids))
     return found
+
+
+def _is(where: str, letter: str) -> Tensor:
+    return torch.frombuffer(bytearray(where.encode()), dtype=torch.uint8) == ord(letter)
 
 
 def cells(group: Group, seen: Seen | None, slot: int, tokens: int) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def cells(group: Group, seen: Seen | None, slot: int, tokens: int) -> dict[str, 
     elif share is not None:
         source = f"layer {seen.layer}" if seen is not None else ""
     else:
-        share, source = torch.tensor([float(letter == GPU) for letter in where]), "window"
+        share, source = _is(where, GPU).float(), "window"
     padded = torch.zeros(ceil_div(len(where), per) * per)
     known = share[: len(where)]
     padded[: len(known)] = known

@@ -11,7 +11,6 @@ from torch import Tensor
 from coattn.ops.read_keys import read_keys
 from coattn.ops.reference.append import read_rows
 from coattn.ops.softcap import softcap
-from coattn.quantise.blocks import is_packed
 from coattn.upkeep.entries.lists import ChosenEntries
 
 if TYPE_CHECKING:
