@@ -56,8 +56,9 @@ def test_what_is_evicted_before_it_is_asked_for_is_lost(method: str, params: dic
 
 
 def test_snapkv_keeps_what_the_question_points_at_and_no_more() -> None:
-    assert finds("snapkv", late=False, budget=64, window=8)
-    assert not finds("snapkv", late=True, budget=64, window=8)
+    """The question points at the word before the number: the pool must reach over all of its digits."""
+    assert finds("snapkv", late=False, budget=64, window=8, kernel=15)
+    assert not finds("snapkv", late=True, budget=64, window=8, kernel=15)
 
 
 def test_duo_finds_it_in_retrieval_heads(tmp_path: Path) -> None:
