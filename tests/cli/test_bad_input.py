@@ -128,7 +128,7 @@ def test_a_result_file_of_another_kind(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_budget_that_is_no_size(folder: Path) -> None:
-    assert_refused(coattn("generate", "w1", "--model", str(folder), "--gpu-kv", "lots"), "gpu_kv is 'lots'")
+    assert_refused(coattn("generate", "w1", "--model", str(folder), "--gpu-kv", "lots"), "--gpu-kv is 'lots'")
 
 
 def test_a_prompt_longer_than_the_positions(folder: Path) -> None:

@@ -216,7 +216,7 @@ def test_prefilled_files_that_do_not_belong_together(folder: Path, tmp_path: Pat
         (replace(made, queries=tuple(q[..., :2] for q in made.queries)), "queries of layer 0"),
     ):
         with pytest.raises(InputError, match=words):
-            broken.check([])
+            broken.check([], "")
     replace(made, tokens=(3, 4)).save(tmp_path / "broken")
     with pytest.raises(InputError, match="layer 0"):
         Prefilled.load(tmp_path / "broken")
