@@ -165,6 +165,7 @@ def _take_recent(cache: KVCache, gpu: RecentTokens, slot: int) -> dict[str, Tens
     places = gpu.places(slot, gpu.stored(slot))
     for layer, shape in cache.spec.layers.items():
         k, v = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in places))
+        k = k if cache.turned is None else cache.turned.read(layer, slot, k)
         found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
     return found
 
@@ -176,6 +177,8 @@ def _put_recent(cache: KVCache, gpu: RecentTokens, slot: int, found: Mapping[str
         ids, rows = (x.to(shape.device) for x in places)
         k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
         write_rows(gpu.memory[layer], ids, rows, k, v)
+        if cache.turned is not None:
+            cache.turned.keep(layer, slot, torch.arange(len(k)), k)
 
 
 def _rows(memory: Tensor, ids: Tensor) -> Tensor:
