@@ -42,7 +42,10 @@ ORIGIN = {
     "prompt_books": "upkeep that makes codebooks of each prompt",
 }
 """What a need means, for people."""
-WHERE = {"gpu": "in GPU memory", "host": "in DRAM", "rows": "as weighted rows in DRAM"} | {
+WHERE = {
+    "gpu": "in GPU memory",
+    "host": "in DRAM",
+    "rows": "as weighted rows in DRAM",
     "scored": "as scored rows in DRAM",
     "term": "as terms",
 }

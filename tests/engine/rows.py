@@ -9,6 +9,8 @@ from tests.methods.test_matrix import SMALL, SMALL_CACHE
 from coattn.methods import METHODS
 
 BLOCK = 8
+OWN = ("partial_keys", "prompt_codes", "sketch", "sums", "last_weights")
+"""Indexes whose numbers of a sequence are not in its blocks: their rows share nothing, and read turns again."""
 
 
 def options(name: str) -> dict[str, Any]:
@@ -17,4 +19,5 @@ def options(name: str) -> dict[str, Any]:
     fits = row.select not in ("oracle", "random", "prompt_top")
     given = {**SMALL[row.select], **SMALL_CACHE[row.cache], **({"block": BLOCK} if fits else {})}
     more = {"scout": {"budget": 80}, "scout-paper": {"budget": 80}, "quest": {"dense_layers": 0}, "hgca": {"beta": 0.5}}
+    more["duo"] = {"heads": "alternate"}
     return given | more.get(name, {})

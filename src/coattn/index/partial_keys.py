@@ -95,6 +95,8 @@ class PartialKeys(Index):
                 self.basis[i].copy_(found.columns(self.columns(spec.shape)))
                 self.ready.add(i)
         cache.reports = True
+        # another process would make another skew of its first prompt
+        self.resumes = self.skew is not None  # type: ignore[misc]
 
     def hear(self, layer: int, q: Tensor) -> None:
         """Makes a skew that is not there yet, of the packed queries (or keys) `[tokens, heads, d]` of a prompt."""

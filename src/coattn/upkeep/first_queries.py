@@ -21,6 +21,7 @@ class FirstQueries(Upkeep):
     name = "first_queries"
     needs = frozenset({"partial_keys"})
     provides = frozenset({"hears_queries"})
+    resumes = True
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         cast("PartialKeys", self.index).hear(layer, q)
