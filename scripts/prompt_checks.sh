@@ -27,7 +27,8 @@ line() { # NAME SECONDS COMMAND ...
   fi
 }
 
-requests="--shapes mistral-7b --count 24 --prompts uniform:4096:30720 --new fixed:64 --gpu-kv 12GiB --no-floor"
+# Mistral-7B has the same layers
+requests="--shapes llama-3-8b --count 24 --prompts uniform:4096:30720 --new fixed:64 --gpu-kv 12GiB --no-floor"
 rows=transformers,scout,hgca,hcattention
 line qwen 150 $bench prefill --shapes qwen3-8b --tokens 32768 --chunk 8192 --gpu-kv none --floor --methods $rows --out "$out/qwen.json"
 line llama 150 $bench prefill --shapes llama-3-8b --tokens 32768 --chunk 8192 --gpu-kv none --floor --methods $rows --out "$out/llama.json"
