@@ -14,7 +14,7 @@ SPLIT = 41
 
 
 def test_under_full_attention_feeding_is_reading() -> None:
-    with llm() as engine:
+    with llm(reuse=False) as engine:
         read = engine.generate(WHOLE, greedy(10))[0]
         steps = engine.report()["decode_steps"]
         fed = engine.generate(WHOLE[:SPLIT], greedy(10, feed=WHOLE[SPLIT:]))[0]

@@ -26,6 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "digest_top": {"budget": 40, "block": 8},
     "alpha_below_max": {"budget": 8, "alpha": 1.0, "dense_layers": 0},
     "code_top": {"sinks": 4, "compress": 0.3},
+    "weight_floor": {"quality": 0.8},
     "pq_top_p": {"cap": 8, "tau": 0.5, "block": 8, "centroids": 16},
 }
 """By rule: parameters that leave much out of the check's sequences."""
