@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class Sketcher:
         """Of one sequence and layer."""
         return kv_heads * (2 * planes * d * dtype.itemsize + 3 * 4 * planes + 4 * d)
 
-    def __getitem__(self, at: object) -> Sketcher:
+    def __getitem__(self, at: Any) -> Sketcher:
         return Sketcher(*(x[at] for x in self.tensors()))
 
     def copy_(self, other: Sketcher) -> None:
