@@ -59,7 +59,7 @@ class CodeTop(HostTokens):
         prompt = (self._codes.prompt[table.seq.long()] - self.sinks).clamp(min=0)[:, None].double()
         recent = (prompt * self.compress * self.recent_share).long()
         top = (prompt * self.compress * (1 - self.recent_share)).long()
-        few = prompt <= self._codes.centroids  # such a prompt is attended as a whole, as far as lists have room
+        few = prompt <= self._codes.centroids  # such a prompt is attended as a whole, and a few tokens after it
         position = torch.arange(width, device=scores.device)
         begin = (lens + gpu.tokens - 1 - recent).clamp(min=self.sinks)
         stored = position < lens
@@ -67,8 +67,10 @@ class CodeTop(HostTokens):
         open_to = stored & ~always
         weights = scores.masked_fill(~open_to[:, None, None], -torch.inf).softmax(-1).nan_to_num(0.0).sum(2)
         wanted = weights.masked_fill(~stored[:, None], -1.0).masked_fill(always[:, None], torch.inf)
-        room = min(width, self.sinks + int(self.compress * (width + gpu.longest)) + 2)
-        count = torch.where(few, lens, always.sum(-1, keepdim=True) + top.minimum(open_to.sum(-1, keepdim=True)))
+        whole = self.sinks + self._codes.centroids  # whatever the width: a captured step has more room than it needs
+        room = min(width, max(whole, self.sinks + int(self.compress * (width + gpu.longest)) + 2))
+        chosen = always.sum(-1, keepdim=True) + top.minimum(open_to.sum(-1, keepdim=True))
+        count = torch.where(few, lens.clamp(max=whole), chosen)
         # tokens with the same codes are as good as each other: the oldest first, whatever the width
-        chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
-        return chosen, count.clamp(max=room).expand(-1, chosen.shape[1])
+        order = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
+        return order, count.clamp(max=room).expand(-1, order.shape[1])
