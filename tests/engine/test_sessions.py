@@ -185,19 +185,23 @@ def test_one_turn_at_a_time_and_a_failed_one_changes_nothing(tmp_path: Path) -> 
         assert session.ask(TURNS[0], PARAMS).token_ids == want
 
 
-def test_sessions_give_way_and_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host_kv", [1, None])
+def test_sessions_give_way_to_dram_or_read_again(host_kv: int | None, tmp_path: Path) -> None:
     unit = 8 * 1 * 2 * 2 * 8 * 4
-    with engine("full", tmp_path, gpu_kv=30 * unit) as llm:
+    with engine("full", tmp_path, gpu_kv=30 * unit, host_kv=host_kv) as llm:
         sessions = [llm.session() for _ in range(3)]
         for i, session in enumerate(sessions):
             session.ask(prompt(70, seed=i), PARAMS)
-        assert llm.report()["sessions_stored"] == 3
         llm.generate(prompt(140, seed=9), PARAMS)
-        assert llm.report()["sessions_stored"] < 3, "the least recently used gives way"
+        assert (llm.report()["sessions_stored"] == 3) == (host_kv is None), "the least recently used gives way"
+        assert (llm.report()["sequences_moved"] > 0) == (host_kv is None)
         want = llm.submit(sessions[0].tokens + TURNS[1], PARAMS, salt=b"x").result()
         found = sessions[0].ask(TURNS[1], PARAMS)
         assert found.token_ids == want.token_ids
-        assert found.cached_tokens < 74
+        assert (found.cached_tokens == 74) == (host_kv is None)
+        for session in sessions:
+            session.close()
+        assert llm.ledger.held["host"] == 0
         for table in llm.reuse.tables:
             table.check_integrity()
 
