@@ -121,3 +121,10 @@ def test_after_a_stop_string_nothing_comes() -> None:
     assert [stream.push(i) for i in b"xENDy"] == ["x", "", "", "", ""]
     assert stream.stopped
     assert (stream.flush(), stream.text) == ("", "x")
+
+
+def test_special_tokens_have_text_where_it_is_asked_for() -> None:
+    ids = [*b"a", END, *b"b"]
+    for special, want in ((False, "ab"), (True, "a<end>b")):
+        stream = Pieces(tokenizer(), special)
+        assert "".join(map(stream.push, ids)) + stream.flush() == want
