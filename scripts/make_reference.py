@@ -75,7 +75,7 @@ def methods_list() -> str:
     """The rows that answer prompts, in a few words, for the README; those that only serve evaluations are left out."""
     rows = []
     for row in METHODS.values():
-        if row.summary.startswith("Lossy, for evaluation."):
+        if row.summary.startswith("Lossy, for evaluation.") or row.name.endswith("-paper"):
             continue
         # the column before says it already
         summary = row.summary.removeprefix("Exact. ").removeprefix("Lossy. ")

@@ -161,7 +161,7 @@ METHODS: dict[str, Method] = {
             select="weight_floor",
             place="pull",
             upkeep="fit",
-            summary="Lossy, to a stated quality. KV in DRAM; a few bits of every key say which tokens matter to a "
+            summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
             "query; the GPU fetches those, the mean stands in for the rest.",
             params={"window_blocks": 4},
         ),
