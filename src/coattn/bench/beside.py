@@ -34,7 +34,8 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
     """One row. Raises CoattnError for a method that cannot run."""
     longest = max(setting.tokens, setting.context) + SPARE
     options = {"max_batch": setting.batch + 1, "sizes": [setting.batch], **setting.options}
-    with LLM((model, None), method, max_length=longest, **options) as llm:
+    # the prompt is read again and again
+    with LLM((model, None), method, max_length=longest, reuse=False, **options) as llm:
         draws = torch.Generator().manual_seed(0)
 
         def prompt(tokens: int) -> list[int]:
