@@ -52,7 +52,7 @@ def test_lost_workers_fail_the_step_and_no_more(fault: str) -> None:
 def test_a_fault_in_a_step_that_reads_and_decodes_costs_nobody_anything() -> None:
     """The step is taken apart: those who decode go on, the prompt is read again by itself."""
     params = greedy(30, ignore_eos=True)
-    with llm("cpu") as engine:
+    with llm("cpu", reuse=False) as engine:
         long = engine.generate(prompt(150), greedy(5))[0].token_ids
         want = engine.generate(prompt(40), params)[0].token_ids
         running = engine.submit(prompt(40), params)

@@ -70,14 +70,14 @@ def test_256_tokens_are_the_same_with_prompts_read_in_the_same_steps() -> None:
     """One answer; other prompts join while it is made, so that every other step of its first hundred is mixed."""
     ids = prompts()[0][:40]
     expected = by_transformers(loaded().model, ids, 256)
-    with coattn.LLM(loaded(), "full", max_batch=3, max_length=640, chunk=16) as engine:
+    with coattn.LLM(loaded(), "full", max_batch=3, max_length=640, chunk=16, reuse=False) as engine:
         handle, others = engine.submit(ids, greedy(256)), []
         while not handle.done:
             if len(others) < 4 and all(other.done for other in others):
                 others.append(engine.submit(prompts()[2][: 200 + len(others)], greedy(2)))
             engine.step()
         assert handle.result().token_ids == expected
-        assert engine.report()["mixed_steps"] >= 40
+        assert engine.report()["mixed_steps"] >= 30
 
 
 def test_chat_and_stop_string() -> None:

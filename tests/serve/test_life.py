@@ -117,7 +117,7 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
             return extend(*args)
 
         monkeypatch.setattr(server.llm.runner, "extend", wait)
-        body = {"prompt": "x" * 64, "max_tokens": 1, "stream": True, "return_progress": True}
+        body = {"prompt": "x" * 64, "max_tokens": 1, "ignore_eos": True, "stream": True, "return_progress": True}
         lines = server.post("/v1/completions", body).text.splitlines()
         said = [line for line in lines if line.startswith(":")]
         assert len(said) >= 2

@@ -55,7 +55,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, object]) -> str:
 
 
 def test_a_crowd() -> None:
-    with serving(max_waiting=AT_ONCE) as server:
+    with serving(max_waiting=2 * AT_ONCE) as server:  # those who leave wait until the engine has seen it
         want = {i: server.llm.submit(list(f"number {i}".encode()), greedy(12)).result().text for i in range(5)}
         before = (dict(server.llm.ledger.held), dict(server.llm.runner.free()))
         count = asyncio.run(crowd(server, want))

@@ -28,7 +28,8 @@ def test_metrics_count_what_happened() -> None:
         model = '{model_name="small"}'
         assert value(text, "ready") == 1
         assert value(text, f"num_requests_running{model}") == value(text, f"num_requests_waiting{model}") == 0
-        assert value(text, f"prompt_tokens_total{model}") == 2 * tokens
+        read, stored = (value(text, f"{name}_total{model}") for name in ("prompt_tokens", "prefix_cache_hits"))
+        assert read + stored == 2 * tokens
         assert value(text, f"generation_tokens_total{model}") == 12
         assert value(text, 'request_success_total{finished_reason="length",model_name="small"}') == 2
         assert value(text, f"num_preemptions_total{model}") == 0

@@ -57,6 +57,11 @@ def _codes(_: int, __: int, folder: Path) -> Mapping[str, Any]:
     return {"codebook": str(folder / BOOK), "code_bits": 12}
 
 
+def _in_text(*_: Any) -> Mapping[str, Any]:
+    """Positions of the text: turned to others, keys would not be known again."""
+    return {"positions": "text"}
+
+
 BOOK = "book.safetensors"
 ENTRIES: dict[str, Entry] = {
     "full": Entry("All of the KV lies on the GPU, which attends to all of it.", capped=False),
@@ -73,7 +78,7 @@ ENTRIES: dict[str, Entry] = {
         capped=False,
         params=_codes,
     ),
-    "streaming": Entry("Keeps the first tokens and the newest ones. Forgets the rest."),
+    "streaming": Entry("Keeps the first tokens and the newest ones. Forgets the rest.", params=_in_text),
 }
 
 
