@@ -156,3 +156,14 @@ def test_what_is_refused_and_what_is_said() -> None:
     with llm("streaming", chunk=None) as engine:
         assert engine.report()["chunk"] == 2048
         assert engine.engine.pace.fixed == 2048
+
+
+def test_no_fewer_than_the_least() -> None:
+    """Where a step that reads costs much before its first token, small chunks would starve prompts."""
+    pace = Pace()
+    pace.least = 512
+    pace.note(0, 0.01)
+    for _ in range(8):
+        budget = pace.budget(True)
+        assert budget >= 512
+        pace.note(budget, 0.04 + 1e-5 * budget)

@@ -19,7 +19,7 @@ from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
-from coattn.engine.pace import Pace
+from coattn.engine.pace import FIRST, Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.prefix import FORMAT, digest
 from coattn.engine.progress import Bar
@@ -147,6 +147,10 @@ class LLM:
             model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
             self.reuse = Reuse(runtime, model_key, reuse)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
+            if session.device.type == "cuda" and target_ms is None:
+                # a step that reads is not captured: its launches take as long as hundreds of tokens, so that fewer of
+                # them would save little time and prompts would hardly get on
+                pace.least = FIRST
             self.engine = Engine(
                 self.runner,
                 loaded.tokenizer,

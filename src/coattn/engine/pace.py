@@ -23,7 +23,7 @@ class Pace:
     """
 
     def __init__(self, fixed: int | None = None, target_s: float | None = None, most: int = 8192) -> None:
-        self.fixed, self.target_s, self.most = fixed, target_s, most
+        self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, LEAST
         self._alone: deque[float] = deque(maxlen=KEPT)
         self._token: deque[float] = deque(maxlen=KEPT)
         self._since = 0
@@ -42,7 +42,7 @@ class Pace:
         alone = statistics.median(self._alone)
         target = SLOWER * alone if self.target_s is None else self.target_s
         room = (target - alone) / max(statistics.median(self._token), 1e-9)
-        return min(self.most, _round(max(LEAST, int(min(room, self.most)))))
+        return min(self.most, _round(max(self.least, int(min(room, self.most)))))
 
     def note(self, tokens: int, seconds: float) -> None:
         """From one decode step to the next it took so long, with so many prompt tokens read between them."""
