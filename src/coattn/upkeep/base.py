@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -33,7 +33,7 @@ class Upkeep(Part):
     cache: KVCache = field(init=False, repr=False)
     index: Index = field(init=False, repr=False)
     select: Select = field(init=False, repr=False)
-    busy: dict[int, Future[None]] = field(init=False, repr=False, default_factory=dict)
+    busy: dict[int, Future[Any]] = field(init=False, repr=False, default_factory=dict)
     """Sequences for which something is still done off the steps. A decode step with one of them would wait for it."""
 
     def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:

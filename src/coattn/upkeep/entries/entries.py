@@ -142,7 +142,7 @@ class Entries(Upkeep):
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
             self.lists.top_up()
-        elif self.cache.spec.fixed:  # else what is read and written meanwhile may move
+        elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 if slot in self._stale and slot in self._heard and slot not in step.more:
                     self._choose_meanwhile(slot, length + 1)
@@ -297,10 +297,12 @@ class Entries(Upkeep):
         first, heard = self.gpu.first(length), self._heard.get(slot, {})
         job, chosen = self.busy.pop(slot, None), self._chosen.pop(slot, None)
         # one that failed is tried again here: if it fails again, the step says so
-        if job is None or job.exception() is not None or chosen != first:
-            self._finish([slot])
-            self.lists.clear([slot])
-            self._choose(slot, first, heard)
+        known = job is not None and job.exception() is None and chosen == first
+        found = job.result() if job is not None and known else self._weigh(slot, first, heard)
+        self._finish([slot])
+        self.lists.clear([slot])
+        for layer, weights, kept in found:
+            self.lists.put(choose_all(self, layer, slot, weights, kept))
         before = self._stale.pop(slot)
         for layer in heard:
             weigh_window(self, layer, slot, before, length - 1, heard[layer], self._scale[layer])
@@ -308,35 +310,38 @@ class Entries(Upkeep):
         self.lists.make_room()
         self._heard.pop(slot, None)
 
-    def _choose(self, slot: int, first: int, heard: dict[int, Tensor]) -> None:
-        """Of the first blocks of a sequence. Head by head: nobody has the worker pool for long."""
+    def _weigh(self, slot: int, first: int, heard: dict[int, Tensor]) -> list[tuple[int, Tensor, Tensor]]:
+        """Of the first blocks of a sequence, by layer: weights and what is kept, `[kv_heads, entries]`. Only reads."""
+        found = []
         for layer in self.cache.spec.layers if first else ():
             weights = weigh_host(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
             kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
-            for head in range(len(kept)):
-                own = torch.zeros_like(kept)
-                own[head] = kept[head]
-                self.lists.put(choose_all(self, layer, slot, weights, own))
+            found.append((layer, weights, kept))
+        return found
 
     def _choose_meanwhile(self, slot: int, length: int) -> None:
-        """The same in a thread: the sequence waits for it, others go on. What is chosen does not depend on when."""
+        """Weighs in a thread: the sequence waits for it, others go on. What is chosen does not depend on when.
+
+        The thread only reads: lists are one thread's, the one that runs the steps.
+        """
         self._give_up(slot)
-        self._finish([slot])
-        self.lists.clear([slot])
         first, heard, ready = self.gpu.first(length), dict(self._heard[slot]), self._marks()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "coattn-entries")
 
-        def choose() -> None:
+        def weigh() -> list[tuple[int, Tensor, Tensor]]:
             with ExitStack() as streams:
                 for device, event in ready.items():
                     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                     stream.wait_event(event)
                     streams.enter_context(torch.cuda.stream(stream))
-                self._choose(slot, first, heard)
+                found = self._weigh(slot, first, heard)
+                for device in ready:
+                    torch.cuda.current_stream(device).synchronize()
+                return found
 
         self._chosen[slot] = first
-        self.busy[slot] = self._thread.submit(choose)
+        self.busy[slot] = self._thread.submit(weigh)
 
     def _marks(self) -> dict[torch.device, Any]:
         """On GPUs: events after which the queries that were heard are there."""
