@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from coattn.cli.options import Count, Engine, Number, engine_options, length_option
 from coattn.cli.output import err
-from coattn.errors import ConfigError, InputError
-from coattn.text import decode, read_bytes
+from coattn.errors import ConfigError
+from coattn.serve.keys import KEY, read_keys
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from coattn.hf.load import Loaded
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
-KEY = "COATTN_API_KEY"
-"""The environment variable that holds a key."""
 
 
 @click.command()
@@ -126,22 +122,6 @@ def check_serve() -> None:
         raise ConfigError(
             f"Serving needs {', '.join(missing)}, which is not installed.", 'Run `pip install "coattn[serve]"`.'
         )
-
-
-def read_keys(file: str | None) -> tuple[str, ...]:
-    """Keys of a file, one per line, and of the environment. Empty lines and those that begin with # are left out."""
-    found: list[str] = []
-    if file is not None:
-        lines = [line.strip() for line in decode(read_bytes(Path(file)), file).splitlines()]
-        found = [line for line in lines if line and not line.startswith("#")]
-        if not found:
-            raise InputError(f"{file} holds no API key.", "Write one on each line.")
-    if KEY in os.environ:
-        own = os.environ[KEY].strip()
-        if not own:
-            raise InputError(f"{KEY} is empty.", "Set it to a key, or unset it.")
-        found.append(own)
-    return tuple(found)
 
 
 def start_logging(verbose: bool) -> None:

@@ -1,0 +1,252 @@
+"""Two nodes on loopback, a replica on each, sessions that stream, and a replica that is killed midway.
+
+`ray_checks.py [--model NAME]` prints what became of every request. It ends with 0 if all were answered or failed
+cleanly, every session stayed on one replica, and only those of the killed one moved. Needs the extras `serve`, `ray`
+and `dev`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2 as httpx
+
+STORE = 100 << 20
+"""Bytes of each node's object store: Ray's least is 75 MiB, and requests are small."""
+DEADLINE = 300.0
+
+
+@dataclass
+class Turn:
+    """One request."""
+
+    session: str
+    replica: str = ""
+    end: str = ""
+    """answered, failed (cleanly), or what was wrong."""
+    why: str = ""
+    cached: int = 0
+    text: str = ""
+    after: bool = False
+    """Sent after the kill."""
+
+
+@dataclass
+class Run:
+    """All of a run that its parts share."""
+
+    url: str
+    tokens: int
+    turns: list[Turn] = field(default_factory=list)
+    busy: dict[str, int] = field(default_factory=dict)
+    """Streams that have begun, by replica."""
+    killed: str = ""
+
+
+@contextmanager
+def two_nodes() -> Iterator[int]:
+    """A cluster on loopback with Serve on it -> the port of its proxy."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 4, "object_store_memory": STORE, "resources": {"engine": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        yield port
+    finally:
+        if ray.is_initialized():
+            serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def replica_actor(name: str) -> Any:
+    """The actor of the replica that calls itself `name`."""
+    import ray
+
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        if each["name"].endswith(f"#Server#{name}"):
+            return ray.get_actor(each["name"], namespace=each["namespace"])
+    raise SystemExit(f"There is no replica {name}.")
+
+
+def kill(name: str) -> None:
+    """SIGKILL to a replica's process."""
+    import ray
+
+    os.kill(ray.get(replica_actor(name).__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+async def turn(run: Run, client: httpx.AsyncClient, session: str, messages: list[dict[str, str]]) -> Turn:
+    """Sends one turn and reads its stream."""
+    made = Turn(session, after=bool(run.killed))
+    body = {
+        "messages": messages,
+        "session_id": session,
+        "max_tokens": run.tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    begun = done = False
+    try:
+        async with client.stream("POST", f"{run.url}/v1/chat/completions", json=body) as got:
+            made.replica = got.headers.get("x-coattn-replica", "")
+            if got.status_code != 200:
+                error = json.loads(await got.aread())["error"]
+                made.end, made.why = "failed", f"{got.status_code} {error['code']}"
+                return made
+            async for line in got.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    done = True
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    made.end, made.why = "failed", f"in the stream: {event['error']['code']}"
+                    continue
+                if not begun:
+                    begun = True
+                    run.busy[made.replica] = run.busy.get(made.replica, 0) + 1
+                for choice in event["choices"]:
+                    made.text += choice["delta"].get("content") or ""
+                    if choice["finish_reason"]:
+                        made.end = "answered"
+                if event.get("usage"):
+                    made.cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if not done:
+            made.end = "cut off without an error"
+    except (httpx.HTTPError, json.JSONDecodeError, KeyError) as error:
+        made.end = f"{type(error).__name__}: {error}"
+    finally:
+        if begun:
+            run.busy[made.replica] -= 1
+    return made
+
+
+async def talk(run: Run, client: httpx.AsyncClient, session: str, turns: int) -> None:
+    """A session from beginning to end. A turn that failed is not part of it."""
+    messages = [{"role": "system", "content": f"You are {session}, who answers briefly and never twice the same."}]
+    for i in range(turns):
+        asked = {"role": "user", "content": f"Question {i} of {session}: what comes after {i * 7}?"}
+        made = await turn(run, client, session, [*messages, asked])
+        run.turns.append(made)
+        if made.end == "answered":
+            messages += [asked, {"role": "assistant", "content": made.text}]
+
+
+async def strike(run: Run, after: int, count: int) -> None:
+    """Kills a replica with a stream on it once so many requests are done."""
+    while len(run.turns) < count:
+        victims = [name for name, busy in run.busy.items() if busy]
+        if len(run.turns) >= after and victims:
+            run.killed = max(victims, key=lambda name: run.busy[name])
+            await asyncio.to_thread(kill, run.killed)
+            return
+        await asyncio.sleep(0.005)
+
+
+async def go(run: Run, sessions: int, turns: int) -> None:
+    """All sessions at once."""
+    count = sessions * turns
+    async with httpx.AsyncClient(timeout=DEADLINE, trust_env=False) as client:
+        talks = [talk(run, client, f"session-{i}", turns) for i in range(sessions)]
+        await asyncio.gather(strike(run, count * 2 // 5, count), *talks)
+
+
+def judge(run: Run, count: int) -> list[str]:
+    """Prints what happened -> what was wrong."""
+    wrong = [] if len(run.turns) == count else [f"{len(run.turns)} of {count} requests came to an end"]
+    print(f"{'session':<11} {'before the kill':<22} {'after it':<22} answered  failed  hits")
+    for session in sorted({each.session for each in run.turns}):
+        mine = [each for each in run.turns if each.session == session]
+        good = [each for each in mine if each.end == "answered"]
+        before = sorted({each.replica for each in good if not each.after})
+        after = sorted({each.replica for each in good if each.after})
+        hits = sum(each.cached > 0 for each in good)
+        failed = sum(each.end == "failed" for each in mine)
+        print(f"{session:<11} {', '.join(before):<22} {', '.join(after):<22} {len(good):>8} {failed:>7} {hits:>5}")
+        if len(before) > 1 or len(after) > 1:
+            wrong.append(f"{session} was on {before} and then on {after}")
+        if before and after and before != after and before != [run.killed]:
+            wrong.append(f"{session} left {before[0]}, which was not killed")
+        if run.killed in after:
+            wrong.append(f"{session} was answered by {run.killed} after its death")
+        if len(good) > 2 and not hits:
+            wrong.append(f"{session} never found what was stored")
+    for each in run.turns:
+        if each.end == "failed":
+            print(f"failed cleanly: {each.session} on {each.replica or 'nobody'}, {each.why}")
+        elif each.end != "answered":
+            wrong.append(f"{each.session} on {each.replica}: {each.end}")
+    ends = [each.end for each in run.turns]
+    answered, failed = ends.count("answered"), ends.count("failed")
+    print(f"{count} requests: {answered} answered, {failed} failed cleanly; killed {run.killed}")
+    return wrong if run.killed else [*wrong, "no replica was killed"]
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--method", default="full")
+    parser.add_argument("--sessions", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--max-length", type=int, default=1024)
+    given = parser.parse_args()
+    begin = time.monotonic()
+    with two_nodes() as port:
+        from ray import serve
+
+        from coattn.serve.cluster.app import build
+        from coattn.serve.cluster.options import Options
+
+        options = Options(
+            model=given.model,
+            method=given.method,
+            dtype="float32",
+            device="cpu",
+            max_batch=4,
+            max_length=given.max_length,
+            replicas=2,
+            resources={"num_cpus": 1, "resources": {"engine": 1}},
+            env={"OMP_NUM_THREADS": "1"},
+            health=1,
+            tell=1,
+        )
+        print(f"two nodes after {time.monotonic() - begin:.1f} s", flush=True)
+        serve.run(build(options), name="coattn")
+        print(f"two replicas of {given.model} under {given.method} after {time.monotonic() - begin:.1f} s", flush=True)
+        run = Run(f"http://127.0.0.1:{port}", given.tokens)
+        asyncio.run(go(run, given.sessions, given.turns))
+        wrong = judge(run, given.sessions * given.turns)
+    for each in wrong:
+        print(f"wrong: {each}")
+    print(f"{'ok' if not wrong else 'not ok'}, {time.monotonic() - begin:.0f} s")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
