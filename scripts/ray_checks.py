@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import httpx2 as httpx
@@ -38,8 +39,8 @@ class Turn:
     why: str = ""
     cached: int = 0
     text: str = ""
-    after: bool = False
-    """Sent after the kill."""
+    early: bool = True
+    """Sent before the kill."""
 
 
 @dataclass
@@ -89,16 +90,17 @@ def replica_actor(name: str) -> Any:
     raise SystemExit(f"There is no replica {name}.")
 
 
-def kill(name: str) -> None:
-    """SIGKILL to a replica's process."""
+def process_of(name: str) -> int:
+    """The process id of a replica."""
     import ray
 
-    os.kill(ray.get(replica_actor(name).__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    found: int = ray.get(replica_actor(name).__ray_call__.remote(lambda _: os.getpid()))
+    return found
 
 
 async def turn(run: Run, client: httpx.AsyncClient, session: str, messages: list[dict[str, str]]) -> Turn:
     """Sends one turn and reads its stream."""
-    made = Turn(session, after=bool(run.killed))
+    made = Turn(session, early=not run.killed)
     body = {
         "messages": messages,
         "session_id": session,
@@ -114,7 +116,8 @@ async def turn(run: Run, client: httpx.AsyncClient, session: str, messages: list
             made.replica = got.headers.get("x-coattn-replica", "")
             if got.status_code != 200:
                 error = json.loads(await got.aread())["error"]
-                made.end, made.why = "failed", f"{got.status_code} {error['code']}"
+                made.why = f"{got.status_code} {error['code']}"
+                made.end = "failed" if got.status_code == 503 else made.why
                 return made
             async for line in got.aiter_lines():
                 if not line.startswith("data: "):
@@ -147,9 +150,9 @@ async def turn(run: Run, client: httpx.AsyncClient, session: str, messages: list
 
 async def talk(run: Run, client: httpx.AsyncClient, session: str, turns: int) -> None:
     """A session from beginning to end. A turn that failed is not part of it."""
-    messages = [{"role": "system", "content": f"You are {session}, who answers briefly and never twice the same."}]
+    messages = [{"role": "system", "content": f"Be brief, {session}."}]
     for i in range(turns):
-        asked = {"role": "user", "content": f"Question {i} of {session}: what comes after {i * 7}?"}
+        asked = {"role": "user", "content": f"After {7 * i}?"}
         made = await turn(run, client, session, [*messages, asked])
         run.turns.append(made)
         if made.end == "answered":
@@ -161,9 +164,12 @@ async def strike(run: Run, after: int, count: int) -> None:
     while len(run.turns) < count:
         victims = [name for name, busy in run.busy.items() if busy]
         if len(run.turns) >= after and victims:
-            run.killed = max(victims, key=lambda name: run.busy[name])
-            await asyncio.to_thread(kill, run.killed)
-            return
+            victim = max(victims, key=lambda name: run.busy[name])
+            process = await asyncio.to_thread(process_of, victim)
+            if run.busy[victim]:
+                os.kill(process, signal.SIGKILL)
+                run.killed = victim
+                return
         await asyncio.sleep(0.005)
 
 
@@ -177,24 +183,20 @@ async def go(run: Run, sessions: int, turns: int) -> None:
 
 def judge(run: Run, count: int) -> list[str]:
     """Prints what happened -> what was wrong."""
+    again = 0
     wrong = [] if len(run.turns) == count else [f"{len(run.turns)} of {count} requests came to an end"]
-    print(f"{'session':<11} {'before the kill':<22} {'after it':<22} answered  failed  hits")
+    print(f"{'session':<11} {'replicas':<24} answered  failed  hits")
     for session in sorted({each.session for each in run.turns}):
         mine = [each for each in run.turns if each.session == session]
         good = [each for each in mine if each.end == "answered"]
-        before = sorted({each.replica for each in good if not each.after})
-        after = sorted({each.replica for each in good if each.after})
-        hits = sum(each.cached > 0 for each in good)
-        failed = sum(each.end == "failed" for each in mine)
-        print(f"{session:<11} {', '.join(before):<22} {', '.join(after):<22} {len(good):>8} {failed:>7} {hits:>5}")
-        if len(before) > 1 or len(after) > 1:
-            wrong.append(f"{session} was on {before} and then on {after}")
-        if before and after and before != after and before != [run.killed]:
-            wrong.append(f"{session} left {before[0]}, which was not killed")
-        if run.killed in after:
-            wrong.append(f"{session} was answered by {run.killed} after its death")
+        path = [name for name, _ in groupby(each.replica for each in good)]
+        hits, failed = sum(each.cached > 0 for each in good), sum(each.end == "failed" for each in mine)
+        print(f"{session:<11} {' -> '.join(path):<24} {len(good):>8} {failed:>7} {hits:>5}")
+        if len(path) > 1 and (len(path) > 2 or path[0] != run.killed):
+            wrong.append(f"{session} moved: {' -> '.join(path)}")
         if len(good) > 2 and not hits:
             wrong.append(f"{session} never found what was stored")
+        again += sum(each.early and path[0] == run.killed != each.replica for each in good)
     for each in run.turns:
         if each.end == "failed":
             print(f"failed cleanly: {each.session} on {each.replica or 'nobody'}, {each.why}")
@@ -202,7 +204,10 @@ def judge(run: Run, count: int) -> list[str]:
             wrong.append(f"{each.session} on {each.replica}: {each.end}")
     ends = [each.end for each in run.turns]
     answered, failed = ends.count("answered"), ends.count("failed")
-    print(f"{count} requests: {answered} answered, {failed} failed cleanly; killed {run.killed}")
+    print(
+        f"{count} requests: {answered} answered, {failed} failed cleanly; killed {run.killed}; "
+        f"{again} in flight on it were answered by another"
+    )
     return wrong if run.killed else [*wrong, "no replica was killed"]
 
 
