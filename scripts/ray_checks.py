@@ -155,6 +155,8 @@ async def talk(run: Run, client: httpx.AsyncClient, session: str, turns: int) ->
         asked = {"role": "user", "content": f"After {7 * i}?"}
         made = await turn(run, client, session, [*messages, asked])
         run.turns.append(made)
+        if len(run.turns) % 10 == 0:
+            print(f"{len(run.turns)} requests done", flush=True)
         if made.end == "answered":
             messages += [asked, {"role": "assistant", "content": made.text}]
 
@@ -226,21 +228,20 @@ def main() -> int:
         from ray import serve
 
         from coattn.serve.cluster.app import build
-        from coattn.serve.cluster.options import Options
 
-        options = Options(
-            model=given.model,
-            method=given.method,
-            dtype="float32",
-            device="cpu",
-            max_batch=4,
-            max_length=given.max_length,
-            replicas=2,
-            resources={"num_cpus": 1, "resources": {"engine": 1}},
-            env={"OMP_NUM_THREADS": "1"},
-            health=1,
-            tell=1,
-        )
+        options = {
+            "model": given.model,
+            "method": given.method,
+            "dtype": "float32",
+            "device": "cpu",
+            "max_batch": 4,
+            "max_length": given.max_length,
+            "replicas": 2,
+            "resources": {"num_cpus": 1, "resources": {"engine": 1}},
+            "env": {"OMP_NUM_THREADS": "1"},
+            "health": 1,
+            "tell": 1,
+        }
         print(f"two nodes after {time.monotonic() - begin:.1f} s", flush=True)
         serve.run(build(options), name="coattn")
         print(f"two replicas of {given.model} under {given.method} after {time.monotonic() - begin:.1f} s", flush=True)

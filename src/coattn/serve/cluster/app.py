@@ -8,7 +8,7 @@ from ray import serve
 
 from coattn.serve.cluster.front import Front
 from coattn.serve.cluster.options import Options, Scale
-from coattn.serve.cluster.server import Server
+from coattn.serve.cluster.server import Replica
 
 FRONT, SERVER = "Front", "Server"
 STREAMS = 4096
@@ -16,8 +16,9 @@ STREAMS = 4096
 FRONT_CPUS = 0.1
 
 
-def build(args: Options) -> Any:
-    """args: of the file for `serve deploy`."""
+def build(given: dict[str, Any]) -> Any:
+    """given: `args` of the file for `serve deploy`."""
+    args = Options.read(given)
     args.check()
     scaling: dict[str, Any] = {"num_replicas": args.replicas}
     if isinstance(args.replicas, Scale):
@@ -29,7 +30,7 @@ def build(args: Options) -> Any:
                 "target_ongoing_requests": scale.target or args.max_batch,
             }
         }
-    server = serve.deployment(Server).options(
+    server = serve.deployment(Replica).options(
         name=SERVER,
         max_ongoing_requests=args.most,
         max_queued_requests=max(1, args.max_waiting),

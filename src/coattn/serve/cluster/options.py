@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coattn.errors import ConfigError
 from coattn.serve.settings import Settings
 from coattn.units import parse_bytes
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Scale(BaseModel):
@@ -58,7 +60,7 @@ class Options(BaseModel):
     drain: float = Field(30.0, ge=0)
     stall: float = Field(120.0, gt=0)
 
-    replicas: int | Scale = 1
+    replicas: Annotated[int, Field(ge=1)] | Scale = 1
     """Engines: so many, or `{min, max, target}` as requests come."""
     fronts: int = Field(1, ge=1)
     """Processes that take HTTP from Ray's proxies."""
@@ -77,11 +79,13 @@ class Options(BaseModel):
     tell: float = Field(2.0, gt=0)
     """Seconds between two reports of what a replica has stored."""
 
-    @model_validator(mode="after")
-    def _counted(self) -> Options:
-        if isinstance(self.replicas, int) and self.replicas < 1:
-            raise ValueError("replicas is at least 1")
-        return self
+    @classmethod
+    def read(cls, given: dict[str, Any]) -> Options:
+        """Raises ConfigError with the first thing that is wrong."""
+        scale = given.get("replicas")
+        if isinstance(scale, dict):
+            given = {**given, "replicas": _made(Scale, scale, "replicas")}
+        return _made(cls, given, "")
 
     @property
     def most(self) -> int:
@@ -112,3 +116,14 @@ class Options(BaseModel):
         taken = {"runtime_env"} & set(self.resources)
         if taken:
             raise ConfigError("resources has runtime_env, which is written from env.", "Put variables into env.")
+
+
+def _made(kind: type[M], given: dict[str, Any], where: str) -> M:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(filter(None, (where, *map(str, first["loc"][:1]))))
+        said = first["msg"].removeprefix("Value error, ").rstrip(".")
+        known = f"There are: {', '.join(kind.model_fields)}." if first["type"] == "extra_forbidden" else ""
+        raise ConfigError(f"{field}: {said}.", known) from None

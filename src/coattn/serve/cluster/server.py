@@ -34,10 +34,9 @@ LAST = 5.0
 class Server:
     """name: of the replica. Made on a running event loop, which it serves on."""
 
-    def __init__(self, options: Options, name: str | None = None) -> None:
+    def __init__(self, options: Options, name: str) -> None:
         logging.getLogger("coattn").setLevel(logging.INFO)
-        self.options = options
-        self.name = name or _own_name()
+        self.options, self.name = options, name
         self.engine = EngineThread(self._open, options.stall)
         self.app = build(options.settings(read_keys(options.api_key_file)), self.engine)
         self._loaded: Loaded | None = None
@@ -102,8 +101,8 @@ class Server:
             with suppress(asyncio.CancelledError, Exception):
                 await work
 
-    async def __del__(self) -> None:
-        """Called by Ray when the replica is to end, after its running requests or their time to drain."""
+    async def close(self) -> None:
+        """Ends what still runs, and the engine."""
         self.engine.drain()
         self.engine.abandon(unavailable("The server is shutting down.", "draining"))
         await self.engine.stop(LAST)
@@ -134,8 +133,13 @@ class Server:
         return llm
 
 
-def _own_name() -> str:
-    from ray import serve
+class Replica(Server):
+    """A server as Ray makes and ends it: `__del__` after its running requests, or after their time to drain."""
 
-    found: str = serve.get_replica_context().replica_id.unique_id
-    return found
+    def __init__(self, options: Options) -> None:
+        from ray import serve
+
+        super().__init__(options, serve.get_replica_context().replica_id.unique_id)
+
+    async def __del__(self) -> None:
+        await self.close()
