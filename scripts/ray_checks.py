@@ -26,6 +26,8 @@ import httpx2 as httpx
 STORE = 100 << 20
 """Bytes of each node's object store: Ray's least is 75 MiB, and requests are small."""
 DEADLINE = 300.0
+READING = 0.5
+"""Seconds after which a replica is killed that reads a prompt; reading must take longer."""
 
 
 @dataclass
@@ -183,6 +185,35 @@ async def go(run: Run, sessions: int, turns: int) -> None:
         await asyncio.gather(strike(run, count * 2 // 5, count), *talks)
 
 
+async def read_and_die(run: Run, prompt: str) -> list[str]:
+    """Kills a replica while it reads a prompt, before any event -> what was wrong with the answer."""
+    async with httpx.AsyncClient(timeout=DEADLINE, trust_env=False) as client:
+        short, long = ([{"role": "user", "content": text}] for text in ("Hello.", prompt))
+        home = (await turn(run, client, "reader", short)).replica
+        process = await asyncio.to_thread(process_of, home)
+        asked = asyncio.create_task(turn(run, client, "reader", long))
+        await asyncio.sleep(READING)
+        if asked.done() or run.busy.get(home):
+            return ["the prompt was read before its replica could be killed"]
+        os.kill(process, signal.SIGKILL)
+        made = await asked
+    print(f"killed {home} while it read a prompt: {made.end} by {made.replica}{made.why}")
+    return [] if made.end == "answered" and made.replica != home else ["that prompt was not answered by another"]
+
+
+def until_two() -> None:
+    """Returns when both replicas are in service again."""
+    from ray import serve
+
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        states = serve.status().applications["coattn"].deployments["Server"].replica_states
+        if {str(getattr(state, "value", state)): count for state, count in states.items()} == {"RUNNING": 2}:
+            return
+        time.sleep(0.5)
+    raise SystemExit("The killed replica was not replaced.")
+
+
 def judge(run: Run, count: int) -> list[str]:
     """Prints what happened -> what was wrong."""
     again = 0
@@ -222,6 +253,8 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=1024)
+    parser.add_argument("--chunk", type=int, help="tokens of a prompt read in a step")
+    parser.add_argument("--words", type=int, default=150, help="sentences of the long prompt")
     given = parser.parse_args()
     begin = time.monotonic()
     with two_nodes() as port:
@@ -236,6 +269,7 @@ def main() -> int:
             "device": "cpu",
             "max_batch": 4,
             "max_length": given.max_length,
+            "chunk": given.chunk,
             "replicas": 2,
             "resources": {"num_cpus": 1, "resources": {"engine": 1}},
             "env": {"OMP_NUM_THREADS": "1"},
@@ -248,6 +282,9 @@ def main() -> int:
         run = Run(f"http://127.0.0.1:{port}", given.tokens)
         asyncio.run(go(run, given.sessions, given.turns))
         wrong = judge(run, given.sessions * given.turns)
+        until_two()
+        print(f"two replicas again after {time.monotonic() - begin:.1f} s", flush=True)
+        wrong += asyncio.run(read_and_die(run, "The sea is wide. " * given.words))
     for each in wrong:
         print(f"wrong: {each}")
     print(f"{'ok' if not wrong else 'not ok'}, {time.monotonic() - begin:.0f} s")

@@ -8,7 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.serve.cluster.saved import save
+
+from coattn.serve.cluster.options import Options, Scale
 
 CHECKS = Path(__file__).resolve().parents[3] / "scripts" / "ray_checks.py"
 
@@ -18,21 +21,21 @@ CHECKS = Path(__file__).resolve().parents[3] / "scripts" / "ray_checks.py"
 def test_a_replica_is_killed_midway(tmp_path: Path) -> None:
     """A short version of `scripts/ray_checks.py`, in a process of its own."""
     model = save(tmp_path / "model")
-    command = [
-        sys.executable,
-        str(CHECKS),
-        "--model",
-        str(model),
-        "--turns",
-        "5",
-        "--tokens",
-        "8",
-        "--max-length",
-        "512",
-    ]
+    small = ["--turns", "5", "--tokens", "6", "--max-length", "512", "--words", "24", "--chunk", "1"]
+    command = [sys.executable, str(CHECKS), "--model", str(model), *small]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "30 requests: " in done.stdout
+    assert "while it read a prompt: answered by" in done.stdout
+
+
+def test_the_example_is_one_that_is_taken() -> None:
+    example = yaml.safe_load((CHECKS.parents[1] / "examples" / "ray.yaml").read_text())
+    (app,) = example["applications"]
+    assert app["import_path"] == "coattn.serve.cluster.app:build"
+    options = Options.read(app["args"])
+    options.check()
+    assert isinstance(options.replicas, Scale)
 
 
 def test_a_check_that_sees_a_session_move_says_so() -> None:

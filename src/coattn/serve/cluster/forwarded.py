@@ -15,7 +15,7 @@ Message = MutableMapping[str, Any]
 TAKEN: Message = {"type": "coattn.taken"}
 """The first message of every answer: a replica has the request."""
 REPLICA = "x-coattn-replica"
-"""The header that says who answers."""
+"""The header that says who answers; in a request, who should."""
 HELD = "held"
 """In what a replica tells routers: keys that it has answered."""
 PLAIN = (
@@ -42,6 +42,8 @@ class Forwarded:
     affinity: Affinity = NOWHERE
     avoid: tuple[str, ...] = ()
     """Replicas that have failed this request."""
+    wanted: str = ""
+    """The replica that the client names, if any."""
 
 
 def plain(scope: Scope) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class Relay:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        asked = Forwarded(plain(scope), raw, affinity(scope["path"], raw, scope.get(TENANT, b"")))
+        known = affinity(scope["path"], raw, scope.get(TENANT, b""))
+        asked = Forwarded(plain(scope), raw, known, wanted=Headers(scope=scope).get(REPLICA, ""))
         with suppress(GoneError):
             await unless_gone(receive, self._answer(asked, Outward(scope, receive, send)))
 

@@ -30,6 +30,8 @@ class AffinityRouter(RequestRouter):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         known = {each.replica_id.unique_id: each for each in candidate_replicas}
+        if asked.wanted in known and asked.wanted not in asked.avoid:
+            return [[known[asked.wanted]]]
         ranks = rank(
             asked.affinity, [self._candidate(each) for each in candidate_replicas], self._sent.places, asked.avoid
         )
