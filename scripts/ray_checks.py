@@ -1,8 +1,8 @@
 """Two nodes on loopback, a replica on each, sessions that stream, and a replica that is killed midway.
 
 `ray_checks.py [--model NAME]` prints what became of every request. It ends with 0 if all were answered or failed
-cleanly, every session stayed on one replica, and only those of the killed one moved. Needs the extras `serve`, `ray`
-and `dev`.
+cleanly, every session stayed on one replica, and only those of the killed one moved. Then a client leaves, and a replica
+is killed while it reads a prompt. Needs the extras `serve`, `ray` and `dev`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import httpx2 as httpx
 STORE = 100 << 20
 """Bytes of each node's object store: Ray's least is 75 MiB, and requests are small."""
 DEADLINE = 300.0
+LEAVING = 60.0
+"""Seconds in which the engine must notice that a client has left."""
 READING = 0.5
 """Seconds after which a replica is killed that reads a prompt; reading must take longer."""
 
@@ -201,6 +203,26 @@ async def read_and_die(run: Run, prompt: str) -> list[str]:
     return [] if made.end == "answered" and made.replica != home else ["that prompt was not answered by another"]
 
 
+async def leave(run: Run, tokens: int) -> list[str]:
+    """Closes a stream after its first event -> what was wrong with what the engine did then."""
+    body = {"prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(timeout=DEADLINE, trust_env=False) as client:
+        async with client.stream("POST", f"{run.url}/v1/completions", json=body) as got:
+            asked = {"x-coattn-replica": got.headers["x-coattn-replica"]}
+            async for line in got.aiter_lines():
+                if line.startswith("data: "):
+                    break
+        left = time.monotonic()
+        while True:
+            status = (await client.get(f"{run.url}/v1/coattn/status", headers=asked)).json()
+            cancelled = status["live"]["counts"]["requests"].get("cancelled", 0)
+            if not status["live"]["requests"] or time.monotonic() - left > LEAVING:
+                break
+            await asyncio.sleep(0.1)
+    print(f"a client left: {cancelled} request cancelled, seen after {time.monotonic() - left:.1f} s")
+    return [] if cancelled == 1 else ["the request of a client who left was not cancelled"]
+
+
 def until_two() -> None:
     """Returns when both replicas are in service again."""
     from ray import serve
@@ -284,6 +306,7 @@ def main() -> int:
         wrong = judge(run, given.sessions * given.turns)
         until_two()
         print(f"two replicas again after {time.monotonic() - begin:.1f} s", flush=True)
+        wrong += asyncio.run(leave(run, given.max_length - 16))
         wrong += asyncio.run(read_and_die(run, "The sea is wide. " * given.words))
     for each in wrong:
         print(f"wrong: {each}")
