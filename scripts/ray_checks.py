@@ -1,8 +1,8 @@
 """Two nodes on loopback, a replica on each, sessions that stream, and a replica that is killed midway.
 
 `ray_checks.py [--model NAME]` prints what became of every request. It ends with 0 if all were answered or failed
-cleanly, every session stayed on one replica, and only those of the killed one moved. Then a client leaves, and a replica
-is killed while it reads a prompt. Needs the extras `serve`, `ray` and `dev`.
+cleanly, every session stayed on one replica, and only those of the killed one moved. Then a client leaves, and
+a replica is killed while it reads a prompt. Needs the extras `serve`, `ray` and `dev`.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @length_option("a sequence")
 @click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
 @click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
+@click.option("--no-reuse", is_flag=True, help="Share nothing between prompts that begin alike.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=Count(0), help="Port to listen on; 0 takes a free one.")
 @click.option("--api-key-file", metavar="FILE", help=f"API keys, one on each line; {KEY} holds one more.")
@@ -46,6 +47,7 @@ def serve(
     max_length: int | None,
     chunk: int | None,
     max_waiting: int,
+    no_reuse: bool,
     host: str,
     port: int,
     api_key_file: str | None,
@@ -100,7 +102,7 @@ def serve(
 
         if not loaded:  # after a failure the weights are still there
             loaded.append(engine.load())
-        options: dict[str, Any] = {**engine.memory, "max_length": max_length, **params}
+        options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **params}
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()

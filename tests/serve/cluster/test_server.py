@@ -13,7 +13,7 @@ import pytest
 from tests.serve.cluster.saved import save
 
 from coattn.errors import CoattnError, ConfigError, ModelError
-from coattn.serve.cluster.affinity import CHAT, affinity
+from coattn.serve.cluster.affinity import CHAT, TEXT, affinity
 from coattn.serve.cluster.forwarded import HELD, REPLICA, TAKEN, Forwarded, Message
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.relay import Relay
@@ -131,6 +131,17 @@ def test_an_engine_that_was_opened_again_has_nothing_left(folder: Path) -> None:
         assert server.record_routing_stats() == {HELD: []}
 
     run(folder, work)
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_prompts_share_unless_told_not_to(folder: Path, off: bool) -> None:
+    async def work(server: Server) -> None:
+        ids = {"prompt": list(range(100)), "max_tokens": 1, "ignore_eos": True}
+        for _ in range(2):
+            _, _, raw = await gather(server, post(ids, TEXT))
+        assert (json.loads(raw)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) is not off
+
+    run(folder, work, no_reuse=off)
 
 
 def test_a_model_that_cannot_be_loaded_is_told_by_its_health(tmp_path: Path) -> None:

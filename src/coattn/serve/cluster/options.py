@@ -48,6 +48,7 @@ class Options(BaseModel):
     max_length: int | None = Field(None, ge=2)
     chunk: int | None = Field(None, ge=1)
     max_waiting: int = Field(256, ge=0)
+    no_reuse: bool = False
     warm_up: bool = False
     api_key_file: str | None = None
     """On every machine that has a front or a replica."""

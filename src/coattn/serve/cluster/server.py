@@ -126,6 +126,7 @@ class Server:
             max_length=told.max_length,
             chunk=told.chunk,
             max_waiting=told.max_waiting,
+            reuse=not told.no_reuse,
             **told.set,
         )
         if told.warm_up:
