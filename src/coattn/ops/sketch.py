@@ -24,11 +24,13 @@ def score_sketch(
 
     table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. -> float32 scores
     `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, q_heads]` of those that have no place
-    in a pool, `place_of` `[slots, kv_heads, n or more]`. On a GPU: Triton, and scores in 16 bits where the query is.
+    in a pool, `place_of` `[slots, kv_heads, n or more]`. On a GPU scores have 16 bits where the query has.
     """
     if q.device.type == "cuda":
-        from coattn.ops.triton.sketch import score_sketch as kernel
+        from coattn.ops.cuda import score_sketch as cuda
+        from coattn.ops.triton.sketch import score_sketch as general
 
+        kernel = general if cuda.refuses(q, kept) else cuda.score_sketch
         return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, place_of)
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))

@@ -25,7 +25,7 @@ def _attend(
     q_ptr, memory_ptr, table_ptr, tokens_ptr, scores_ptr, bound_ptr, ids_ptr,
     out_ptr, lse_ptr, tail_ptr, count_ptr, seq_ptr, gpu_ptr, place_ptr, age_ptr, next_ptr, coming_ptr, clock_ptr,
     scale, softcap, touch, kv_heads, n, splits, most, places, fresh, first_block,
-    q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
+    q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head, score_head, score_group, score_token,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -51,8 +51,8 @@ def _attend(
     for start in range(first, last, LOOK):
         token = start + x
         seen = token < last
-        at = scores_ptr + own[:, None] * n + token[None, :]
-        scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf"))
+        at = scores_ptr + (row * kv_heads + head) * score_head + g[:, None] * score_group + token[None, :] * score_token
+        scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf")).to(tl.float32)
         margin = tl.max(tl.where(real[:, None], scores - bound[:, None], float("-inf")), 0)
         held = tl.load(place_ptr + token, mask=seen, other=0).to(tl.int32)
         outside = held < 0
@@ -132,7 +132,7 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
         work.seq, pool.gpu, pool.place_of, pool.age, pool.next, pool.coming, pool.clock,
         scale, softcap or 1.0, TOUCH, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], FRESH,
         pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1), work.table.stride(0),
-        pool.gpu.stride(0), pool.gpu.stride(1),
+        pool.gpu.stride(0), pool.gpu.stride(1), work.scores.stride(1), work.scores.stride(2), work.scores.stride(3),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, LOOK=LOOK, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
