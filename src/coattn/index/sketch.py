@@ -208,8 +208,8 @@ class Sketch(Index):
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> tuple[Tensor, Tensor]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM.
 
-        -> float32 scores `[rows, kv_heads, group, n]`, scaled and soft-capped, and their lse `[rows, q_heads]`. What
-        lies past a sequence's end may be anything.
+        -> float32 scores `[rows, kv_heads, group, n]`, scaled and soft-capped, and the lse `[rows, parts, q_heads]` of
+        those that have no place in the pool. What lies past a sequence's end may be anything.
         """
         softcap = self.cache.spec.layers[layer].softcap
         blocks, lens, held = table.column("host_blocks"), table.column("host_lens"), self.pools[layer].place_of

@@ -23,8 +23,8 @@ def score_sketch(
     """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
 
     table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. -> float32 scores
-    `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, q_heads]` of those that have no place
-    in a pool, `place_of` `[slots, kv_heads, n or more]`. On a GPU scores have 16 bits where the query has.
+    `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, parts, q_heads]` of those that have
+    no place in a pool, `place_of` `[slots, kv_heads, n or more]`. On a GPU scores have 16 bits where the query has.
     """
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
@@ -40,7 +40,20 @@ def score_sketch(
     past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
     found = found.masked_fill(past[:, :, None], -torch.inf)
     held = place_of[seq.long(), :, : found.shape[-1]] >= 0
-    return found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
+    return found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
+
+
+def bound_scores(parts: Tensor, near: Tensor, log_floor: float) -> Tensor:
+    """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
+
+    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is.
+    """
+    if parts.device.type == "cuda":
+        from coattn.ops.cuda import choose_scored, nvrtc
+
+        if nvrtc.available(parts.device):
+            return choose_scored.bound_scores(parts, near, log_floor)
+    return torch.cat([parts, near], 1).logsumexp(1) + log_floor
 
 
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:

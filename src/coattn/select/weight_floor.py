@@ -11,6 +11,7 @@ from coattn.cache.kv import KVCache
 from coattn.call import Call
 from coattn.index.base import Index
 from coattn.ops.attend import attend
+from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.types import BlockWork, ScoredWork, Selection
@@ -65,11 +66,10 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        scores, lse = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        scores, parts = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
-        lse = lse.logaddexp(near.lse.logsumexp(1))
-        bound = lse + math.log(self.floor) if self.floor else lse.new_full(lse.shape, -math.inf)
+        bound = bound_scores(parts, near.lse, math.log(self.floor) if self.floor else -math.inf)
         mean = self._sketch.means.of(call.layer, table, call.shape)
         blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[call.layer]
         far = ScoredWork(blocks, lens, scores, bound, mean, table.seq, pool)

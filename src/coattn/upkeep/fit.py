@@ -76,7 +76,7 @@ class Fit(Upkeep):
 
     def _settle(self, step: Step) -> None:
         """Before a step's table is written, which lists the pools."""
-        if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths)):
+        if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
             self._sketch.fitted.clear()
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:

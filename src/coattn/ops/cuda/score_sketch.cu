@@ -145,7 +145,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     return;
   }
   const short* const places = place_of + ((i64)seq[row] * heads + head) * most;
-  const int* const blocks = table + row * table_seq;
+  // blocks of the chunk, in the lanes' registers
+  int known[(CHUNK / BLOCK + 31) / 32];
+#pragma unroll
+  for (int i = 0; i < (CHUNK / BLOCK + 31) / 32; ++i) {
+    const int b = i * 32 + lane;
+    known[i] = b < CHUNK / BLOCK && start + b * BLOCK < end ? table[row * table_seq + start / BLOCK + b] : 0;
+  }
   auto read = [&](int at) {
     Keys x;
 #pragma unroll
@@ -155,9 +161,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
       x.outside[i] = x.there[i] && places[token] < 0;
 #pragma unroll
       for (int j = 0; j < OWN; ++j) x.words[i][j] = 0;
+      const int b = (token - start) / BLOCK;
+      const int id = __shfl_sync(0xffffffff, known[b / 32 % ((CHUNK / BLOCK + 31) / 32)], b % 32);
       if (x.there[i]) {
         const u32* from =
-            kept + blocks[token / BLOCK] * block_stride + head * head_stride + token % BLOCK * WORDS + t * OWN;
+            kept + id * block_stride + head * head_stride + token % BLOCK * WORDS + t * OWN;
         if (OWN == 2) {
           const uint2 v = __ldg((const uint2*)from);
           x.words[i][0] = v.x, x.words[i][OWN - 1] = v.y;
@@ -168,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     }
     return x;
   };
-  Keys next = read(start);
+  Keys next = read(start), later = read(start + 32);
   u32 b[TURNS][2];
 #pragma unroll
   for (int i = 0; i < TURNS * 2; ++i) b[i / 2][i % 2] = bq[line * TURNS * 64 + i * 32 + lane];
@@ -182,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   }
   for (int at = start; at < end; at += 32) {
     const Keys now = next;
-    if (at + 32 < end) next = read(at + 32);
+    next = later;
+    later = read(at + 64);
     float score[4][2];
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {

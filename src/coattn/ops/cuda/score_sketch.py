@@ -62,4 +62,4 @@ def score_sketch(
         operand, scales, rest, kept, table, tokens, seq, place_of, out, lse, float(softcap or 1.0), n, chunks,
         place_of.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(table.stride(0)),
     )  # fmt: skip
-    return out[..., :group].transpose(2, 3), lse.logsumexp(1)
+    return out[..., :group].transpose(2, 3), lse
