@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +12,7 @@ from coattn.index.base import Index
 from coattn.ops.attend import attend
 from coattn.part import check_number
 from coattn.select.base import Select
+from coattn.select.floors import Floors
 from coattn.types import ScoredWork, Selection
 
 if TYPE_CHECKING:
@@ -35,17 +35,23 @@ class WeightFloor(Select):
     capturable = True
     help_text = {
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
+        "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor where "
+        "the error is larger than allowed",
     }
 
     quality: float = 0.98
+    audit: bool = True
+    floors: Floors = field(init=False, repr=False)
     _sketch: Sketch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
+        self.target = 1 - self.quality if self.audit else 0.0
 
     def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
+        self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
@@ -70,7 +76,7 @@ class WeightFloor(Select):
             # so few that attending to them twice is less than keeping what was found
             near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
             lse = lse.logaddexp(near.lse.logsumexp(1))
-        bound = lse + math.log(self.floor) if self.floor else lse.new_full(lse.shape, -math.inf)
+        bound = lse + self.floors.rows(len(lse))[:, None]
         mean = self._sketch.means.of(call.layer, table, call.shape)
         work = ScoredWork(table.column("host_blocks"), table.column("host_lens"), scores, bound, mean)
         return Selection.of(visible.gpu, None, work)

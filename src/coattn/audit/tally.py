@@ -1,0 +1,111 @@
+"""What audits have found so far: means and their 95% intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+LEAST = 8
+"""Cases below which no interval is given: so few say little of numbers that differ a hundredfold."""
+
+
+@dataclass
+class Mean:
+    """A running mean of numbers drawn at random, with an interval for it.
+
+    Cases differ a hundredfold, so the mean of a few is skewed to the right and the usual interval is too low: Johnson's
+    correction (1978) moves it by the third moment.
+    """
+
+    count: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of the numbers, their squares and their cubes."""
+
+    def add(self, x: float) -> None:
+        self.count += 1
+        for i in range(3):
+            self.sums[i] += x ** (i + 1)
+
+    def plus(self, other: Mean) -> Mean:
+        return Mean(self.count + other.count, [a + b for a, b in zip(self.sums, other.sums, strict=True)])
+
+    @property
+    def mean(self) -> float:
+        return self.sums[0] / max(1, self.count)
+
+    def interval(self) -> tuple[float, float] | None:
+        """Contains the mean of all cases with 95% probability; None where there are too few."""
+        n = self.count
+        if n < LEAST:
+            return None
+        mean, square, cube = (x / n for x in self.sums)
+        variance = max(0.0, square - mean * mean) * n / (n - 1)
+        third = cube - 3 * mean * square + 2 * mean**3
+        middle = mean + (third / (6 * variance * n) if variance else 0.0)
+        half = student(n - 1) * math.sqrt(variance / n)
+        return max(0.0, middle - half), middle + half
+
+
+@dataclass
+class Tally:
+    """Cases of one request, or of all."""
+
+    target: float
+    """The error that is allowed."""
+    square: Mean = field(default_factory=Mean)
+    missed: Mean = field(default_factory=Mean)
+    estimated: Mean = field(default_factory=Mean)
+
+    def add(self, square: float, missed: float, estimated: float) -> None:
+        self.square.add(square)
+        self.missed.add(missed)
+        self.estimated.add(estimated)
+
+    @staticmethod
+    def of(parts: Iterable[Tally]) -> Tally | None:
+        """Several together."""
+        whole: Tally | None = None
+        for part in parts:
+            if whole is None:
+                whole = part
+            else:
+                squares = whole.square.plus(part.square)
+                both = whole.missed.plus(part.missed), whole.estimated.plus(part.estimated)
+                whole = Tally(whole.target, squares, *both)
+        return whole
+
+    def summary(self) -> dict[str, Any]:
+        """audits: cases; error: root of the mean square of the output's error, in units of the values' spread;
+        missed_mass: of the softmax, not attended by its own keys; estimated_mass: what the rule thought of it;
+        over_target: how many times larger than allowed the error was, where it was; `_95`: intervals."""
+        count = self.square.count
+        error = math.sqrt(self.square.mean)
+        found = self.square.interval()
+        return {
+            "audits": count,
+            "error": _short(error) if count else None,
+            "error_95": None if found is None else [_short(math.sqrt(x)) for x in found],
+            "error_target": _short(self.target),
+            "missed_mass": _short(self.missed.mean) if count else None,
+            "missed_mass_95": _pair(self.missed.interval()),
+            "estimated_mass": _short(self.estimated.mean) if count else None,
+            "over_target": _short(error / self.target) if count and error > self.target else None,
+        }
+
+
+def _pair(found: tuple[float, float] | None) -> list[float] | None:
+    return None if found is None else [_short(x) for x in found]
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.4g}")
+
+
+def student(df: int) -> float:
+    """The 97.5% point of Student's distribution, to three digits from three degrees of freedom on (Hill 1970)."""
+    z = 1.959964
+    a, b = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    c = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + a / df + b / df**2 + c / df**3
