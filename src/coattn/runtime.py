@@ -502,6 +502,8 @@ class Runtime:
         found: dict[str, Any] = {}
         for group in self.groups:
             found |= _report(group, step)
+            if group.audit is not None:
+                found["audit"] = group.audit.report()
         return found
 
     def audits(self) -> list[Audit]:

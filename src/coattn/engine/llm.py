@@ -309,6 +309,7 @@ class LLM:
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
+        audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -327,6 +328,7 @@ class LLM:
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),
             "not_mixed": self.not_mixed,
+            "audit": next((audit.report() for audit in self.runner.runtime.audits()), None),
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 
