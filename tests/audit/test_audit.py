@@ -48,10 +48,10 @@ class World:
                 take(chosen, found)
 
             def noted(call: Any, table: Any, selection: Selection, states: Any, out: Tensor) -> None:
-                far = next(s for s, w in zip(states, selection.works, strict=True) if w.kind == "scored")
-                near = next(s for s, w in zip(states, selection.works, strict=True) if w.kind == "gpu")
-                attended = torch.cat([near.lse, far.lse[:, :-1]], 1).logsumexp(1)
-                self.last[call.layer] = call.q[:, 0], out, attended, far.lse[:, -1]
+                by = {work.kind: state.lse for state, work in zip(states, selection.works, strict=True)}
+                if "scored" in by:
+                    attended = torch.cat([by["gpu"], by["scored"][:, :-1]], 1).logsumexp(1)
+                    self.last[call.layer] = call.q[:, 0], out, attended, by["scored"][:, -1]
                 note(call, table, selection, states, out)
 
             audit._take, audit.note = taken, noted  # type: ignore[method-assign]
@@ -172,7 +172,7 @@ def test_the_floor_falls_at_once_and_rises_slowly() -> None:
     assert control.factor(0) == 1.0, "never above the rule's own"
     for _ in range(5000):
         control.add(1, 1e9, floor)
-    assert control.factor(1) == LEAST
+    assert control.factor(1) == pytest.approx(LEAST, rel=1e-3)
     control.forget(1)
     assert 1 not in control.own
 
@@ -204,9 +204,9 @@ def test_the_interval_holds_the_mean_of_skewed_numbers(count: int) -> None:
     assert inside / runs > {16: 0.85, 64: 0.9, 256: 0.92}[count]
 
 
-def test_three_digits_of_students_distribution() -> None:
+def test_students_distribution() -> None:
     known = {7: 2.365, 15: 2.131, 30: 2.042, 120: 1.980}
-    assert {df: round(student(df), 3) for df in known} == known
+    assert {df: student(df) for df in known} == pytest.approx(known, abs=1e-3)
 
 
 def test_ratios_foretell_95_percent() -> None:

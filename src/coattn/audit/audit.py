@@ -150,9 +150,12 @@ class Audit:
 
     def report(self) -> dict[str, Any]:
         """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
-        mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the share
-        of cases in which it was where those before it said."""
-        ratios, factors = self.ratios, [self.control.factor(slot) for slot in list(self.tallies)] or [self.control.factor(-1)]
+        mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the
+        share of cases in which it was where those before it said."""
+        ratios, factors = (
+            self.ratios,
+            [self.control.factor(slot) for slot in list(self.tallies)] or [self.control.factor(-1)],
+        )
         found = ratios.interval()
         return {
             **self.tally.summary(),

@@ -21,7 +21,7 @@ Rows = Iterator[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """What a decode step did for some KV heads of a sequence, on the host.
+    """What a decode step did for some KV heads of a sequence.
 
     q, out: `[heads, group, d]` float32. attended, left: `[heads, group]` float32: the lse of entries that were attended
     by their own keys, and what was estimated for the rest.
@@ -39,8 +39,8 @@ class Case:
         q: Tensor, out: Tensor, attended: Tensor, left: Tensor, kv_heads: int, scale: float, cap: float | None
     ) -> Case:
         """All heads of a sequence: q, out `[q_heads, d]`, the others `[q_heads]`."""
-        wide = (x.float().cpu().view(kv_heads, -1, x.shape[-1]) for x in (q, out))
-        flat = (x.float().cpu().view(kv_heads, -1) for x in (attended, left))
+        wide = (x.float().view(kv_heads, -1, x.shape[-1]) for x in (q, out))
+        flat = (x.float().view(kv_heads, -1) for x in (attended, left))
         return Case(*wide, *flat, scale, cap)
 
 
@@ -60,9 +60,10 @@ class Finding:
 def measure(case: Case, rows: Rows) -> Finding:
     """Reads every row once."""
     heads, group, d = case.q.shape
-    top = torch.full((heads, group), -torch.inf)
-    total, acc = torch.zeros(heads, group), torch.zeros(heads, group, d)
-    count, sums, squares = 0, torch.zeros(heads, d, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
+    top = case.q.new_full((heads, group), -torch.inf)
+    total, acc = torch.zeros_like(top), torch.zeros_like(case.q)
+    count, sums = 0, torch.zeros(heads, d, dtype=torch.float64, device=top.device)
+    squares = torch.zeros_like(sums[:, 0])
     for k, v in rows:
         keys, values = k.float().transpose(0, 1), v.float().transpose(0, 1)
         scores = capped(case.q @ keys.mT * case.scale, case.softcap)

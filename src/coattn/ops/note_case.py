@@ -43,9 +43,9 @@ def note_case(
 ) -> None:
     """Writes `into` if `choice` `[3]` int32, (layer, row, KV head), names this layer.
 
-    q, out `[rows, q_heads, d]`; near, far `[rows, pieces, q_heads]` float32: the lse of pieces of what was attended, the
-    last of `far` that of what was left out; memory `[n, kv_heads, 2, block, d]`; block `[rows]` int32: the block of each
-    row that fills.
+    q, out `[rows, q_heads, d]`; near, far `[rows, pieces, q_heads]` float32: the lse of pieces of what was attended,
+    the last of `far` that of what was left out; memory `[n, kv_heads, 2, block, d]`; block `[rows]` int32: the block of
+    each row that fills.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.note_case import note_case as kernel

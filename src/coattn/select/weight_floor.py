@@ -35,8 +35,8 @@ class WeightFloor(Select):
     capturable = True
     help_text = {
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
-        "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor where "
-        "the error is larger than allowed",
+        "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
+        "where the error is larger than allowed",
     }
 
     quality: float = 0.98

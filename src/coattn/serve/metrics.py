@@ -166,7 +166,9 @@ def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
     """What was measured of a method that promises an error."""
     if found is None:
         return
-    yield _counter("audits", "Cases that were compared with exact attention.", [((name,), found["audits"])], "model_name")
+    yield _counter(
+        "audits", "Cases that were compared with exact attention.", [((name,), found["audits"])], "model_name"
+    )
     yield _gauge(
         "audit_error_target",
         "Error of attention's output that is allowed, in units of the values' spread.",

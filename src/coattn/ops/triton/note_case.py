@@ -25,7 +25,7 @@ def _lse(ptr, count, stride):
 def _note(
     to_ptr, choice_ptr, layer, q_ptr, out_ptr, near_ptr, far_ptr, memory_ptr, block_ptr, near_count, far_count,
     q_heads, q_row, q_head, out_row, out_head, block_stride, head_stride,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     if tl.load(choice_ptr) == layer:
         program = tl.program_id(0)
@@ -68,5 +68,5 @@ def note_case(
     _note[(into.group + 2 * into.block,)](
         into.flat, choice, layer, q, out, near, far, memory, block, near.shape[1], far.shape[1],
         q.shape[1], q.stride(0), q.stride(1), out.stride(0), out.stride(1), memory.stride(0), memory.stride(1),
-        GROUP=into.group, BLOCK=into.block, D=into.d, D_PAD=triton.next_power_of_2(into.d), num_warps=1,
+        GROUP=into.group, D=into.d, D_PAD=triton.next_power_of_2(into.d), num_warps=1,
     )  # fmt: skip

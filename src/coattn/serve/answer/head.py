@@ -64,8 +64,8 @@ def total_cached(outputs: Mapping[int, RequestOutput], choices: int) -> int:
 
 
 def about(llm: LLM, outputs: Sequence[tuple[int, RequestOutput]]) -> Json:
-    """The object `coattn`: the method, and for each answer its times, its KV bytes per tier, its preemptions and, where the
-    method is audited, the error that was measured."""
+    """The object `coattn`: the method, and for each answer its times, its KV bytes per tier, its preemptions and, where
+    the method is audited, the error that was measured."""
     row = llm.composed.describe()
     return {
         "method": row["method"],
