@@ -104,7 +104,7 @@ def _short(x: float) -> float:
 
 
 def student(df: int) -> float:
-    """The 97.5% point of Student's distribution, to 0.001 from 7 degrees of freedom on (its expansion in 1 / df)."""
+    """The 97.5% point of Student's distribution, to 0.002 from 7 degrees of freedom on (its expansion in 1 / df)."""
     z = 1.959964
     a, b = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     c = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -73,7 +73,9 @@ def generate(
             click.echo()  # the answer so far has a line of its own
         raise
     measured = (
-        measure(loaded, result, row, gpu_kv=engine.gpu_kv, host_kv=engine.host_kv, **params) if fidelity else None
+        measure(loaded, result, row or result.report["method"], gpu_kv=engine.gpu_kv, host_kv=engine.host_kv, **params)
+        if fidelity
+        else None
     )
     summary = {
         "text": result.text,
