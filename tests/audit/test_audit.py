@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coattn.audit.audit import Chosen
-from coattn.audit.control import LEAST, SQUARES, Control
+from coattn.audit.control import LEAST, ROOTS, Control
 from coattn.audit.measure import Finding
 from coattn.audit.ratios import Ratios
 from coattn.audit.tally import Mean, Tally, student
@@ -83,11 +83,11 @@ class World:
         exact = scores.softmax(-1) @ v
         spread = (v - v.mean(0)).square().sum(-1).mean()
         assert len(k) == chosen.length == self.lengths[chosen.slot]
-        square = ((out[own] - exact).square().sum(-1) / spread).mean()
+        error = ((out[own] - exact).square().sum(-1) / spread).mean().sqrt()
         missed = (1 - (attended[own] - scores.logsumexp(-1)).exp()).mean()
         estimated = torch.sigmoid(left[own] - attended[own]).mean()
-        wanted = torch.stack([square, missed, estimated])
-        measured = torch.cat([found.square, found.missed, found.estimated])
+        wanted = torch.stack([error, missed, estimated])
+        measured = torch.cat([found.error, found.missed, found.estimated])
         torch.testing.assert_close(measured, wanted, rtol=1e-4, atol=1e-6)
 
 
@@ -101,7 +101,7 @@ def test_every_step_one_case_is_what_the_textbook_says() -> None:
     assert len(cases) == 8, "layers, sequences and heads all have their turn"
     assert max(float(found.missed) for _, found in world.seen) > 0.05
     audit = world.runtime.audits()[0]
-    assert [tally.square.count for tally in (audit.of(0), audit.of(1))] == [
+    assert [tally.error.count for tally in (audit.of(0), audit.of(1))] == [
         sum(chosen.slot == slot for chosen, _ in world.seen) for slot in (0, 1)
     ]
     summary = world.runtime.report(Step.of((0, 1), (129, 100), (1, 1)))["audit"]
@@ -136,7 +136,7 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing() -> None:
     job: Future[Finding] = Future()
     ids = audit.host.table.rows[0, :11].long()
     audit._job = Chosen(0, 0, 0, 0, 91, 1.0), ids, job
-    before = audit.tally.square.count
+    before = audit.tally.error.count
     audit._collect(wait=False)
     assert audit._job is not None, "no step waits for it"
     world.runtime.truncate(0, world.lengths[0], 0)
@@ -146,14 +146,14 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing() -> None:
     job.set_result(Finding(one, one, one))
     audit._collect(wait=False)
     assert audit._job is None
-    assert audit.tally.square.count == before
-    assert audit.of(0).square.count == 0
+    assert audit.tally.error.count == before
+    assert audit.of(0).error.count == 0
     # and one whose blocks were exchanged for others
     again: Future[Finding] = Future()
     again.set_result(Finding(one, one, one))
     audit._job = Chosen(0, 0, 0, 1, 62, 1.0), audit.host.table.rows[1, :7].long() + 1, again
     audit._collect(wait=False)
-    assert audit.tally.square.count == before
+    assert audit.tally.error.count == before
     world.runtime.release()
 
 
@@ -161,8 +161,8 @@ def test_the_floor_falls_at_once_and_rises_slowly() -> None:
     control, floor = Control(), 1e-4
     assert control.factor(0) == 1.0
     for _ in range(200):
-        control.add(0, 8 * SQUARES * floor, floor)
-    assert 1 / 8 < control.factor(0) < 1 / 5
+        control.add(0, 3 * ROOTS * floor**0.5, floor)
+    assert 1 / 9 < control.factor(0) < 1 / 6
     assert control.factor(1) < 1 / 4, "a new request begins with what the run knows"
     low = control.factor(0)
     control.add(0, 0.0, floor)
@@ -172,7 +172,7 @@ def test_the_floor_falls_at_once_and_rises_slowly() -> None:
     assert control.factor(0) == 1.0, "never above the rule's own"
     for _ in range(5000):
         control.add(1, 1e9, floor)
-    assert control.factor(1) == pytest.approx(LEAST, rel=1e-3)
+    assert control.factor(1) == pytest.approx(LEAST, rel=1e-2)
     control.forget(1)
     assert 1 not in control.own
 
@@ -201,7 +201,7 @@ def test_the_interval_holds_the_mean_of_skewed_numbers(count: int) -> None:
         found = mean.interval()
         assert found is not None
         inside += found[0] <= truth <= found[1]
-    assert inside / runs > {16: 0.85, 64: 0.9, 256: 0.92}[count]
+    assert inside / runs > {16: 0.9, 64: 0.93, 256: 0.94}[count]
 
 
 def test_students_distribution() -> None:
@@ -221,7 +221,7 @@ def test_ratios_foretell_95_percent() -> None:
 def test_a_request_over_its_target_says_by_how_much() -> None:
     tally = Tally(0.02)
     for _ in range(9):
-        tally.add(0.03**2, 0.1, 0.08)
+        tally.add(0.03, 0.1, 0.08)
     assert tally.summary()["over_target"] == 1.5
     assert Tally.of([tally, tally]).summary()["audits"] == 18  # type: ignore[union-attr]
     assert Tally(0.02).summary()["error"] is None

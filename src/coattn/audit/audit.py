@@ -181,11 +181,11 @@ class Audit:
             self._take(chosen, found)
 
     def _take(self, chosen: Chosen, found: Finding) -> None:
-        square, missed, estimated = float(found.square[0]), float(found.missed[0]), float(found.estimated[0])
+        error, missed, estimated = float(found.error[0]), float(found.missed[0]), float(found.estimated[0])
         for tally in (self.tally, self.of(chosen.slot)):
-            tally.add(square, missed, estimated)
+            tally.add(error, missed, estimated)
         self.ratios.add(missed, estimated)
-        self.control.add(chosen.slot, square, chosen.floor)
+        self.control.add(chosen.slot, error, chosen.floor)
 
     def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:
         """Only reads. done: on a GPU, the event after which the step and its copy are over."""

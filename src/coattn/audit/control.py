@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-SQUARES = 4.0
-"""The error's square in units of the floor, before anything is measured: the error is about twice the floor's root."""
+ROOTS = 2.0
+"""The error in units of the floor's root, before anything is measured."""
 TRUST = 64
 """Cases that count as much as what is thought beforehand: of a run, the number above; of a request, the run's mean."""
 MEMORY = 1024
 """Cases of a run after which the oldest count less and less."""
-LARGEST = 16 * SQUARES
+LARGEST = 10 * ROOTS
 """A case counts as at most so much: one in a hundred has ten times the error of the others, whatever the floor."""
 LEAST = 1 / 16
 """The floor is never lowered by more: a run whose error is larger still says so."""
@@ -26,15 +27,15 @@ class Control:
     steps: a factor for each head would follow chance.
     """
 
-    total: float = SQUARES * TRUST
+    total: float = ROOTS * TRUST
     count: float = TRUST
     own: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By sequence: the sum of its cases, and how many."""
     factors: dict[int, float] = field(default_factory=dict)
 
-    def add(self, slot: int, square: float, floor: float) -> None:
+    def add(self, slot: int, error: float, floor: float) -> None:
         """A case of a sequence was found, under this floor."""
-        x = min(square / floor, LARGEST)
+        x = min(error / math.sqrt(floor), LARGEST)
         if self.count >= MEMORY:
             self.total *= 1 - 1 / MEMORY
             self.count *= 1 - 1 / MEMORY
@@ -56,4 +57,4 @@ class Control:
     def _wanted(self, slot: int) -> float:
         total, count = self.own.get(slot, (0.0, 0))
         mean = (TRUST * self.total / self.count + total) / (TRUST + count)
-        return max(LEAST, min(1.0, SQUARES / mean))
+        return max(LEAST, min(1.0, (ROOTS / mean) ** 2))

@@ -39,18 +39,18 @@ class Case:
         q: Tensor, out: Tensor, attended: Tensor, left: Tensor, kv_heads: int, scale: float, cap: float | None
     ) -> Case:
         """All heads of a sequence: q, out `[q_heads, d]`, the others `[q_heads]`."""
-        wide = (x.float().view(kv_heads, -1, x.shape[-1]) for x in (q, out))
-        flat = (x.float().view(kv_heads, -1) for x in (attended, left))
-        return Case(*wide, *flat, scale, cap)
+        query, output = (x.float().view(kv_heads, -1, x.shape[-1]) for x in (q, out))
+        known, rest = (x.float().view(kv_heads, -1) for x in (attended, left))
+        return Case(query, output, known, rest, scale, cap)
 
 
 @dataclass(frozen=True)
 class Finding:
     """`[heads]` float64 each, means over the query heads of a group."""
 
-    square: Tensor
-    """The output's error, squared, in units of the values' spread: the root of their mean squared distance from their
-    mean."""
+    error: Tensor
+    """Of the output, in units of the values' spread, which is the root of their mean squared distance from their mean;
+    the root of the mean square over the group."""
     missed: Tensor
     """True mass of entries that were not attended by their own keys."""
     estimated: Tensor
@@ -81,14 +81,14 @@ def measure(case: Case, rows: Rows) -> Finding:
     missed = 1 - (case.attended.double() - full).exp().clamp(max=1.0)
     known = torch.logaddexp(case.attended.double(), case.left.double())
     estimated = (case.left.double() - known).exp()
-    return Finding((off / spread[:, None]).mean(1), missed.mean(1), estimated.mean(1))
+    return Finding((off / spread[:, None]).mean(1).sqrt(), missed.mean(1), estimated.mean(1))
 
 
 def host_rows(memory: BlockMemory, layer: int, ids: Tensor, head: int) -> Rows:
     """k, v of one KV head out of listed blocks in DRAM."""
     shape, kept = memory.layers[layer], memory[layer]
     each = max(1, PIECE // memory.block)
-    for some in ids.split(each):
+    for some in torch.split(ids, each):
         found = kept[some, head]
         if memory.form != "model":
             found = unpack_blocks(found, memory.block, shape.head_dim, torch.float32)

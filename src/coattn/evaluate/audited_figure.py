@@ -23,7 +23,7 @@ def audited(result: dict[str, Any]) -> pyplot.Figure:
     figure, (errors, work) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     targets = [row["error_target"] for row in rows]
     errors.plot(targets, targets, color=GREY, lw=1.5, label="allowed")
-    errors.plot(targets, [row["error"] for row in rows], "o", color=BLUE, label="true error, root mean square")
+    errors.plot(targets, [row["error"] for row in rows], "o", color=BLUE, label="true error, mean")
     for i, row in enumerate(rows):
         if row["error_95"] is not None:
             label = "audited, 95%" if i == 0 else None

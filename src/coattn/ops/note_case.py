@@ -26,7 +26,7 @@ class NotedCase:
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """q, out, attended, left, kv."""
         g, d = self.group, self.d
-        q, out, attended, left, kv = self.flat.split([g * d, g * d, g, g, 2 * self.block * d])
+        q, out, attended, left, kv = torch.split(self.flat, [g * d, g * d, g, g, 2 * self.block * d])
         return q.view(g, d), out.view(g, d), attended, left, kv.view(2, self.block, d)
 
 

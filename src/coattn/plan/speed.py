@@ -35,7 +35,7 @@ def entries(floor: float, context: int) -> float:
     found = CHOSEN[-1]
     (f0, n0), (f1, n1) = next((p for p in pairwise(CHOSEN) if floor >= p[1][0]), (CHOSEN[-2], found))
     slope = math.log(n1 / n0) / math.log(f1 / f0)
-    return min(float(context), 1 / floor, n0 * (floor / f0) ** slope)
+    return min(float(context), 1 / floor, n0 * math.pow(floor / f0, slope))
 
 
 def step(
