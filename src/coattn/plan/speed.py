@@ -10,12 +10,14 @@ from typing import Any
 
 from coattn.method import Composed
 from coattn.types import LayerShape
+from coattn.upkeep.fit import MOST
 
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
 1e-4: with the length they hardly grow."""
-FETCHED = 1.0
-"""Of the entries that `auto` attends to in DRAM, those that cross PCIe in a step."""
+FETCHED = 0.5
+"""Of the entries that `auto` wants in a step, those that are not in its pool and cross PCIe: 47% with a pool of as many
+rows as a step reads, in simulation (docs/log/auto.md); fewer with a larger one."""
 SCAN = 0.6
 """Of the rate of GPU memory, what a scan of sketches is given."""
 
@@ -58,11 +60,13 @@ def step(
     index: Any = parts.index
     select: Any = parts.select
     config: Any = parts.config
+    upkeep: Any = parts.upkeep
     near = min(context, config.window_blocks * config.block)
     scan = batch * max(0, context - near) * sum(s.kv_heads * index.planes(s) // 8 for s in whole)
+    pool = min(MOST, int(context * upkeep.pool_share))
     chosen = entries(select.floor, max(0, context - near))
     pulled = batch * chosen * FETCHED * sum(shape.token_bytes for shape in whole)
-    kv = windows + batch * near * sum(shape.token_bytes for shape in whole)
+    kv = windows + batch * (near + pool) * sum(shape.token_bytes for shape in whole)
     return {**_step(batch, rates, weights=weights, kv=kv, scan=scan, pulled=round(pulled)), "entries": round(chosen)}
 
 

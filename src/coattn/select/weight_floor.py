@@ -13,7 +13,7 @@ from coattn.ops.attend import attend
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.select.floors import Floors
-from coattn.types import ScoredWork, Selection
+from coattn.types import BlockWork, ScoredWork, Selection
 
 if TYPE_CHECKING:
     from coattn.index.sketch import Sketch
@@ -72,11 +72,11 @@ class WeightFloor(Select):
         if table is None or visible.host is None:
             return visible
         scores, lse = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
-        if visible.gpu is not None:
-            # so few that attending to them twice is less than keeping what was found
-            near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
-            lse = lse.logaddexp(near.lse.logsumexp(1))
+        assert visible.gpu is not None, "the new token lies there"
+        near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        lse = lse.logaddexp(near.lse.logsumexp(1))
         bound = lse + self.floors.rows(len(lse))[:, None]
         mean = self._sketch.means.of(call.layer, table, call.shape)
-        work = ScoredWork(table.column("host_blocks"), table.column("host_lens"), scores, bound, mean)
-        return Selection.of(visible.gpu, None, work)
+        blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[call.layer]
+        far = ScoredWork(blocks, lens, scores, bound, mean, table.seq, pool)
+        return Selection((BlockWork("gpu", visible.gpu, near), far))
