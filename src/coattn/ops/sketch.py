@@ -43,17 +43,17 @@ def score_sketch(
     return found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
 
 
-def bound_scores(parts: Tensor, near: Tensor, log_floor: float) -> Tensor:
+def bound_scores(parts: Tensor, near: Tensor, floors: Tensor) -> Tensor:
     """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
 
-    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is.
+    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is. floors: `[rows]`, their logarithms.
     """
     if parts.device.type == "cuda":
         from coattn.ops.cuda import choose_scored, nvrtc
 
         if nvrtc.available(parts.device):
-            return choose_scored.bound_scores(parts, near, log_floor)
-    return torch.cat([parts, near], 1).logsumexp(1) + log_floor
+            return choose_scored.bound_scores(parts, near, floors)
+    return torch.cat([parts, near], 1).logsumexp(1) + floors[:, None]
 
 
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:

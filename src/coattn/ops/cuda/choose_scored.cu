@@ -36,10 +36,11 @@ struct Looked {
 // scores [rows, heads, n, PAD] float16; ids [rows, heads, n]: wanted tokens, from the first of each split's; count
 // [rows, heads, splits]; tail [rows, splits, heads * GROUP].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    choose_scored(const u32* __restrict__ scores, const float* __restrict__ bound, const int* __restrict__ tokens,
-                  const int* __restrict__ seq, const short* __restrict__ place_of, int* __restrict__ age,
-                  const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ count,
-                  float* __restrict__ tail, float touch, int n, int most, int places) {
+    choose_scored(const u32* __restrict__ scores, const float* __restrict__ bound,
+                  const int* __restrict__ tokens, const int* __restrict__ seq,
+                  const short* __restrict__ place_of, int* __restrict__ age, const int* __restrict__ clock,
+                  int* __restrict__ ids, int* __restrict__ count, float* __restrict__ tail, float touch,
+                  int n, int most, int places) {
   __shared__ int sums[2][EACH][WARPS];
   __shared__ float weights[WARPS][GROUP];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
@@ -121,15 +122,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // bound [rows, q_heads]: the log of the sum of all weights, of parts [rows, n, q_heads] and near [rows, m, q_heads],
-// and of the floor. A warp for each.
+// and of the row's floor. A warp for each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bound_scores(const float* __restrict__ parts, const float* __restrict__ near, float* __restrict__ bound,
-                 float log_floor, int n, int m, int q_heads) {
+                 const float* __restrict__ floors, int n, int m, int q_heads) {
   const int head = blockIdx.x * WARPS + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
   if (head >= q_heads) return;
   float top = -INFINITY, sum = 0.f;
   for (int i = lane; i < n + m; i += 32) {
-    const float x = i < n ? parts[((i64)row * n + i) * q_heads + head] : near[((i64)row * m + i - n) * q_heads + head];
+    const float x =
+        i < n ? parts[((i64)row * n + i) * q_heads + head] : near[((i64)row * m + i - n) * q_heads + head];
     const float high = fmaxf(top, x), shift = high == -INFINITY ? 0.f : high;
     sum = sum * __expf(top - shift) + __expf(x - shift);
     top = high;
@@ -140,5 +142,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum = sum * __expf(top - shift) + more * __expf(other - shift);
     top = high;
   }
-  if (lane == 0) bound[row * q_heads + head] = top + __logf(sum) + log_floor;
+  if (lane == 0) bound[row * q_heads + head] = top + __logf(sum) + floors[row];
 }

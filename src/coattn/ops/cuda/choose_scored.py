@@ -34,13 +34,13 @@ def choose_scored(work: ScoredWork, touch: float, ids: Tensor, count: Tensor, ta
     )  # fmt: skip
 
 
-def bound_scores(parts: Tensor, near: Tensor, log_floor: float) -> Tensor:
-    """parts, near: lse `[rows, n, q_heads]` float32 -> `[rows, q_heads]`, that of all of them and the floor."""
+def bound_scores(parts: Tensor, near: Tensor, floors: Tensor) -> Tensor:
+    """parts, near: lse `[rows, n, q_heads]` float32 -> `[rows, q_heads]`, that of all and floors `[rows]`."""
     rows, n, q_heads = parts.shape
     bound = torch.empty(rows, q_heads, dtype=torch.float32, device=parts.device)
     _module(1, parts.device).launch(
         "bound_scores", (-(-q_heads // (THREADS // 32)), rows, 1), THREADS,
-        parts, near.contiguous(), bound, float(log_floor), n, near.shape[1], q_heads,
+        parts, near.contiguous(), bound, floors, n, near.shape[1], q_heads,
     )  # fmt: skip
     return bound
 

@@ -19,9 +19,9 @@ typedef long long i64;
 #endif
 
 constexpr int PLANES = WORDS * 32;
-constexpr int OWN = WORDS / 4;       // words of a thread
-constexpr int TURNS = WORDS;         // products over 32 planes each: WORDS == 4: bits i and i + 4 in one
-constexpr int KINDS = WORDS / 4;     // of steps
+constexpr int OWN = WORDS / 4;    // words of a thread
+constexpr int TURNS = WORDS;      // products over 32 planes each: WORDS == 4: bits i and i + 4 in one
+constexpr int KINDS = WORDS / 4;  // of steps
 constexpr int PAD = (GROUP + 1) / 2 * 2;
 constexpr u32 START = 0x4b400000;
 constexpr float SHIFT = 12582912.f;
@@ -35,9 +35,9 @@ __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
 // What every plane is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
 // [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]. One program a row and KV head.
 extern "C" __global__ void __launch_bounds__(PLANES)
-    weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth, const float* __restrict__ base,
-                 const int* __restrict__ seq, u32* __restrict__ bq, float* __restrict__ scales,
-                 float* __restrict__ rest, float scale, i64 q_seq, i64 q_head) {
+    weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth,
+                 const float* __restrict__ base, const int* __restrict__ seq, u32* __restrict__ bq,
+                 float* __restrict__ scales, float* __restrict__ rest, float scale, i64 q_seq, i64 q_head) {
   __shared__ float own[GROUP][D];
   __shared__ signed char codes[8][PLANES];
   __shared__ int top[GROUP][KINDS];
@@ -58,8 +58,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     for (int j = 0; j < 4; ++j) {
       const float x = wide(words[j] & 0xffff), y = wide(words[j] >> 16);
 #pragma unroll
-      for (int g = 0; g < GROUP; ++g)
-        found[g] += own[g][i * 8 + j * 2] * x + own[g][i * 8 + j * 2 + 1] * y;
+      for (int g = 0; g < GROUP; ++g) found[g] += own[g][i * 8 + j * 2] * x + own[g][i * 8 + j * 2 + 1] * y;
     }
   }
   const int bit = p % 8, kind = WORDS == 4 ? 0 : bit / 4;
@@ -104,7 +103,8 @@ extern "C" __global__ void __launch_bounds__(PLANES)
 
 __device__ __forceinline__ void multiply_bytes(u32* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, "
       "%2, %3};\n"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -164,8 +164,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
       const int b = (token - start) / BLOCK;
       const int id = __shfl_sync(0xffffffff, known[b / 32 % ((CHUNK / BLOCK + 31) / 32)], b % 32);
       if (x.there[i]) {
-        const u32* from =
-            kept + id * block_stride + head * head_stride + token % BLOCK * WORDS + t * OWN;
+        const u32* from = kept + id * block_stride + head * head_stride + token % BLOCK * WORDS + t * OWN;
         if (OWN == 2) {
           const uint2 v = __ldg((const uint2*)from);
           x.words[i][0] = v.x, x.words[i][OWN - 1] = v.y;
@@ -203,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
           const u32 mask = 0x01010101u << i;
-          multiply_bytes(c[i / 4 % KINDS], x[0] & mask, y[0] & mask, x[OWN - 1] & mask, y[OWN - 1] & mask, b[i][0],
-                         b[i][1]);
+          multiply_bytes(c[i / 4 % KINDS], x[0] & mask, y[0] & mask, x[OWN - 1] & mask, y[OWN - 1] & mask,
+                         b[i][0], b[i][1]);
         }
       } else {
         const u32 high_x = x[0] >> 4, high_y = y[0] >> 4;
@@ -248,7 +247,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   for (int c = 0; c < 2; ++c) {
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) {
-      const float other = __shfl_xor_sync(0xffffffff, top[c], i), more = __shfl_xor_sync(0xffffffff, sum[c], i);
+      const float other = __shfl_xor_sync(0xffffffff, top[c], i),
+                  more = __shfl_xor_sync(0xffffffff, sum[c], i);
       const float high = fmaxf(top[c], other), shift = high == -INFINITY ? 0.f : high;
       sum[c] = sum[c] * power(top[c] - shift) + more * power(other - shift);
       top[c] = high;

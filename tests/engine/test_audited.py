@@ -1,0 +1,41 @@
+"""A request says how far its attention was off, as audited, and keeps that when its memory goes to others."""
+
+from __future__ import annotations
+
+from tests.engine.small import greedy, llm, prompt
+
+from coattn.serve.answer.head import about
+
+
+def test_every_request_says_what_was_audited() -> None:
+    ids = [prompt(n, seed=3) for n in (90, 60, 3)]
+    with llm("auto", block=8, window_blocks=2, quality=0.8) as engine:
+        outputs = engine.generate(ids, greedy(24, ignore_eos=True))
+        report = engine.report()["audit"]
+        told = about(engine, list(enumerate(outputs)))["choices"]
+    counts = [output.audit["audits"] for output in outputs if output.audit is not None]
+    assert len(counts) == 3
+    assert sum(counts) == report["audits"] > 15
+    assert report["error_target"] == 0.2
+    for output, choice in zip(outputs, told, strict=True):
+        assert choice["audit"] == output.audit
+    first = outputs[0].audit
+    assert first is not None
+    over = first["error"] > 0.2
+    assert (first["over_target"] is not None) == over
+
+
+def test_what_is_not_audited_says_nothing() -> None:
+    with llm("full") as engine:
+        (output,) = engine.generate([prompt(20, seed=1)], greedy(4))
+        assert engine.report()["audit"] is None
+    assert output.audit is None
+
+
+def test_preempted_requests_keep_what_was_found() -> None:
+    ids = [prompt(n, seed=3) for n in (60, 70, 65)]
+    with llm("auto", host_kv="45KiB", block=8, window_blocks=2, quality=0.8) as engine:
+        outputs = engine.generate(ids, greedy(40, ignore_eos=True))
+        report = engine.report()
+    assert report["preemptions"] > 0
+    assert sum(output.audit["audits"] for output in outputs if output.audit) == report["audit"]["audits"]
