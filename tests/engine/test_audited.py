@@ -1,9 +1,12 @@
-"""A request says how far its attention was off, as audited, and keeps that when its memory goes to others."""
+"""A request says how far its attention was off, as audited."""
 
 from __future__ import annotations
 
 from tests.engine.small import greedy, llm, prompt
 
+from coattn import SamplingParams
+from coattn.audit.tally import Tally
+from coattn.engine.request import Request
 from coattn.serve.answer.head import about
 
 
@@ -32,10 +35,13 @@ def test_what_is_not_audited_says_nothing() -> None:
     assert output.audit is None
 
 
-def test_preempted_requests_keep_what_was_found() -> None:
-    ids = [prompt(n, seed=3) for n in (60, 70, 65)]
-    with llm("auto", host_kv="45KiB", block=8, window_blocks=2, quality=0.8) as engine:
-        outputs = engine.generate(ids, greedy(40, ignore_eos=True))
-        report = engine.report()
-    assert report["preemptions"] > 0
-    assert sum(output.audit["audits"] for output in outputs if output.audit) == report["audit"]["audits"]
+def test_a_request_that_ran_twice_has_both() -> None:
+    request = Request(0, [1], SamplingParams(), 9)
+    assert request.audit() is None
+    for error in (0.1, 0.3):
+        tally = Tally(0.1)
+        tally.add(error, 0.2, 0.2)
+        request.tallies.append(tally)
+    found = request.audit()
+    assert found is not None
+    assert (found["audits"], found["error"], found["over_target"]) == (2, 0.2, 2.0)
