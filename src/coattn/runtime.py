@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.audit.audit import Audit
+from coattn.audit.tally import Tally
 from coattn.cache.kv import KVCache, min_gpu_bytes
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
@@ -57,6 +59,8 @@ class Group:
     """Whether the last decode step was one."""
     predicted: dict[int, Selection] = field(default_factory=dict)
     """By layer: what the query that was predicted for it picked, in the running decode step."""
+    audit: Audit | None = None
+    """What is measured of the rule's promise, where it makes one."""
 
     def all(self) -> tuple[Part, ...]:
         """Every part, the cache's configuration first."""
@@ -153,6 +157,9 @@ class Runtime:
         group.upkeep.open(group.cache, group.index, group.select)
         group.select.open(group.cache, group.index, group.upkeep)
         group.schedule.open(group.executors)
+        if group.select.target and group.cache.host is not None and group.cache.spec.device.type != "meta":
+            group.audit = Audit(group.cache, group.select)
+            self._closers.append(group.audit.release)
         for layer in group.cache.spec.layers:
             self._by_layer[layer] = group
 
@@ -214,6 +221,8 @@ class Runtime:
                 }
                 host = group.reaches_host(step)
                 group.table = StepTable(memory, step.seqs, group.cache.block, host, group.hand, longest)
+                if group.audit is not None:
+                    group.audit.plan(step)
         if step.phase is Phase.DECODE and self._prompts:
             self._end_prompts(step.slots)
         for probe in self.probes:
@@ -291,7 +300,15 @@ class Runtime:
             table = group.table
             assert table is not None
             self._side.run(q.device, lambda: group.upkeep.after(layer, table))
-        return merge_output(states, q)
+        out = merge_output(states, q)
+        if group.audit is not None:
+            self._note(group.audit, call, selection, states, out)
+        return out
+
+    def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
+        table = call.table
+        assert table is not None
+        self._side.run(out.device, lambda: audit.note(call, table, selection, states, out))
 
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
@@ -325,7 +342,11 @@ class Runtime:
 
     def join_side(self) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
-        return self._side.join()
+        found = self._side.join()
+        for group in self.groups:
+            if group.audit is not None:
+                group.audit.joined()
+        return found
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
@@ -423,6 +444,8 @@ class Runtime:
                 group.cache.commit(part)
                 group.index.commit(part)
                 group.upkeep.commit(part)
+                if group.audit is not None and part.phase is Phase.DECODE:
+                    group.audit.commit(part)
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None
@@ -433,6 +456,8 @@ class Runtime:
         self.step = self.beside = None
         for group in self.groups:
             group.cache.abort()
+            if group.audit is not None:
+                group.audit.abort()
         for part in parts:
             self._end_prompts(part.slots)
             for group in self.groups:
@@ -443,6 +468,8 @@ class Runtime:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         self._end_prompts((slot,))
         for group in self.groups:
+            if group.audit is not None:
+                group.audit.truncate(slot, keep)
             group.upkeep.truncate(slot, length, keep)
             group.cache.truncate(slot, length, keep)
             group.index.truncate(slot, keep)
@@ -475,7 +502,17 @@ class Runtime:
         found: dict[str, Any] = {}
         for group in self.groups:
             found |= _report(group, step)
+            if group.audit is not None:
+                found["audit"] = group.audit.report()
         return found
+
+    def audits(self) -> list[Audit]:
+        """What is measured of the promises of rules."""
+        return [group.audit for group in self.groups if group.audit is not None]
+
+    def tallies(self, slot: int) -> list[Tally]:
+        """What audits find of a sequence; they go on as it does."""
+        return [audit.of(slot) for audit in self.audits()]
 
     def attended(self, step: Step) -> tuple[int, int]:
         """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.

@@ -279,13 +279,17 @@ class KVCache:
     def _table_memory(self) -> TableMemory:
         """Made anew where the sequences have outgrown it."""
         numbers = dict.fromkeys(("seq", "write_block", "write_offset", "gpu_lens"), 0)
-        columns = {**numbers, "gpu_blocks": self.gpu.width} | ({"position": 0} if self.gpu.numbered else {})
+        columns = {**numbers, "gpu_blocks": self._list_width()} | ({"position": 0} if self.gpu.numbered else {})
         if self.host is not None:
             columns |= {"flush_to": 0, "host_lens": 0, "host_blocks": self.host.table.rows.shape[1]}
         made = getattr(self, "tables", None)
         if made is None or made.columns != columns:
             self.tables = made = TableMemory(columns, self.spec.seqs, self.spec.device)
         return made
+
+    def _list_width(self) -> int:
+        """Blocks in GPU memory that a decode step may attend to, of one sequence."""
+        return self.gpu.width + (self.spec.pool_blocks if self.spec.pool_listed else 0)
 
     def _write(self, step: Step) -> None:
         memory, gpu, block = self._table_memory(), self.gpu, self.block
@@ -294,8 +298,14 @@ class KVCache:
             at = gpu.stored_tokens(slot, history)
             seen = at + 1
             places.append(gpu.place(slot, at))
-            lens.append(gpu.entries(slot, seen))
-            memory.set_list("gpu_blocks", row, gpu.key(slot, seen), lambda s=slot, n=seen: gpu.list(s, n))  # type: ignore[misc]
+            pool = gpu.pool(slot)
+            lens.append(len(pool) * block + gpu.entries(slot, seen))
+            memory.set_list(
+                "gpu_blocks",
+                row,
+                (gpu.key(slot, seen), len(pool)),
+                lambda s=slot, n=seen, p=pool: torch.cat([p, gpu.list(s, n)]),  # type: ignore[misc]
+            )
             if self.host is None:
                 continue
             table, first = self.host.table, gpu.first(length)

@@ -50,6 +50,10 @@ class Layout(ABC):
         """Tokens attended here, of a sequence of so many."""
         return tokens
 
+    def pool(self, slot: int) -> Tensor:
+        """int32 ids of full blocks that decode steps attend to beside these."""
+        return torch.empty(0, dtype=torch.int32)
+
     @abstractmethod
     def key(self, slot: int, tokens: int) -> Hashable:
         """Two equal keys mean the same list of blocks."""
@@ -211,6 +215,8 @@ class NewestBlocks(Layout):
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.sinks, self._window = sinks, window
         self.ring = 0
+        self.pooled: dict[int, int] = {}
+        """By sequence: full blocks of its pool, where decode steps attend to them all."""
 
     def open(self) -> None:
         spec = self.spec
@@ -226,6 +232,11 @@ class NewestBlocks(Layout):
     def pools(self) -> int:
         """The block at which the upkeep's pools begin."""
         return self.spec.seqs * self.width + self.spec.padding
+
+    def pool(self, slot: int) -> Tensor:
+        """int32 ids of the full blocks of a sequence's pool."""
+        first = self.pools + slot * self.spec.pool_blocks
+        return torch.arange(first, first + self.pooled.get(slot, 0), dtype=torch.int32)
 
     def _choose(self) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""

@@ -106,7 +106,8 @@ def serve(
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()
-        err.print(f"ready: {llm.name} under {row.name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
+        name = llm.composed.method.name
+        err.print(f"ready: {llm.name} under {name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
         return llm
 
     service = Service(chosen, open_engine)

@@ -269,8 +269,16 @@ class Engine:
             self._end(handle, "error", error)
             return
         self.counts["fed_tokens" if handle.feeding else "new_tokens"] += 1
+        self._note_audits(handle.request)
         if handle.take(drawn):
             self._leave(handle)
+
+    def _note_audits(self, request: Request) -> None:
+        """What is found of a request belongs to it, also when its memory goes to others."""
+        if request.slot is not None:
+            for tally in self.runner.runtime.tallies(request.slot):
+                if all(tally is not known for known in request.tallies):
+                    request.tallies.append(tally)
 
     def _fail(self, handles: Sequence[Handle], error: Exception) -> None:
         for handle in handles:

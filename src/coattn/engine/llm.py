@@ -17,6 +17,7 @@ import torch
 from coattn.cache.ledger import Ledger
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
+from coattn.engine.choose import candidates, choose
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.pace import FIRST, Pace
@@ -66,7 +67,9 @@ class LLM:
 
     model: a name, folder or GGUF file (as `coattn generate` takes it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
-    method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
+    method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`. Left out,
+        `full` where the KV of `max_batch` sequences of `max_length` tokens fits in the GPU tier, and without a GPU;
+        else `auto`.
     gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
         `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product
         and, on a GPU, 80% of the memory that is free there.
@@ -95,7 +98,7 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
-        method: str | Method = "full",
+        method: str | Method | None = None,
         *,
         gpu_kv: int | float | str | None = None,
         host_kv: int | float | str | None = None,
@@ -117,10 +120,12 @@ class LLM:
             check_count("sizes", size, 1, max_batch)
         if max_waiting is not None:
             check_count("max_waiting", max_waiting, 0)
-        self.composed = compose(find_method(method), **method_params)
-        pace = _pace(chunk, target_ms, self.composed.exact)
+        # what is wrong is said before a model is loaded
+        given = None if method is None else compose(find_method(method), **method_params)
+        rows = candidates(method_params) if given is None else []
+        _pace(chunk, target_ms, exact=True)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
-        share = _share(weights_on_gpu, self.composed)
+        share = _share(weights_on_gpu, given)
         loaded = _loaded(model, dtype, device, on_host=share is not None)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
@@ -136,6 +141,12 @@ class LLM:
             session = undo.enter_context(Session(loaded.model))
             gpu = _free(session.device) if budgets[0] is None else budgets[0]
             self.ledger = Ledger(gpu, budgets[1])
+            if given is None:
+                row, why = choose(rows, session.layers, gpu, max_batch, self.max_length)
+                log.log(logging.WARNING if row.name != "full" else logging.INFO, "Method %s: %s.", row.name, why)
+                given = compose(row, **method_params)
+            self.composed = given
+            pace = _pace(chunk, target_ms, given.exact)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
@@ -309,6 +320,7 @@ class LLM:
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
+        audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -327,6 +339,7 @@ class LLM:
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),
             "not_mixed": self.not_mixed,
+            "audit": next((audit.report() for audit in self.runner.runtime.audits()), None),
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 
@@ -390,11 +403,13 @@ def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:
     return Pace(chunk)
 
 
-def _share(weights_on_gpu: float | None, composed: Composed) -> float | None:
+def _share(weights_on_gpu: float | None, composed: Composed | None) -> float | None:
     """The share of the layers' weights on the GPU, where some lie elsewhere."""
     if weights_on_gpu is None:
         return None
     check_number("weights_on_gpu", weights_on_gpu, 0, 1)
+    if composed is None:  # what is chosen predicts nothing
+        return weights_on_gpu
     parts = composed.build()
     if parts.schedule.predicts(MOST):
         raise ConfigError(

@@ -81,9 +81,7 @@ class Pull(Executor):
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
-            found = attend_scored(
-                call.q, memory, work.table, work.tokens, work.scores, work.bound, work.mean, call.scale, cap
-            )
+            found = attend_scored(call.q, memory, work, call.scale, cap)
             self._taken[call.layer] = found.count
             return found.states
         if call.table is None:
