@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from coattn.ops.token_pool import TokenPool
     from coattn.quantise.blocks import PackedBlocks
-    from coattn.state import Split
+    from coattn.state import AttnState, Split
 
 Tier = Literal["gpu", "host"]
 
@@ -161,7 +161,7 @@ class BlockWork:
 
     tier: Tier
     blocks: BlockList
-    state: Split | None = None
+    state: AttnState | Split | None = None
     """The result, where the rule had to know it."""
 
     @property
