@@ -18,7 +18,7 @@ def test_every_request_says_what_was_audited() -> None:
         told = about(engine, list(enumerate(outputs)))["choices"]
     counts = [output.audit["audits"] for output in outputs if output.audit is not None]
     assert len(counts) == 3
-    assert sum(counts) == report["audits"] > 15
+    assert sum(counts) == report["audits"] > 5
     assert report["error_target"] == 0.2
     for output, choice in zip(outputs, told, strict=True):
         assert choice["audit"] == output.audit
