@@ -21,6 +21,7 @@ from coattn.units import format_bytes, parse_share
 CLOSE = 0.1
 """By how much a row may miss its budget, of it, without a reason."""
 Settings = dict[str, Any]
+Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Size:
     def head_dim(self) -> int:
         return self.layers[0].head_dim
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.layers[0].device.type == "cuda"
+
 
 def needed(size: Size, composed: Composed) -> int:
     """GPU bytes that a row cannot do without while it decodes, of all sequences; takes none.
@@ -53,7 +58,7 @@ def needed(size: Size, composed: Composed) -> int:
             staging = getattr(group.place, "staging", None)
             if staging is not None:
                 found -= staging.blocks * staging.unit
-            if group.cache.host is not None:
+            if staging is not None or (size.on_gpu and group.cache.config.host == "kv"):
                 found += Staging.unit_bytes(group.cache.spec.layers, group.cache.block)
         return found
 
@@ -65,10 +70,10 @@ def _reading(size: Size, composed: Composed) -> int:
 
 @contextmanager
 def _opened(size: Size, composed: Composed) -> Iterator[tuple[Runtime, Ledger]]:
-    """A row as an engine on a GPU opens it, on a device without memory."""
+    """A row as an engine opens it, on a device without memory."""
     ghosts = [replace(shape, device=torch.device("meta"), mark=None) for shape in size.layers]
     ledger = Ledger()
-    runtime = Runtime(ghosts, composed, ledger, size.batch, size.tokens, fixed=True, padding=True)
+    runtime = Runtime(ghosts, composed, ledger, size.batch, size.tokens, fixed=True, padding=size.on_gpu)
     try:
         yield runtime, ledger
     finally:
@@ -82,25 +87,31 @@ def reading_bytes(runtime: Runtime) -> int:
 
 @dataclass(frozen=True)
 class Knob:
-    """Settings by a number: the larger it is, the more GPU memory they take. `most` of a size is the largest."""
+    """Settings by a number from 1 on: the larger it is, the more GPU memory they take. params: the row's own."""
 
-    settings: Callable[[int, Size], Settings]
-    most: Callable[[Size], int]
+    settings: Callable[[int, Size, Params], Settings]
+    most: Callable[[Size, Params], int]
 
 
-def _blocks(size: Size, block: int) -> int:
-    return -(-size.tokens // block)
+def _blocks(size: Size, params: Params) -> int:
+    return -(-size.tokens // params["block"])
 
 
 def _count(name: str) -> Knob:
     """A number of tokens."""
-    return Knob(lambda n, _: {name: n}, lambda size: size.tokens)
+    return Knob(lambda n, _size, _params: {name: n}, lambda size, _params: size.tokens)
 
 
-WINDOW = Knob(lambda n, _: {"window_blocks": n}, lambda size: _blocks(size, 32))
-TWO_HALVES = Knob(lambda n, _: {"heavy": n, "recent": n}, lambda size: size.tokens // 2)
-COLUMNS = Knob(lambda n, size: {"partial": round(n / size.head_dim, 4)}, lambda size: size.head_dim)
-POOL = Knob(lambda n, _: {"budget": 32 * (n + 3)}, lambda size: _blocks(size, 32))
+def _pool(n: int, _size: Size, params: Params) -> Settings:
+    """So many blocks beside those that are always attended."""
+    always = (params["window_blocks"] or 1) + params["sink_blocks"]
+    return {"budget": params["block"] * (n + always)}
+
+
+WINDOW = Knob(lambda n, _size, _params: {"window_blocks": n}, _blocks)
+TWO_HALVES = Knob(lambda n, _size, _params: {"heavy": n, "recent": n}, lambda size, _params: size.tokens // 2)
+COLUMNS = Knob(lambda n, size, _params: {"partial": round(n / size.head_dim, 4)}, lambda size, _params: size.head_dim)
+POOL = Knob(_pool, _blocks)
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,7 @@ def settle(row: Row, share: float, size: Size) -> Settled:
     own = {name: value for name, value in sizing.share(share, size).items() if name not in given}
     chosen, why = own, sizing.why or None
     if sizing.knob is not None:
-        knob = sizing.knob.settings(1, size)
+        knob = sizing.knob.settings(1, size, row.composed.params)
         if given & knob.keys():
             why = f"{', '.join(sorted(given & knob.keys()))} was given"
         else:
@@ -210,21 +221,21 @@ def _turn(
     composed: Composed, sizing: Sizing, own: Settings, given: set[str], budget: int, size: Size
 ) -> tuple[Settings, str | None]:
     """The largest setting that fits in a budget, over the best codes with which any does; else the smallest of all."""
-    knob, tried = sizing.knob, []
+    knob, params, tried = sizing.knob, composed.params, []
     assert knob is not None
     for found in sizing.codes(size):
         codes = {name: value for name, value in found.items() if name not in given}
-        smallest = own | codes | knob.settings(1, size)
+        smallest = own | codes | knob.settings(1, size, params)
         least = _needed(composed, smallest, size)
         if least is None or least > budget:
             tried.append((least or size.whole, smallest))
             continue
-        low, high = 1, max(1, knob.most(size))
+        low, high = 1, max(1, knob.most(size, params))
         while low < high:
             middle = (low + high + 1) // 2
-            taken = _needed(composed, own | codes | knob.settings(middle, size), size)
+            taken = _needed(composed, own | codes | knob.settings(middle, size, params), size)
             low, high = (middle, high) if taken is not None and taken <= budget else (low, middle - 1)
-        return own | codes | knob.settings(low, size), None
+        return own | codes | knob.settings(low, size, params), None
     least, smallest = min(tried, key=lambda each: each[0])
     return smallest, f"it cannot do with less than {least / size.whole:.1%} of the KV on the GPU"
 

@@ -43,7 +43,7 @@ def choose(held: Sequence[Held], steps: int, most: int) -> tuple[Held, ...]:
     return tuple(first.values())
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int) -> Reference:
     """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
     batch = min(batch, len(held))
@@ -53,7 +53,7 @@ def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most:
     return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
     """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty."""
     own = _all(runner, reference.held, batch, reference.answers, reference.steps)
