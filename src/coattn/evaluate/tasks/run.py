@@ -11,22 +11,26 @@ from typing import Any
 
 import torch
 
+from coattn.bench.reused import Reused, reusing
 from coattn.errors import BudgetError, CoattnError, ConfigError
 from coattn.evaluate.results import Results, describe
 from coattn.evaluate.sweep import expand
 from coattn.evaluate.tasks import following, plain
 from coattn.evaluate.tasks.calibrated import FILES
 from coattn.evaluate.tasks.prompts import PromptFile
-from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, read_all, waves
+from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, kv_bytes, read_all, waves
 from coattn.evaluate.tasks.row import Row
 from coattn.evaluate.tasks.running import Running, ask_name, run_row
 from coattn.evaluate.tasks.summary import summarise
+from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.models.hashing import sha256_of
 from coattn.units import parse_share
 
 SAVE = 5.0
 """Seconds between two writes of a row's file: what is lost when a run is cut off."""
+SLACK = 64 << 20
+"""Bytes beside the KV of a batch: memory is handed out in pieces of whole pages."""
 Progress = Callable[[str, int], None]
 """`(what is done, by how much the bar advances)`; tokens of prompts are counted, read and answered."""
 
@@ -230,27 +234,52 @@ def _wave(
         for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
     }
     _give_back()
-    reference = None
-    for row in rows:
-        if missing[row.name]:
-            compared = row.composed is not None and plan.kl and not _has_kl(results[row.name], length)
-            if compared and reference is None:
-                chosen = following.choose([held[ask.prompt.name] for ask in todo], plan.kl, most)
-                if chosen:
-                    reference = following.refer(plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most)
-                    _give_back()
-            beside = reference if compared else None
-            try:
-                _row(plan, row, results[row.name], missing[row.name], held, most, progress, beside)
-            except CoattnError as error:
-                failed[row.name] = error
-            except torch.OutOfMemoryError:
-                failed[row.name] = BudgetError(
-                    f"{row.name} at {length:,} tokens needs more GPU memory than there is.", "Lower --batch or --hold."
-                )
-            _give_back()
+    left = [row for row in rows if missing[row.name]]
+    with reusing(_mapped(plan, left, most), describe_layers(plan.loaded.model)[0].device) as pieces:
+        _rows_of_wave(plan, left, results, missing, held, most, failed, progress, pieces)
     held.clear()
     _give_back()
+
+
+def _mapped(plan: Plan, rows: Sequence[Row], most: int) -> int:
+    """Bytes of DRAM that one row after another has: a GPU takes longer to map them than many a row to answer."""
+    tiered = any(row.composed is not None and row.composed.build().config.host is not None for row in rows)
+    return plan.batch * kv_bytes(plan.loaded.model, most) + SLACK if tiered else 0
+
+
+def _rows_of_wave(
+    plan: Plan,
+    rows: Sequence[Row],
+    results: dict[str, Results],
+    missing: dict[str, list[tuple[Ask, str]]],
+    held: dict[str, Held],
+    most: int,
+    failed: dict[str, CoattnError],
+    progress: Progress,
+    pieces: Reused | None,
+) -> None:
+    """Row after row over the prompts that were read."""
+    reference = None
+    for row in rows:
+        length = missing[row.name][0][0].prompt.length
+        if pieces is not None:
+            pieces.reset()
+        compared = row.composed is not None and plan.kl and not _has_kl(results[row.name], length)
+        if compared and reference is None:
+            chosen = following.choose(list(held.values()), plan.kl, most)
+            if chosen:
+                reference = following.refer(plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most)
+                _give_back()
+        beside = reference if compared else None
+        try:
+            _row(plan, row, results[row.name], missing[row.name], held, most, progress, beside)
+        except CoattnError as error:
+            failed[row.name] = error
+        except torch.OutOfMemoryError:
+            failed[row.name] = BudgetError(
+                f"{row.name} at {length:,} tokens needs more GPU memory than there is.", "Lower --batch or --hold."
+            )
+        _give_back()
 
 
 def _row(
