@@ -23,6 +23,8 @@ from coattn.types import LayerShape
 
 QWEN = [LayerShape(14, 2, 64, torch.bfloat16, torch.device("cuda")) for _ in range(24)]
 LARGE = budget.Size(QWEN, 24, 16362)
+FOUR = budget.Size(QWEN[:4], 24, 16362)
+"""The same shares, faster to plan."""
 MEASURED = {
     "full": 201342976,
     "h2o,heavy=1024,recent=1024": 35025408,
@@ -61,9 +63,7 @@ def test_what_a_row_needs_is_what_a_gpu_reported(name: str) -> None:
 @pytest.mark.parametrize("share", [0.06, 0.125, 0.25])
 def test_every_row_meets_a_budget_or_says_why_not(share: float) -> None:
     for name, sizing in budget.SIZINGS.items():
-        if name.startswith("hgca") and share != 0.125:  # its lists take a while to open
-            continue
-        settled = budget.settle(row("duo,heads=alternate" if name == "duo" else name), share, LARGE)
+        settled = budget.settle(row("duo,heads=alternate" if name == "duo" else name), share, FOUR)
         if sizing.knob is None:
             assert settled.why is not None, name
             assert settled.planned > 0.9, name
@@ -103,9 +103,9 @@ def test_a_run_takes_what_was_planned_and_stays_beside_full(tmp_path: Path) -> N
     model, share = loaded(), 0.4
     asked = leaderboard.Asked(
         tasks.parse_rows(["full,cpu,block=4,streaming,block=4,sinks=4,h2o,block=4"], parse_settings),
-        [share], [], TEXT, 3, {"batch": 2, "modes": ("fed",)},
+        [share], [], TEXT, 3, {"batch": 1, "modes": ("fed",)},
     )  # fmt: skip
-    prompts = file_of(*made(2, length=400))
+    prompts = file_of(*made(1, length=400))
     assert leaderboard.run_all(model, prompts, asked, tmp_path) == {}
     found = {}
     for path in (tmp_path / "400").glob("*.json"):
