@@ -5,7 +5,7 @@
 #
 # MODEL  the long-context model, a GGUF file or a folder. OUT: where results go. PYTHON: default python3
 # Stages with the seconds that each may take: attention 60, table1 60, pieces 20, codes 60, mha 150, scout 180,
-# ablation 90, thresholds 60, growing 120, long 420 (not run unless named).
+# ablation 90, thresholds 90, growing 150, long 420 (not run unless named).
 # Random weights and keys in every row of bench; picks of scout are driven to the change rate that stage `attention`
 # measures at 32k (--change), lists of hgca are cut to --kept. A stage that is run again goes on where it stopped.
 set -uo pipefail
@@ -74,15 +74,19 @@ one() {
         go scout_fig12 bench scout --figure 12 --shapes qwen3-8b --context 32768 --batch 8 --set ahead_from=1 \
             --change "$CHANGE" --seconds 2 --steps 32 --out "$OUT/scout_fig12_32k.json"
         ;;
-    thresholds) # HCAttention table 3 by the paper's own rule, and figure 3 (share_attended_layers of each row)
-        left=60
-        go hc_table3 eval sweep "hcattention-paper,groups=0,tau=0.8|0.9|0.95|0.99" hcattention,groups=0 "${real[@]}" \
+    thresholds) # HCAttention table 3 and figure 3 by the paper's own rule, table 4 with codebooks of the prompt
+        left=90
+        go hc_table3 eval sweep "hcattention-paper,groups=0,tau=0.3|0.5|0.7|0.9|1" hcattention,groups=0 "${real[@]}" \
             --prefill 16128 --decode 128 --out "$OUT/hcattention_table3_qwen_16k.json"
+        go hc_table4 eval sweep "hcattention-paper,tau=1,groups=16|32,centroids=256|1024|4096|8192" "${real[@]}" \
+            --prefill 8064 --decode 128 --out "$OUT/hcattention_table4_qwen_8k.json"
         ;;
     growing) # HGCA figure 13: one sequence that grows by 4,096 tokens
-        left=120
-        go hgca_fig13 bench requests --shapes llama-2-7b --methods hgca,full --set window_blocks=64 --count 1 \
+        left=150
+        go hgca_fig13 bench requests --shapes llama-2-7b --methods hgca --set window_blocks=64 --count 1 \
             --prompts fixed:512 --new fixed:4096 --max-batch 1 --no-floor --out "$OUT/hgca_fig13_llama2_7b.json"
+        go full_fig13 bench requests --shapes llama-2-7b --methods full --count 1 \
+            --prompts fixed:512 --new fixed:4096 --max-batch 1 --no-floor --out "$OUT/full_fig13_llama2_7b.json"
         ;;
     long) # HGCA figure 15: to 16k tokens, in GPT-NeoX-20B's shapes
         left=420
