@@ -197,7 +197,7 @@ def _head(there: Sequence[str]) -> list[str]:
 
 def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
     cells = [
-        f"`{line['row']}`",
+        f"`{_named(line['row'])}`",
         _memory(line),
         "" if line["host_kv_bytes"] is None else format_bytes(line["host_kv_bytes"]),
         "" if line["read_share"] is None else f"{line['read_share']:.1%}",
@@ -214,6 +214,12 @@ def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
     kls = [] if own is None or line["row"] == FULL else [f"{own['kl']:.2g}{_around(own['kl_95'])}"]
     cells.append(", ".join([*kls, *(f"{value:.2g} ({where})" for where, value in line["kl"].items())]))
     return cells
+
+
+def _named(row: str) -> str:
+    """Files by their names alone."""
+    words = [word.split("=", 1) for word in row.split(",")]
+    return ",".join("=".join([*word[:-1], Path(word[-1]).name if "/" in word[-1][:1] else word[-1]]) for word in words)
 
 
 def _memory(line: Mapping[str, Any]) -> str:
