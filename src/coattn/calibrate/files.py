@@ -69,7 +69,11 @@ def write_codebook(
     if sum(map(len, chosen)) * shapes[0].kv_heads * groups < centroids:
         raise InputError(f"{text.name} has too few tokens for {centroids:,} centroids.", "Give a longer text.")
     layers = collect(loaded.model, chosen, progress)
-    books = fit_layers(layers, groups, centroids, shared=shared, seed=seed, turned=turned, progress=progress)
+    device = loaded.model.get_input_embeddings().weight.device
+    where = device if device.type == "cuda" else None  # all distances on a GPU are faster than a tree on the host
+    books = fit_layers(
+        layers, groups, centroids, shared=shared, seed=seed, turned=turned, progress=progress, device=where
+    )
     origin = Origin(
         loaded.name,
         text.name,

@@ -47,6 +47,7 @@ RUNS = ("rows", "budget", "prompts")
     metavar="FILE",
     help="What is calibrated on, and needles lie in; default: the help topics of Python.",
 )
+@click.option("--files", metavar="DIR", help="Where what is calibrated lies; default: in the folder of the results.")
 @model_options
 @click.option("--out", "target", metavar="FILE", help="Write the JSON there, and Markdown and a figure beside it.")
 @json_option
@@ -131,7 +132,8 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
         "chat": not options["raw"],
         "hold": hold,
     }
-    asked = Asked(rows, budgets, lengths, text, options["kl"], plan)
+    files = None if options["files"] is None else Path(options["files"])
+    asked = Asked(rows, budgets, lengths, text, options["kl"], plan, files)
     with progress("table", None) as bar:
 
         def started(total: int) -> Progress:

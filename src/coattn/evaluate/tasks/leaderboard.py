@@ -34,6 +34,8 @@ class Asked:
     kl: int
     plan: dict[str, Any]
     """The other settings of `run.plan`."""
+    files: Path | None = None
+    """Where what is calibrated lies; None: beside the results."""
 
 
 def make_needles(loaded: Loaded, text: Text, lengths: Sequence[int], depths: int, seed: int, path: Path) -> PromptFile:
@@ -61,7 +63,7 @@ def run_all(
     lengths = asked.lengths or sorted({prompt.length for prompt in prompts.prompts})
     for length in lengths:
         plan = run.plan(loaded, prompts, lengths=(length,), kl=asked.kl, **asked.plan)
-        rows = prepare(loaded, plan, asked, folder / FILES, say)
+        rows = prepare(loaded, plan, asked, asked.files or folder / FILES, say)
         total = sum(len(ask.ids) for ask in plan.asks) * (1 + len(rows) * len(plan.modes))
         _, lost = run.run(plan, rows, folder / str(length), started(total))
         failed |= {f"{name} at {length:,} tokens": error for name, error in lost.items()}
