@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -52,6 +53,28 @@ def test_a_line_has_a_result_or_says_that_there_is_none(paper: str, cells: list[
     assert files or said, cells
     if files or cells[2].startswith("cannot"):
         assert cells[3], "a result has a sentence on agreement, what cannot be had a reason"
+
+
+def test_numbers_are_those_of_the_files() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    def rows(name: str) -> dict[str, dict[str, Any]]:
+        found = read_result(ROOT / "results" / name)["rows"]
+        return {row.get("row") or row["method"]: row for row in found}
+
+    sweep, decode = rows("sweep_qwen2.5_coder_16k.json"), rows("decode_qwen3_8b_32k.json")
+    hgca, scout = rows("decode_qwen3_8b_32k_hgca.json"), rows("decode_qwen3_8b_32k_scout.json")
+    paper, codes = sweep["hgca-paper,window_blocks=128"], sweep["hcattention-paper"]
+    for said in (
+        f"perplexity {paper['ratio']:.3f} of full attention's; KL says more, {paper['kl']:.3f}",
+        f"takes {decode['cpu']['ms_per_step']:.0f} ms where loading it takes {decode['offload']['ms_per_step']:.0f}",
+        f"{hgca['hgca']['ms_per_step']:.0f} ms against {decode['offload']['ms_per_step']:.0f} by loading",
+        f"with {hgca['hgca']['kept_share']:.1%} of the entries kept",
+        f"makes {scout['scout']['tokens_per_s'] / scout['full']['tokens_per_s']:.2f} times `full`'s tokens",
+        f"keeps {codes['kept_mean']:.1%} of the tokens",
+        f"at {codes['ratio']:.3f} of full attention's perplexity and a KL of {codes['kl']:.3f}",
+    ):
+        assert said in page, said
 
 
 def commands() -> list[str]:

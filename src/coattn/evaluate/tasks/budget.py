@@ -16,7 +16,7 @@ from coattn.execute.staging import Staging
 from coattn.method import Composed, compose
 from coattn.runtime import Runtime
 from coattn.types import LayerShape
-from coattn.units import format_bytes, parse_share
+from coattn.units import ceil_div, format_bytes, parse_share
 
 CLOSE = 0.1
 """By how much a row may miss its budget, of it, without a reason."""
@@ -94,7 +94,7 @@ class Knob:
 
 
 def _blocks(size: Size, params: Params) -> int:
-    return -(-size.tokens // params["block"])
+    return ceil_div(size.tokens, int(params["block"]))
 
 
 def _count(name: str) -> Knob:
