@@ -18,7 +18,7 @@ from coattn.evaluate.tasks.prompts import write_prompts
 
 
 def table(*words: str) -> None:
-    cli.main(["eval", "table", *words], standalone_mode=False)
+    cli.main(["eval", "table", *words], prog_name="coattn", standalone_mode=False)
 
 
 def test_one_command_makes_the_table_and_goes_on(
