@@ -17,8 +17,6 @@ from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.text import Text
 
-ROWS = "full,auto,scout,hcattention,hgca,quest,snapkv,duo,streaming,h2o,tova,infinigen,pqcache,oracle"
-"""What is compared where nobody names rows."""
 FILES = "calibrated"
 Say = Callable[[str], None]
 
