@@ -112,6 +112,7 @@ WINDOW = Knob(lambda n, _size, _params: {"window_blocks": n}, _blocks)
 TWO_HALVES = Knob(lambda n, _size, _params: {"heavy": n, "recent": n}, lambda size, _params: size.tokens // 2)
 COLUMNS = Knob(lambda n, size, _params: {"partial": round(n / size.head_dim, 4)}, lambda size, _params: size.head_dim)
 POOL = Knob(_pool, _blocks)
+SHARE_POOLED = Knob(lambda n, _size, _params: {"pool_share": n / 512}, lambda _size, _params: 512)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ SIZINGS: Mapping[str, Sizing] = {
     "hgca": Sizing(WINDOW),
     "hgca-paper": Sizing(WINDOW),
     "pqcache": Sizing(WINDOW, share=lambda s, _: {"compress": round(s, 4)}),
-    "auto": Sizing(WINDOW, codes=_planes),
+    "auto": Sizing(SHARE_POOLED, codes=_planes),
     "infinigen": Sizing(COLUMNS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "scout": Sizing(POOL),
     "scout-paper": Sizing(POOL),
