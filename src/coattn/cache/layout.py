@@ -85,6 +85,11 @@ class Layout(ABC):
     def shrink(self, slot: int, keep: int) -> None:  # noqa: B027
         """A sequence has only its first tokens from now on."""
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that are there for a prompt while it is read, and for nothing else."""
+        return 0
+
     def release(self) -> None:
         self.memory.release()
 
@@ -158,8 +163,16 @@ class KeptTokens(AllBlocks):
 
     def _most(self, width: int) -> int:
         """One prompt is read while the other sequences have only what stays."""
-        few = ceil_div(self.spec.kept, self.block) if self.spec.kept else width
-        return min(self.spec.seqs * width, self.spec.seqs * few + width)
+        return min(self.spec.seqs * width, self.spec.seqs * self._few(width) + width)
+
+    def _few(self, width: int) -> int:
+        return ceil_div(self.spec.kept, self.block) if self.spec.kept else width
+
+    @property
+    def spare_bytes(self) -> int:
+        side = 0 if self.memory.side is None else self.memory.side.block_bytes
+        stay = self.spec.seqs * self._few(ceil_div(self.spec.tokens or 1, self.block)) + self.spec.padding
+        return max(0, self.memory.capacity - stay) * (self.memory.block_bytes + side)
 
     @property
     def width(self) -> int:  # type: ignore[override]
