@@ -12,6 +12,7 @@ from coattn.bench.requests import spread
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
+from coattn.errors import EngineError
 
 STEPS = 64
 """Decode steps that are timed without a prompt."""
@@ -43,11 +44,9 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
 
         llm.warm_up()
         long = prompt(setting.tokens)
-        _first(llm, llm.submit(long, _new(1)))  # what is compiled on the way is not measured
+        _first(llm, llm.submit(long[: max(2, setting.tokens // 4)], _new(1)))  # what is compiled on it is not measured
         alone = _first(llm, llm.submit(long, _new(1)))
-        handles = [llm.submit(prompt(setting.context), _new(SPARE)) for _ in range(setting.batch)]
-        while not all(handle.request.output for handle in handles):
-            llm.step()
+        handles = _read(llm, [prompt(setting.context) for _ in range(setting.batch)])
         rehearsed = llm.submit(prompt(max(2, setting.tokens // 16)), _new(1))
         _gaps(llm, handles, lambda: rehearsed.done and len(handles[0].request.output) > 8)
         end = len(handles[0].request.output) + STEPS
@@ -93,6 +92,22 @@ def _first(llm: LLM, handle: Handle) -> float:
     while not handle.done:
         llm.step()
     return time.perf_counter() - begin
+
+
+def _read(llm: LLM, prompts: list[list[int]]) -> list[Handle]:
+    """Requests that decode, all of them. Prompts are read in large chunks: nobody measures these steps."""
+    pace = llm.engine.pace
+    fixed, pace.fixed = pace.fixed, pace.fixed or pace.most
+    try:
+        handles = [llm.submit(each, _new(SPARE)) for each in prompts]
+        while not all(handle.request.output for handle in handles):
+            llm.step()
+            for handle in handles:
+                if handle.done:
+                    raise EngineError(f"A sequence that should decode has ended: {handle.request.error}.")
+    finally:
+        pace.fixed = fixed
+    return handles
 
 
 def _gaps(llm: LLM, handles: list[Handle], over: Any) -> list[float]:

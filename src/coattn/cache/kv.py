@@ -83,10 +83,8 @@ class KVCache:
         if config.host == "v":
             spec = replace(spec, reading=spec.block_bytes(1))
             self.reading = Reading(spec, config.block)
-        elif (
-            config.host == "kv" and spec.fixed and (spec.device.type == "cuda" or spec.ledger.limit("gpu") is not None)
-        ):
-            # later sequences take nothing of the budget where all that they need was taken at first
+        elif config.host == "kv" and spec.fixed and (spec.device.type == "cuda" or spec.ledger.limit("gpu")):
+            # fixed: whatever sequences will need of the budget was taken at first
             self.reading = Reading(spec, config.block, spare_room=True)
         self.config, self.spec, self.block = config, spec, config.block
         self.host: HostTier | None = None
