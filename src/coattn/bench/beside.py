@@ -76,6 +76,7 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
             "prompt_ratio": taken / alone,
             "steps": after["decode_steps"] - before["decode_steps"],
             "mixed_steps": after["mixed_steps"] - before["mixed_steps"],
+            "between_steps": after["between_steps"] - before["between_steps"],
             "not_mixed": after["not_mixed"],
             "finished_early": finished,
             "error": None if reading.request.error is None else str(reading.request.error),

@@ -207,7 +207,8 @@ class KVCache:
 
     def commit(self, step: Step) -> None:
         """The step is over: its tokens are history now."""
-        self._once.clear()
+        if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
+            self._once.clear()
         self.gpu.commit(step)
         for slot in step.slots if self.reading is not None else ():
             if slot not in step.more:

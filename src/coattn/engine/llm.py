@@ -147,9 +147,15 @@ class LLM:
             model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
             self.reuse = Reuse(runtime, model_key, reuse)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
-            if session.device.type == "cuda" and target_ms is None:
-                # a step that reads is not captured: its launches take as long as hundreds of tokens, so that fewer of
-                # them would save little time and prompts would hardly get on
+            if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
+                # a step that reads is not captured, and its launches take longer than many decode steps: they run
+                # between its layers
+                pace.layers = len(session.layers)
+                if chunk is None and pace.fixed is not None:
+                    pace.fixed = LARGEST // 2  # a layer of it is short enough
+                self.not_mixed = self.not_mixed or "decode steps are captured, and run between the layers of prompts"
+            elif session.device.type == "cuda" and target_ms is None:
+                # fewer tokens save little time beside the launches of a step that is not captured
                 pace.least = FIRST
             self.engine = Engine(
                 self.runner,
@@ -159,7 +165,7 @@ class LLM:
                 ends=ends,
                 max_waiting=max_waiting,
                 reuse=self.reuse,
-                mixes=self.not_mixed is None,
+                mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
@@ -310,9 +316,10 @@ class LLM:
         with weights_on_gpu only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
+        between_steps: decode steps between the layers of a prompt.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "new_tokens", "failed_steps")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "between_steps", "new_tokens")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -322,6 +329,7 @@ class LLM:
             "preemptions": counts["preemptions"] + scheduler.preemptions,
             "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
+            "failed_steps": counts["failed_steps"],
             **self.reuse.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
