@@ -101,7 +101,7 @@ def run_method(
 
 
 def _drive(llm: LLM, items: list[Item], setting: Setting) -> bool:
-    """Picks by digests change from step to step as stated, at the mean length of the requests. Whether there are any."""
+    """Picks by digests change from step to step as stated, at the mean length of the requests. Whether any do."""
     assert setting.change is not None
     length = statistics.mean(item.prompt_tokens + item.new_tokens / 2 for item in items)
     params, found = llm.composed.params, False
