@@ -39,7 +39,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--gpu-kv", metavar="SIZE", help="The cap on GPU KV memory.")
 @click.option("--host-kv", metavar="SIZE", help="The cap on KV memory in DRAM.")
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
-@click.option("--chunk", type=Count(1), help="Prompt tokens between two decode steps; default: set by --target-ms.")
+@click.option("--chunk", type=Count(1), help="Prompt tokens of a step; default: set by --target-ms.")
 @click.option("--target-ms", type=Number(0, min_open=True), help="Most time between two tokens while prompts are read.")
 @click.option("--change", type=Number(0, 0.9), help="Drive picks by digests in DRAM: share of blocks new in a step; "
               "random weights have no locality.")  # fmt: skip

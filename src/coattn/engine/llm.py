@@ -72,9 +72,9 @@ class LLM:
         and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
-    chunk: tokens of a prompt that are read between two decode steps. Left out, exact methods read as many as
-        `target_ms` allows, others 2,048: what they forget may depend on it.
-    target_ms: the time between two tokens that holds while prompts are read; left out, three times that without. Not
+    chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
+        many as `target_ms` allows, others 2,048, on a GPU 4,096: what they forget may depend on it.
+    target_ms: the time between two tokens that holds while prompts are read; left out, 2.8 times that without. Not
         beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
