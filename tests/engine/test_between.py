@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.small import by_transformers, greedy, prompt, small, tokenizer
-from tests.engine.test_mixed import LENGTHS, ROWS
+from tests.engine.rows import options
+from tests.engine.test_mixed import LENGTHS
 from tests.engine.test_pace import World
 
 import coattn
 from coattn.engine.pace import Pace
 from coattn.engine.scheduler import Decode, Extend
 from coattn.errors import BudgetError
+from coattn.methods import METHODS
 
 LAYERS = 4
-AHEAD: tuple[str, dict[str, Any]] = ("scout", {"budget": 32, "window_blocks": 1, "ahead_from": 1})
+QUICK = ("full", "offload", "scout", "h2o")
 
 
-def open_llm(method: str, between: bool, **options: Any) -> coattn.LLM:
-    given = {"max_batch": 4, "max_length": 256, "chunk": 24, "block": 8, "reuse": False, **options}
+def open_llm(method: str, between: bool, **more: Any) -> coattn.LLM:
+    given = {"max_batch": 4, "max_length": 256, "chunk": 24, "reuse": False, **more}
     made = coattn.LLM((small(LAYERS), tokenizer()), method, **given)
     if between:
         # a time that no step keeps: a decode step comes after every layer
@@ -44,8 +46,11 @@ def answers(method: str, between: bool, **params: Any) -> tuple[list[tuple[int, 
         return found, report
 
 
-@pytest.mark.parametrize(("method", "params"), [*ROWS, AHEAD], ids=[method for method, _ in [*ROWS, AHEAD]])
-def test_the_same_as_in_turns(method: str, params: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_the_same_as_in_turns(method: str) -> None:
+    params = options(method)
     inside, report = answers(method, True, **params)
     assert report["between_steps"] > 5
     assert report["mixed_steps"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +47,16 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
         long = prompt(setting.tokens)
         _first(llm, llm.submit(long[: max(2, setting.tokens // 4)], _new(1)))  # what is compiled on it is not measured
         alone = _first(llm, llm.submit(long, _new(1)))
-        handles = _read(llm, [prompt(setting.context) for _ in range(setting.batch)])
+        tokens: list[list[float]] = [[] for _ in range(setting.batch)]
+        handles = _read(llm, [prompt(setting.context) for _ in tokens], tokens)
         rehearsed = llm.submit(prompt(max(2, setting.tokens // 16)), _new(1))
-        _gaps(llm, handles, lambda: rehearsed.done and len(handles[0].request.output) > 8)
-        end = len(handles[0].request.output) + STEPS
-        plain = _gaps(llm, handles, lambda: len(handles[0].request.output) >= end)
+        _gaps(llm, tokens, lambda: rehearsed.done and len(tokens[0]) > 8)
+        end = len(tokens[0]) + STEPS
+        plain = _gaps(llm, tokens, lambda: len(tokens[0]) >= end)
         before = llm.report()
         begin = time.perf_counter()
         reading = llm.submit(long, _new(1))
-        gaps = _gaps(llm, handles, lambda: reading.done)
+        gaps = _gaps(llm, tokens, lambda: reading.done)
         taken = time.perf_counter() - begin
         after = llm.report()
         finished = sum(handle.done for handle in handles)
@@ -95,12 +97,17 @@ def _first(llm: LLM, handle: Handle) -> float:
     return time.perf_counter() - begin
 
 
-def _read(llm: LLM, prompts: list[list[int]]) -> list[Handle]:
-    """Requests that decode, all of them. Prompts are read in large chunks: nobody measures these steps."""
+def _read(llm: LLM, prompts: list[list[int]], tokens: list[list[float]]) -> list[Handle]:
+    """Requests that decode, all of them, and note the time of each token. Prompts are read in large chunks: nobody
+    measures these steps."""
+
+    def noter(own: list[float]) -> Callable[[], None]:
+        return lambda: own.append(time.perf_counter())
+
     pace = llm.engine.pace
     fixed, pace.fixed = pace.fixed, pace.fixed or pace.most
     try:
-        handles = [llm.submit(each, _new(SPARE)) for each in prompts]
+        handles = [llm.submit(each, _new(SPARE), notify=noter(own)) for each, own in zip(prompts, tokens, strict=True)]
         while not all(handle.request.output for handle in handles):
             llm.step()
             for handle in handles:
@@ -111,20 +118,11 @@ def _read(llm: LLM, prompts: list[list[int]]) -> list[Handle]:
     return handles
 
 
-def _gaps(llm: LLM, handles: list[Handle], over: Any) -> list[float]:
-    """Seconds from token to token of every sequence, until it is over."""
-    counts = [len(handle.request.output) for handle in handles]
-    last = [time.perf_counter()] * len(handles)
-    seen = [False] * len(handles)
-    found = []
+def _gaps(llm: LLM, tokens: list[list[float]], over: Callable[[], bool]) -> list[float]:
+    """Seconds from token to token of every sequence, from now on until it is over."""
+    first = [len(own) for own in tokens]
     while not over():
         if not llm.step():
             break
-        now = time.perf_counter()
-        for i, handle in enumerate(handles):
-            count = len(handle.request.output)
-            if count > counts[i]:
-                if seen[i]:
-                    found.append(now - last[i])
-                counts[i], last[i], seen[i] = count, now, True
-    return found
+    pairs = (zip(own[start:], own[start + 1 :], strict=False) for own, start in zip(tokens, first, strict=True))
+    return [b - a for each in pairs for a, b in each]

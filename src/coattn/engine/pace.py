@@ -7,9 +7,10 @@ from collections import deque
 
 FIRST, LEAST = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
-SLOWER = 2.8
-"""The time between tokens while prompts are read, as a multiple of that without, where no time was promised: most steps
-take about so long, and the longest should not take three times as long."""
+SLOWER, CROWDED = 2.7, 10.0
+"""The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
+where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
+long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch."""
 KEPT = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""
 SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
@@ -29,6 +30,8 @@ class Pace:
 
     def __init__(self, fixed: int | None = None, target_s: float | None = None, most: int = 8192) -> None:
         self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, LEAST
+        self.crowded = False
+        """Whether several prompts are read or wait to be: set by who knows."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)
@@ -61,7 +64,8 @@ class Pace:
         if not self._alone or not self._token:
             return None
         alone = statistics.median(self._alone)
-        target = SLOWER * alone if self.target_s is None else self.target_s
+        slower = CROWDED if self.crowded else SLOWER
+        target = slower * alone if self.target_s is None else self.target_s
         return (target - alone) / max(statistics.median(self._token), 1e-9)
 
     @property
