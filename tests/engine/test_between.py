@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.small import by_transformers, greedy, prompt, small, tokenizer
 from tests.engine.rows import options
+from tests.engine.small import by_transformers, greedy, prompt, small, tokenizer
 from tests.engine.test_mixed import LENGTHS
 from tests.engine.test_pace import World
 
