@@ -116,7 +116,7 @@ class Reading:
 
     def known(self, slot: int, blocks: int) -> int:
         """Of the first blocks of a sequence, those that the index has heard of."""
-        return min(blocks, self.held[slot].known) if slot in self.held else blocks
+        return min(blocks, self.held[slot].known) if slot in self.held and not self.spare_room else blocks
 
     def end(self, slot: int) -> None:
         """The prompt is over, or gone."""
