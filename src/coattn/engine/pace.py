@@ -7,7 +7,7 @@ from collections import deque
 
 FIRST, LEAST = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
-SLOWER, CROWDED = 2.7, 10.0
+SLOWER, CROWDED = 2.5, 10.0
 """The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
 where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
 long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch."""
