@@ -103,6 +103,8 @@ class Runtime:
         self.step: Step | None = None
         self.beside: Step | None = None
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
+        self.between: Callable[[], None] | None = None
+        """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.blockwise = composed.blockwise
         self._prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
@@ -265,6 +267,8 @@ class Runtime:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
         step, beside = self.step, self.beside
         assert step is not None, "begin() comes first"
+        if self.between is not None and layer and step.phase is not Phase.DECODE:
+            self.between()
         if beside is None:
             return self._attend(step, layer, q, k, v, scale)
         out, n = torch.empty_like(q), step.tokens
@@ -339,6 +343,16 @@ class Runtime:
 
     def _call(self, group: Group, layer: int, q: Tensor, scale: float, step: Step) -> Call:
         return Call(layer, self.layers[layer], q[:, None], scale, step, group.cache, group.index, group.table)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A decode step of other sequences may run inside this block; the step that has begun goes on after it."""
+        kept = self.step, self.beside, self.between
+        self.step = self.beside = self.between = None
+        try:
+            yield
+        finally:
+            self.step, self.beside, self.between = kept
 
     def join_side(self) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""

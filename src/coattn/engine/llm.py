@@ -75,10 +75,10 @@ class LLM:
         and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
-    chunk: tokens of a prompt that are read between two decode steps. Left out, exact methods read as many as
-        `target_ms` allows, others 2,048: what they forget may depend on it.
-    target_ms: the time between two tokens that holds while prompts are read; left out, three times that without. Not
-        beside `chunk`.
+    chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
+        many as `target_ms` allows, others 2,048, on a GPU 4,096: what they forget may depend on it.
+    target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
+        and ten times while several prompts are read or wait. Not beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
@@ -158,9 +158,15 @@ class LLM:
             model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
             self.reuse = Reuse(runtime, model_key, reuse)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
-            if session.device.type == "cuda" and target_ms is None:
-                # a step that reads is not captured: its launches take as long as hundreds of tokens, so that fewer of
-                # them would save little time and prompts would hardly get on
+            if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
+                # a step that reads is not captured, and its launches take longer than many decode steps: they run
+                # between its layers
+                pace.layers = len(session.layers)
+                if chunk is None and pace.fixed is not None:
+                    pace.fixed = LARGEST // 2  # a layer of it is short enough
+                self.not_mixed = self.not_mixed or "decode steps are captured, and run between the layers of prompts"
+            elif session.device.type == "cuda" and target_ms is None:
+                # fewer tokens save little time beside the launches of a step that is not captured
                 pace.least = FIRST
             self.engine = Engine(
                 self.runner,
@@ -170,7 +176,7 @@ class LLM:
                 ends=ends,
                 max_waiting=max_waiting,
                 reuse=self.reuse,
-                mixes=self.not_mixed is None,
+                mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
@@ -322,9 +328,10 @@ class LLM:
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
+        between_steps: decode steps between the layers of a prompt.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "new_tokens", "failed_steps")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "between_steps", "new_tokens")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -334,6 +341,7 @@ class LLM:
             "preemptions": counts["preemptions"] + scheduler.preemptions,
             "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
+            "failed_steps": counts["failed_steps"],
             **self.reuse.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,

@@ -75,7 +75,8 @@ class Pull(Executor):
             return
         self.staging = Staging(cache.spec.layers, cache.spec.ledger, cache.block)
         if cache.spec.tokens is not None:
-            self.staging.reserve(cache.spec.seqs * (cache.spec.tokens // cache.block))
+            # sequences are read one after another
+            self.staging.reserve(cache.spec.tokens // cache.block)
 
     def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
         assert self.cache.host is not None
