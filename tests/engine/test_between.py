@@ -47,7 +47,9 @@ def answers(method: str, between: bool, **params: Any) -> tuple[list[tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+    "method",
+    # what `random` draws depends on how often it was asked before
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "random"],
 )
 def test_the_same_as_in_turns(method: str) -> None:
     params = options(method)
