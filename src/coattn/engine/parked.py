@@ -29,6 +29,13 @@ class Parked:
     nodes: list[Node] = field(default_factory=list)
     moved: dict[str, Tensor] = field(default_factory=dict)
     """Everything, once its blocks in GPU memory were given to others; then `groups` has none."""
+    away: str = ""
+    """The same on disk: the name of its file."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its blocks are its own still."""
+        return not self.moved and not self.away
 
     @property
     def moved_bytes(self) -> int:
@@ -43,7 +50,7 @@ def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
     for g, (group, kept) in enumerate(zip(runtime.groups, parked.groups, strict=True)):
         found |= {f"{g}.{name}": x for name, x in kept.tensors.items()}
         found |= {f"{g}.book.{layer}": x.cpu() for layer, x in _books(group).items()}
-        for name, memory in _memories(group).items():
+        for name, memory in memories(group).items():
             for layer, x in keep.contents(memory, kept.ids).items():
                 partial = len(kept.ids) * group.cache.block > len(parked.tokens)
                 if partial and name == "blocks":
@@ -79,7 +86,7 @@ def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], c
             for name, x in own.items():
                 if name.startswith("book."):
                     books.adopt(int(name.removeprefix("book.")), x)
-            for name, memory in _memories(group).items():
+            for name, memory in memories(group).items():
                 keep.fill(memory, kept.ids, {layer: own[f"{name}.{layer}"] for layer in memory.layers})
     except CoattnError:
         for table, ids in taken:
@@ -104,7 +111,7 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
     count = int(own["count"]) if "count" in own and own["count"].numel() == 1 else tokens
     blocks, wanted = keep.shapes(cache, tokens, count, averages_of(group))
     types: dict[str, Any] = {}
-    for name, memory in _memories(group).items():
+    for name, memory in memories(group).items():
         for layer, shape in memory.layers.items():
             wanted[f"{name}.{layer}"] = list(memory.size(blocks, shape))
             types[f"{name}.{layer}"] = memory.dtype(shape)
@@ -132,7 +139,7 @@ def _books(group: Group) -> dict[int, Tensor]:
     return found
 
 
-def _memories(group: Group) -> dict[str, BlockMemory]:
+def memories(group: Group) -> dict[str, BlockMemory]:
     """Where the blocks of the cache's table lie, and what an index keeps of each."""
     table = keep.table_of(group.cache)
     if table is None:

@@ -238,13 +238,14 @@ class Scheduler:
         """At most a budget of reading between two decode steps, or in one."""
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
+        if readers and self.reuse is not None:
+            readers = self.reuse.ready(readers, wait=not decoding)
         busy = self._busy()
         ready = tuple(request for request in decoding if request.slot not in busy)
         decoding = ready if ready or readers else decoding
         if not decoding:
             self._decoded, self._spent = None, 0
         if readers:
-            readers = readers if self.reuse is None else self.reuse.ready(readers)
             budget = self.pace.budget(bool(decoding))
             apart = next((request for request in readers if request.alone or _is_known(request)), None)
             if self.mixes and budget and apart is None:
