@@ -292,6 +292,7 @@ class Reuse:
                 self._attach_again(request, trail)
                 self.prefixes.use(found)
                 self.prefixes.leave(found)
+        self._extend(request, trail)
         most = max(0, request.total - self.listens) // self.block
         have = len(trail.nodes)
         if have == request.stored // self.block and have < most and trail.keys[have] in cold.disk:
@@ -440,7 +441,9 @@ class Reuse:
 
     def _move_to_disk(self, parked: Parked) -> bool:
         """A waiting sequence leaves memory. False: there is no room, or its blocks go there one by one anyway."""
-        if self.cold is None or len(parked.nodes) == len(parked.tokens) // self.block or not self.cold.park(parked):
+        shared = len(parked.nodes) == len(parked.tokens) // self.block
+        again = self.exact or parked.clean == len(parked.tokens)  # the rest may be read again, and is the same
+        if self.cold is None or (shared and again) or not self.cold.park(parked):
             return False
         self._give_blocks(parked)
         return True

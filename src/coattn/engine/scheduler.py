@@ -21,6 +21,12 @@ from coattn.units import format_bytes
 HEADROOM = 64
 """Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
 
+ONWARD: dict[Tier, str] = {
+    "gpu": "method cpu, whose sequences go on in DRAM",
+    "host": "method streaming, which keeps the recent tokens alone",
+}
+"""By the tier that is too small: who needs less of it."""
+
 
 class Memory(Protocol):
     """What the scheduler asks of a runner."""
@@ -355,5 +361,6 @@ def _too_small(request: Request, tier: Tier, wanted: int, room: int) -> BudgetEr
     return BudgetError(
         f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones needs "
         f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but {format_bytes(room)} are left.",
-        f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, or shorten the prompt.",
+        f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, shorten the prompt, or use "
+        f"{ONWARD[tier]}.",
     )
