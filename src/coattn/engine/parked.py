@@ -82,7 +82,7 @@ def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], c
             kept.tensors = {name: x for name, x in own.items() if name.split(".")[0] in OWN}
             groups.append(kept)
         for (group, own, _), kept in zip(fills, groups, strict=True):
-            books: Any = getattr(group.index, "books", None)
+            books = _library(group)
             for name, x in own.items():
                 if name.startswith("book."):
                     books.adopt(int(name.removeprefix("book.")), x)
@@ -123,7 +123,7 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
         dtype = types.get(name) or _dtype(name, cache.spec.shape.dtype)
         if list(own[name].shape) != size or own[name].dtype != dtype:
             raise InputError(f"tensor {name!r} is {own[name].dtype} {list(own[name].shape)}, not {dtype} {size}")
-    own_books: Any = getattr(group.index, "books", None)
+    own_books = _library(group)
     for name, x in books.items():
         number = name.removeprefix("book.")
         if own_books is None or not number.isdecimal() or not own_books.fits(int(number), x):
@@ -133,8 +133,14 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
     return blocks
 
 
+def _library(group: Group) -> Any:
+    """Codebooks by which stored keys are known to every sequence; None where there are none."""
+    found: Any = getattr(group.index, "books", None)
+    return None if group.index.by_sequence else found
+
+
 def _books(group: Group) -> dict[int, Tensor]:
-    books: Any = getattr(group.index, "books", None)
+    books = _library(group)
     found: dict[int, Tensor] = {} if books is None else books.known()
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from coattn.engine.parked import Parked, averages_of, pack, unpack
 from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
 from coattn.engine.request import Request
 from coattn.errors import BudgetError, InputError
+from coattn.part import MOST
 from coattn.runtime import Group, Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -62,6 +64,8 @@ class Reuse:
         self.not_shared = (self._lost or _reason(runtime)) if wanted else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
+        self.alone = any(group.index.by_sequence for group in runtime.groups)
+        """Whether a block is in one sequence at a time: what is kept beside it is that sequence's."""
         self.block = next(group.cache.block for group in reversed(runtime.groups))
         # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
         self.listens = 1 if self.exact else max(2, *(group.upkeep.listens for group in runtime.groups))
@@ -133,7 +137,7 @@ class Reuse:
         runtime = self.runtime
         if self.not_shared is not None or request.given is not None or request.session in self.parked:
             return {}
-        if any(group.cache.spec.host_extra for group in runtime.groups):
+        if self.alone or any(group.cache.spec.host_extra for group in runtime.groups):
             return {}  # what the upkeep keeps beside a block is each sequence's own
         if request.trail is None:
             request.trail = Trail(self.root(request.salt))
@@ -230,7 +234,8 @@ class Reuse:
     def _match(self, request: Request, trail: Trail) -> list[Node]:
         self._extend(request, trail)
         tokens = request.tokens(0, request.total)
-        return self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
+        found = self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
+        return list(takewhile(lambda node: not node.users, found)) if self.alone else found
 
     def _attach(self, request: Request, trail: Trail) -> None:
         nodes = self._match(request, trail)
@@ -247,7 +252,7 @@ class Reuse:
     def _waits(self, request: Request, ahead: Sequence[Request]) -> bool:
         """Whether somebody ahead reads what it needs. Where that is stored by now, it begins there."""
         trail = request.trail
-        if trail is None or trail.read:
+        if trail is None or trail.read or self.alone:
             return False
         most = max(0, request.total - self.listens) // self.block
         found = 0
@@ -316,7 +321,7 @@ class Reuse:
             if node is None:
                 blocks = [table.owned[request.slot][b] for table in self.tables]
                 node = self.prefixes.add(trail.keys[b], own, blocks, b)
-            elif node.tokens != tuple(own):
+            elif node.tokens != tuple(own) or self.alone:
                 return
             else:
                 self.prefixes.use((node,))
@@ -466,6 +471,8 @@ def _reason(runtime: Runtime) -> str | None:
     if runtime.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
+        if group.upkeep.listens >= MOST:
+            return f"upkeep {group.upkeep.name!r}: it goes by all queries of a prompt"
         reason = keep.unshared(group.cache)
         if reason is not None:
             who = "layers with a sliding window" if _sliding(group) else f"cache {group.cache.config.name!r}"
