@@ -163,7 +163,6 @@ class _Engine:
             yield _gauge(what, text, [((), value)])
 
 
-<<<<<<< HEAD
 def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
     """What was measured of a method that promises an error."""
     if found is None:
@@ -191,7 +190,8 @@ def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
         values = (("mean", found[what]), ("low_95", low), ("high_95", high))
         shown = [((name, key), value) for key, value in values if value is not None]
         yield _gauge(f"audit_{what}", text, shown, "model_name", "value")
-=======
+
+
 def _disk(name: str, found: dict[str, Any] | None) -> Iterator[Metric]:
     """Of the disk tier, where there is one."""
     if found is None:
@@ -213,7 +213,6 @@ def _disk(name: str, found: dict[str, Any] | None) -> Iterator[Metric]:
     ):
         if found[key] is not None:
             yield _gauge(what, text, [((name,), found[key])], "model_name")
->>>>>>> 7c834a6 (A disk tier: blocks that memory gives up are written beside the steps, and read back where that is faster than computing them)
 
 
 def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:
