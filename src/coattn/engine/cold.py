@@ -83,6 +83,7 @@ class Cold:
                 self._probe = self.disk.load(found[:READERS])
             return False
         piece = found[: max(READERS, PIECE // self._block_bytes)]
+        self.disk.touch(found)  # what is brought back makes others leave, and these must not go for them
         self._coming.add(piece[0])
         return Load(piece, first, self.disk.load(piece))
 

@@ -225,10 +225,12 @@ class Engine:
         if self.reuse is None or self.reuse.cold is None:
             return _unwatched
         speed, start = self.reuse.cold.prompts, time.perf_counter()
-        for chunk in (work,) if isinstance(work, Extend) else () if isinstance(work, Decode) else work.chunks:
-            speed.add(chunk.request.stored, chunk.end)
+        chunks = (work,) if isinstance(work, Extend) else () if isinstance(work, Decode) else work.chunks
+        spans = [(chunk.request.stored, chunk.end) for chunk in chunks]
 
         def over(waited: bool) -> None:
+            for span in spans:
+                speed.add(*span)
             if not waited and not speed.known and torch.cuda.is_available():
                 torch.cuda.synchronize()
             # without a GPU a step is over when its call is

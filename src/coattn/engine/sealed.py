@@ -24,7 +24,7 @@ from torch import Tensor
 UNSEALED = "0" * 64
 MARK = b'"seal":"'
 """Before the seal in a header; inside a text its quotes would be escaped."""
-DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)
+DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError)
 """What `read` raises for a file that differs by a bit from what was written."""
 
 

@@ -23,7 +23,7 @@ class PromptSpeed:
         return self._sums[0] > 0
 
     def add(self, start: int, end: int) -> None:
-        """Tokens `start .. end` of a prompt are being read."""
+        """Tokens `start .. end` of a prompt were read in the step that `tick` tells of next."""
         self._open.append((start, end))
 
     def tick(self, seconds: float, waited: bool) -> None:
