@@ -107,8 +107,9 @@ class Player:
 
     def want(self, ids: list[int], count: int) -> tuple[int, ...]:
         key = tuple(ids)
-        if count and key not in self.known:
-            self.known[key] = self.alone.generate(ids, greedy(LONGEST, ignore_eos=True))[0].token_ids
+        if count > len(self.known.get(key, ())):
+            wanted = 9 if count <= 9 else LONGEST
+            self.known[key] = self.alone.generate(ids, greedy(wanted, ignore_eos=True))[0].token_ids
         return self.known[key][:count] if count else ()
 
     def prompt(self) -> list[int]:

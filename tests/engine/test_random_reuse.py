@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.engine.player import BUDGETS, Player
 
-OPERATIONS = {"full": 140, "cpu": 140, "scout": 90, "hgca": 90}
+OPERATIONS = {"full": 100, "cpu": 100, "scout": 60, "hgca": 90}
 
 
 @pytest.mark.parametrize("method", BUDGETS)
