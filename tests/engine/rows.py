@@ -7,6 +7,7 @@ from typing import Any
 from tests.methods.test_matrix import SMALL, SMALL_CACHE
 
 from coattn.methods import METHODS
+from coattn.part import MOST
 from coattn.parts import PARTS
 
 BLOCK = 8
@@ -25,6 +26,13 @@ def options(name: str) -> dict[str, Any]:
         "duo": {"heads": "alternate"},
     }
     return given | more.get(name, {})
+
+
+def shares(name: str) -> bool:
+    """Whether requests share what is stored: it is all there, as it was, and is known without a prompt's queries."""
+    row = METHODS[name]
+    listens = PARTS["upkeep"][row.upkeep].listens  # type: ignore[attr-defined]
+    return resumes(name) and row.cache not in ("recent", "values") and listens < MOST
 
 
 def resumes(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.engine.rows import options, resumes
+from tests.engine.rows import options, shares
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
@@ -60,9 +60,8 @@ def test_hits_and_misses_have_the_same_answers(method: str) -> None:
             assert found.token_ids == answer
             # what an exact method has decoded can be gone on from, but for the last token, which is not stored
             known.append(ids + list(answer[:-1]) if llm.composed.exact else ids)
-        shares = resumes(method) and METHODS[method].cache not in ("recent", "values")
-        assert (llm.report()["cached_tokens"] > 0) == shares
-        assert (llm.report()["not_shared"] is None) == shares
+        assert (llm.report()["cached_tokens"] > 0) == shares(method)
+        assert (llm.report()["not_shared"] is None) == shares(method)
         in_order(llm)
 
 
@@ -79,6 +78,20 @@ def test_requests_at_the_same_time_share(method: str) -> None:
         assert first == 0
         assert others == [whole, whole, 48]
         assert llm.report()["prefill_tokens"] <= 120 + 2 * (120 - whole) + 140 - 48
+        in_order(llm)
+
+
+def test_what_is_coded_for_one_sequence_is_in_one_at_a_time() -> None:
+    """Codes of a block hang on the sequence: others of the same text read it, until it is nobody's."""
+    ids, params = prompt(120, seed=2), greedy(NEW, ignore_eos=True)
+    with engine("pqcache", reuse=False) as llm:
+        (want,) = llm.generate(ids, params)
+    with engine("pqcache") as llm:
+        found = llm.generate([ids] * 3, params)
+        assert [each.cached_tokens for each in found] == [0] * 3
+        again = llm.generate([ids] * 2, params)
+        assert [each.cached_tokens for each in again] == [112, 0]
+        assert {each.token_ids for each in found + again} == {want.token_ids}
         in_order(llm)
 
 
@@ -183,6 +196,10 @@ def test_rows_that_cannot_share_say_why() -> None:
     for method, more, word in (
         ("streaming", {}, "gone"),
         ("hcattention", {}, "codes"),
+        ("auto", {}, "queries"),
+        ("h2o", {}, "not in its blocks"),
+        ("tova", {}, "not in its blocks"),
+        ("infinigen", {}, "not in its blocks"),
         ("cpu", {"host_dtype": "int8"}, "rounded"),
         ("full", {"prefill_block": 16}, "prefill_block"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tests.serve.running import Running, serving
@@ -33,6 +34,33 @@ def test_keys_and_salts_share_nothing() -> None:
         assert cached(server, "beta", cache_salt="mine") == 0
         told = server.client.get("/metrics", headers={"Authorization": "Bearer alpha"}).text
         assert 'coattn:prefix_cache_hits_total{model_name="small"} 192.0' in told
+
+
+def test_a_second_key_reads_as_much_as_the_first() -> None:
+    """Over 50 pairs, to the token: what one key has asked saves another nothing."""
+    with serving(KEYS) as server:
+        server.until(lambda: server.service.engine.condition == "ready", 30)
+
+        def read(key: str, text: str) -> int:
+            before = server.llm.report()["prefill_tokens"]
+            cached(server, key, prompt=text, max_tokens=1)
+            count: int = server.llm.report()["prefill_tokens"] - before
+            return count
+
+        pairs = [(read("alpha", text), read("beta", text)) for text in (f"{i:03} " + "word " * 9 for i in range(50))]
+        assert pairs == [(49, 49)] * 50
+        assert read("beta", "049 " + "word " * 9) == 0, "a key's own is found; its last token is a decode step's"
+
+
+def test_metrics_of_a_disk_tier(tmp_path: Path) -> None:
+    with serving(KEYS, disk=tmp_path, disk_memory="1MiB") as server:
+        server.until(lambda: server.service.engine.condition == "ready", 30)
+        cached(server, "alpha")
+        told = server.client.get("/metrics", headers={"Authorization": "Bearer alpha"}).text
+        assert 'coattn:disk_cache_hits_total{model_name="small"} 0.0' in told
+        assert 'coattn:disk_cache_bytes{model_name="small"} 0.0' in told
+        assert "coattn:prompt_tokens_per_second" in told
+        assert "coattn:disk_cache_read_bytes_per_second" not in told, "nothing was read yet"
 
 
 def test_a_session_goes_on_and_belongs_to_its_key() -> None:

@@ -27,6 +27,8 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
 @click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
 @click.option("--no-reuse", is_flag=True, help="Share nothing between prompts that begin alike.")
+@click.option("--disk-cache", metavar="DIR", help="Folder for stored blocks that memory has no room for; unset: none.")
+@click.option("--disk-memory", metavar="SIZE", help='Most bytes in that folder, such as "64GiB"; unset: 16 GiB.')
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=Count(0), help="Port to listen on; 0 takes a free one.")
 @click.option("--api-key-file", metavar="FILE", help=f"API keys, one on each line; {KEY} holds one more.")
@@ -48,6 +50,8 @@ def serve(
     chunk: int | None,
     max_waiting: int,
     no_reuse: bool,
+    disk_cache: str | None,
+    disk_memory: str | None,
     host: str,
     port: int,
     api_key_file: str | None,
@@ -69,6 +73,7 @@ def serve(
     check_serve()
     row, params = engine.row, engine.params
     keys = read_keys(api_key_file)
+    disk = read_disk(disk_cache, disk_memory)
 
     import asyncio
 
@@ -102,7 +107,7 @@ def serve(
 
         if not loaded:  # after a failure the weights are still there
             loaded.append(engine.load())
-        options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **params}
+        options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **disk, **params}
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()
@@ -116,6 +121,16 @@ def serve(
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)
+
+
+def read_disk(folder: str | None, memory: str | None) -> dict[str, Any]:
+    """The engine's options for a disk tier. Raises ConfigError before a model is loaded."""
+    parse_bytes(memory, "--disk-memory")
+    if folder is None and memory is not None:
+        raise ConfigError(
+            "--disk-memory is given, but no folder for it.", "Give --disk-cache as well, or leave it out."
+        )
+    return {} if folder is None else {"disk": folder, "disk_memory": memory}
 
 
 def check_serve() -> None:

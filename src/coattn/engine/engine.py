@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -174,12 +174,11 @@ class Engine:
                     return
                 self._closed = True
                 self._mail.notify_all()
-            try:
+            with ExitStack() as rest:  # each runs, whatever another raises
+                for close in reversed(self.closers):
+                    rest.callback(close)
+                rest.callback(self.runner.close)
                 self._drop_everything()
-            finally:
-                self.runner.close()
-                for close in self.closers:
-                    close()
 
     def _do(self, work: Extend | Decode | Mixed, inside: bool = False) -> None:
         """inside: whether a chunk is being read, whose sequences must stay as they are."""
@@ -189,6 +188,7 @@ class Engine:
             requests += tuple(chunk.request for chunk in work.chunks)
             drawing += [chunk.request for chunk in work.chunks if chunk.last]
         handles = [self._live[request.id] for request in requests]
+        watch = self._watch(work)
         try:
             logits = self._run(work)
         except BudgetError as error:
@@ -206,6 +206,7 @@ class Engine:
         self.failed_in_a_row = 0
         self.scheduler.done(work)
         if logits is None:
+            watch(False)
             return
         best = self.runner.best if isinstance(work, Decode) else None
         handles = [self._live[request.id] for request in drawing]
@@ -214,11 +215,30 @@ class Engine:
         except Exception as error:
             self._fail(handles, error)
             return
+        watch(True)
         for handle, each in zip(handles, drawn, strict=True):
             try:
                 self._take(handle, each)
             except Exception as error:
                 self._fail([handle], error)
+
+    def _watch(self, work: Extend | Decode | Mixed) -> Callable[[bool], None]:
+        """Where a disk may know what prompts hold: how long reading them takes. Call it when a step is over."""
+        if self.reuse is None or self.reuse.cold is None:
+            return _unwatched
+        speed, start = self.reuse.cold.prompts, time.perf_counter()
+        chunks = (work,) if isinstance(work, Extend) else () if isinstance(work, Decode) else work.chunks
+        spans = [(chunk.request.stored, chunk.end) for chunk in chunks]
+
+        def over(waited: bool) -> None:
+            for span in spans:
+                speed.add(*span)
+            if not waited and not speed.known and torch.cuda.is_available():
+                torch.cuda.synchronize()
+            # without a GPU a step is over when its call is
+            speed.tick(time.perf_counter() - start, waited or not speed.known or not torch.cuda.is_available())
+
+        return over
 
     def _take_apart(self, work: Mixed) -> None:
         """Whoever is the reason for a failed step fails alone: prompts are read again, each by itself."""
@@ -372,6 +392,10 @@ class Engine:
         runner = self.runner
         mixing = (self.mixes, runner.busy, self.tail)
         return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse)
+
+
+def _unwatched(waited: bool) -> None:
+    """Nobody wants to know."""
 
 
 def _explain(error: Exception) -> CoattnError:

@@ -18,6 +18,7 @@ from coattn.cache.ledger import Ledger
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.choose import candidates, choose
+from coattn.engine.disk import Disk
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.pace import FIRST, Pace
@@ -58,6 +59,9 @@ log = logging.getLogger("coattn")
 MOST_SESSIONS = 1024
 """Sessions that are known by name at a time."""
 
+DISK = 16 << 30
+"""Most bytes of the files of a disk tier, unless said."""
+
 SHARE = 0.8
 """Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
 
@@ -85,6 +89,9 @@ class LLM:
     reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
         does not.
     session_dir: the folder of saved sessions; left out, `sessions` in coattn's cache folder.
+    disk: a folder of this engine's own for stored blocks that memory has no room for; they are read back where that is
+        faster than computing them. Left out, they are given up.
+    disk_memory: most bytes of its files, such as `"64GiB"`; left out, 16 GiB.
     weights_on_gpu: share of the layers' weights that GPU memory holds at a time; the others lie in DRAM and are brought
         in while earlier layers compute. A model given by name is loaded on the host, so that one larger than the GPU
         runs. Left out, all weights lie where the model is. Not with methods that predict queries.
@@ -110,6 +117,8 @@ class LLM:
         max_waiting: int | None = None,
         reuse: bool = True,
         session_dir: str | Path | None = None,
+        disk: str | Path | None = None,
+        disk_memory: int | float | str | None = None,
         weights_on_gpu: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -125,6 +134,7 @@ class LLM:
         rows = candidates(method_params) if given is None else []
         _pace(chunk, target_ms, exact=True)
         budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
+        disk_limit = _disk_limit(disk, disk_memory)
         share = _share(weights_on_gpu, given)
         loaded = _loaded(model, dtype, device, on_host=share is not None)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
@@ -155,8 +165,14 @@ class LLM:
             self.not_captured, self.not_mixed = runtime.uncaptured(), runtime.unmixed()
             ends = end_tokens(loaded.model, loaded.tokenizer)
             marks = repr([shape.mark for shape in session.layers])
-            model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
-            self.reuse = Reuse(runtime, model_key, reuse)
+            # files outlast the process, and may meet a model of the same configuration with other weights
+            print_of = config_fingerprint(loaded.model) if disk is None else read_by(loaded.model)
+            model_key = digest(FORMAT, print_of, marks)
+            folder = None
+            if disk is not None:
+                folder = Disk(Path(disk), disk_limit, {"model": model_key.hex()})
+                undo.callback(folder.close)
+            self.reuse = Reuse(runtime, model_key, reuse, folder)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
             if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
                 # a step that reads is not captured, and its launches take longer than many decode steps: they run
@@ -182,6 +198,8 @@ class LLM:
             undo.pop_all()
             if self._weights is not None:
                 self.engine.closers.append(self._weights.close)
+            if folder is not None:
+                self.engine.closers.append(folder.close)
         weakref.finalize(self, self.engine.close).atexit = False
 
     def generate(
@@ -323,6 +341,8 @@ class LLM:
         chunk: prompt tokens that would be read now between two decode steps.
         cached_tokens: prompt tokens that were stored already; prefix_blocks: blocks that prompts can begin with;
         prefix_evicted: those that were given up; not_shared: why prompts do not share, where they do not.
+        disk: of the disk tier, its bytes, the blocks written, skipped, deleted and damaged, the tokens read from it and
+        those that were computed sooner (refused), sequences that wait there (parked), and both measured speeds.
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
@@ -409,6 +429,13 @@ def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:
         return Pace() if exact else Pace(CHUNK)
     check_count("chunk", chunk, 1)
     return Pace(chunk)
+
+
+def _disk_limit(disk: str | Path | None, memory: int | float | str | None) -> int:
+    limit = parse_bytes(memory, "disk_memory")
+    if disk is None and memory is not None:
+        raise ConfigError("disk_memory is given, but no folder for it.", "Give disk as well, or leave it out.")
+    return DISK if limit is None else limit
 
 
 def _share(weights_on_gpu: float | None, composed: Composed | None) -> float | None:

@@ -29,6 +29,13 @@ class Parked:
     nodes: list[Node] = field(default_factory=list)
     moved: dict[str, Tensor] = field(default_factory=dict)
     """Everything, once its blocks in GPU memory were given to others; then `groups` has none."""
+    away: str = ""
+    """The same on disk: the name of its file."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its blocks are its own still."""
+        return not self.moved and not self.away
 
     @property
     def moved_bytes(self) -> int:
@@ -43,7 +50,7 @@ def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
     for g, (group, kept) in enumerate(zip(runtime.groups, parked.groups, strict=True)):
         found |= {f"{g}.{name}": x for name, x in kept.tensors.items()}
         found |= {f"{g}.book.{layer}": x.cpu() for layer, x in _books(group).items()}
-        for name, memory in _memories(group).items():
+        for name, memory in memories(group).items():
             for layer, x in keep.contents(memory, kept.ids).items():
                 partial = len(kept.ids) * group.cache.block > len(parked.tokens)
                 if partial and name == "blocks":
@@ -75,11 +82,11 @@ def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], c
             kept.tensors = {name: x for name, x in own.items() if name.split(".")[0] in OWN}
             groups.append(kept)
         for (group, own, _), kept in zip(fills, groups, strict=True):
-            books: Any = getattr(group.index, "books", None)
+            books = _library(group)
             for name, x in own.items():
                 if name.startswith("book."):
                     books.adopt(int(name.removeprefix("book.")), x)
-            for name, memory in _memories(group).items():
+            for name, memory in memories(group).items():
                 keep.fill(memory, kept.ids, {layer: own[f"{name}.{layer}"] for layer in memory.layers})
     except CoattnError:
         for table, ids in taken:
@@ -104,7 +111,7 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
     count = int(own["count"]) if "count" in own and own["count"].numel() == 1 else tokens
     blocks, wanted = keep.shapes(cache, tokens, count, averages_of(group))
     types: dict[str, Any] = {}
-    for name, memory in _memories(group).items():
+    for name, memory in memories(group).items():
         for layer, shape in memory.layers.items():
             wanted[f"{name}.{layer}"] = list(memory.size(blocks, shape))
             types[f"{name}.{layer}"] = memory.dtype(shape)
@@ -116,7 +123,7 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
         dtype = types.get(name) or _dtype(name, cache.spec.shape.dtype)
         if list(own[name].shape) != size or own[name].dtype != dtype:
             raise InputError(f"tensor {name!r} is {own[name].dtype} {list(own[name].shape)}, not {dtype} {size}")
-    own_books: Any = getattr(group.index, "books", None)
+    own_books = _library(group)
     for name, x in books.items():
         number = name.removeprefix("book.")
         if own_books is None or not number.isdecimal() or not own_books.fits(int(number), x):
@@ -126,13 +133,19 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
     return blocks
 
 
+def _library(group: Group) -> Any:
+    """Codebooks by which stored keys are known to every sequence; None where there are none."""
+    found: Any = getattr(group.index, "books", None)
+    return None if group.index.by_sequence else found
+
+
 def _books(group: Group) -> dict[int, Tensor]:
-    books: Any = getattr(group.index, "books", None)
+    books = _library(group)
     found: dict[int, Tensor] = {} if books is None else books.known()
     return found
 
 
-def _memories(group: Group) -> dict[str, BlockMemory]:
+def memories(group: Group) -> dict[str, BlockMemory]:
     """Where the blocks of the cache's table lie, and what an index keeps of each."""
     table = keep.table_of(group.cache)
     if table is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coattn.cache.blocks import BlockTable
@@ -53,6 +53,8 @@ class Node:
     key: bytes
     tokens: tuple[int, ...]
     blocks: tuple[int, ...]
+    number: int
+    """Blocks before it."""
     users: int = 0
     """Sequences and open sessions that go through it."""
 
@@ -69,6 +71,8 @@ class Prefixes:
         self.nodes: dict[bytes, Node] = {}
         self.idle: OrderedDict[bytes, Node] = OrderedDict()
         self.evicted = 0
+        self.leaving: Callable[[Sequence[Node]], None] = _nothing
+        """Hears of nodes that are about to be given up."""
 
     def match(self, keys: Sequence[bytes], tokens: Sequence[int], most: int) -> list[Node]:
         """The longest stored chain, of at most so many blocks. Takes nothing."""
@@ -80,11 +84,16 @@ class Prefixes:
             found.append(node)
         return found
 
-    def add(self, key: bytes, tokens: Sequence[int], blocks: Sequence[int]) -> Node:
+    def add(self, key: bytes, tokens: Sequence[int], blocks: Sequence[int], number: int) -> Node:
         """A new node with one user, whose blocks are in that user's sequence."""
-        node = self.nodes[key] = Node(key, tuple(tokens), tuple(blocks), 1)
+        node = self.nodes[key] = Node(key, tuple(tokens), tuple(blocks), number, 1)
         for table, i in zip(self.tables, blocks, strict=True):
             table.hold((i,))
+        return node
+
+    def adopt(self, key: bytes, tokens: Sequence[int], blocks: Sequence[int], number: int) -> Node:
+        """A new node that is idle, whose blocks are held already."""
+        node = self.nodes[key] = self.idle[key] = Node(key, tuple(tokens), tuple(blocks), number)
         return node
 
     def use(self, nodes: Sequence[Node]) -> None:
@@ -101,18 +110,24 @@ class Prefixes:
             if not node.users:
                 self.idle[node.key] = node
 
-    def evict(self) -> bool:
-        """Gives up the idle node that was used least recently. False: there is none."""
-        if not self.idle:
+    def evict(self, count: int = 1) -> bool:
+        """Gives up so many idle nodes, the least recently used first. False: there is none."""
+        nodes = [self.idle.popitem(last=False)[1] for _ in range(min(count, len(self.idle)))]
+        if not nodes:
             return False
-        key, node = self.idle.popitem(last=False)
-        del self.nodes[key]
-        self.evicted += 1
-        for table, i in zip(self.tables, node.blocks, strict=True):
-            table.drop((i,))
+        self.leaving(nodes)
+        self.evicted += len(nodes)
+        for node in nodes:
+            del self.nodes[node.key]
+            for table, i in zip(self.tables, node.blocks, strict=True):
+                table.drop((i,))
         return True
 
     def clear(self) -> None:
         """Forgets everything, without a word to the tables."""
         self.nodes.clear()
         self.idle.clear()
+
+
+def _nothing(nodes: Sequence[Node]) -> None:
+    """Nobody wants them."""

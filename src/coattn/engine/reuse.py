@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any
+
+from torch import Tensor
 
 from coattn.cache import available, keep
 from coattn.cache.blocks import BlockTable
 from coattn.cache.keep import Kept
 from coattn.cache.ledger import PLACE
+from coattn.engine.cold import Cold, Load
+from coattn.engine.disk import Disk
 from coattn.engine.parked import Parked, averages_of, pack, unpack
 from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
 from coattn.engine.request import Request
-from coattn.errors import BudgetError
+from coattn.errors import BudgetError, InputError
+from coattn.part import MOST
 from coattn.runtime import Group, Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -35,19 +42,30 @@ class Trail:
     """See `Parked.clean`."""
     read: bool = False
     """Whether it has read any token itself since it got its slot."""
+    first: bool = False
+    """Whether it has its first slot: what is found now was stored by others."""
+    load: Load | None = None
+    """What is on its way from the disk."""
+    refused: bool = False
+    """Whether reading the rest from the disk would take longer than computing it."""
 
 
 class Reuse:
     """Between steps, on the engine's thread: gives requests what is stored, and keeps what they leave."""
 
-    def __init__(self, runtime: Runtime, model: bytes, wanted: bool = True) -> None:
-        """model: fingerprint of the model. wanted: whether requests share; sessions go on in any case."""
+    def __init__(self, runtime: Runtime, model: bytes, wanted: bool = True, disk: Disk | None = None) -> None:
+        """model: fingerprint of the model. wanted: whether requests share; sessions go on in any case.
+
+        disk: where blocks go that memory has no room for.
+        """
         self.runtime, self.model = runtime, model
         self._lost = _lost(runtime)
         """Why a sequence cannot come back to a slot; None where it can."""
         self.not_shared = (self._lost or _reason(runtime)) if wanted else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
+        self.alone = any(group.index.by_sequence for group in runtime.groups)
+        """Whether a block is in one sequence at a time: what is kept beside it is that sequence's."""
         self.block = next(group.cache.block for group in reversed(runtime.groups))
         # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
         self.listens = 1 if self.exact else max(2, *(group.upkeep.listens for group in runtime.groups))
@@ -59,6 +77,7 @@ class Reuse:
         self.sessions: set[int] = set()
         """Numbers of open sessions: what others leave is not kept for them."""
         self.counts: Counter[str] = Counter()
+        self.cold = None if disk is None else Cold(runtime, self.prefixes, disk)
         for table in self.tables:
             table.reclaim = partial(self._reclaim, table)
 
@@ -81,27 +100,44 @@ class Reuse:
             self._go_on(request, trail, parked, own is not None)
         if not request.stored and self.not_shared is None:
             self._attach(request, trail)
+        trail.first = request.cached is None
         if request.cached is None:
             request.cached = request.stored
             self.counts["asked_tokens"] += len(request.prompt)
             self.counts["cached_tokens"] += request.cached
 
-    def ready(self, readers: list[Request]) -> list[Request]:
-        """Those that need not wait for another to store what they would read too."""
-        if self.not_shared is not None or len(readers) < 2:
+    def ready(self, readers: list[Request], wait: bool = True) -> list[Request]:
+        """Those that need not wait for the disk, or for another to store what they would read too.
+
+        wait: whether nobody else has anything to do, so that there is somebody in the end.
+        """
+        if self.not_shared is not None:
             return readers
+        while True:
+            found = self._ready(readers)
+            loads = [request.trail.load for request in readers if request.trail and request.trail.load]
+            if found or not wait or not loads:
+                return found
+            futures.wait([load.future for load in loads], return_when=futures.FIRST_COMPLETED)
+
+    def _ready(self, readers: list[Request]) -> list[Request]:
+        if self.cold is not None:
+            for request in readers:
+                self._bring(request, self.cold)
+        if len(readers) < 2:
+            return [each for each in readers if each.trail is None or each.trail.load is None]
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
             if not self._waits(request, ahead):
                 ahead.append(request)
-        return [request for request in readers if request in ahead]
+        return [each for each in readers if each in ahead and (each.trail is None or each.trail.load is None)]
 
     def saved(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
         runtime = self.runtime
         if self.not_shared is not None or request.given is not None or request.session in self.parked:
             return {}
-        if any(group.cache.spec.host_extra for group in runtime.groups):
+        if self.alone or any(group.cache.spec.host_extra for group in runtime.groups):
             return {}  # what the upkeep keeps beside a block is each sequence's own
         if request.trail is None:
             request.trail = Trail(self.root(request.salt))
@@ -129,6 +165,8 @@ class Reuse:
         if trail is None:
             return
         request.trail = None
+        if trail.load is not None and self.cold is not None:
+            self.cold.give_up(trail.load)
         if request.error is None:
             self._publish(request, trail)
             if request.stored and self._lost is None:
@@ -160,6 +198,8 @@ class Reuse:
         self.prefixes.clear()
         for parked in self.parked.values():
             self.runtime.ledger.give("host", parked.moved_bytes)
+            if self.cold is not None:
+                self.cold.drop(parked)
         self.parked.clear()
         for table in self.tables:
             table.recount()
@@ -174,7 +214,18 @@ class Reuse:
             "sessions_stored": sum(number in self.sessions for number in list(self.parked)),
             "sequences_moved": self.counts["moved"],
             "not_shared": self.not_shared,
+            "disk": None if self.cold is None else self.cold.describe(),
         }
+
+    def stored_by(self, session: int) -> tuple[Parked | None, dict[str, Tensor]]:
+        """What a session has stored between turns, and all of it as tensors."""
+        parked = self.parked.get(session)
+        if parked is None:
+            return None, {}
+        if parked.away and self.cold is not None:
+            found = self.cold.fetch(parked)
+            return (parked, found) if found is not None else (None, {})
+        return parked, pack(self.runtime, parked)
 
     def _extend(self, request: Request, trail: Trail) -> None:
         if len(trail.keys) < request.total // self.block:
@@ -183,7 +234,8 @@ class Reuse:
     def _match(self, request: Request, trail: Trail) -> list[Node]:
         self._extend(request, trail)
         tokens = request.tokens(0, request.total)
-        return self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
+        found = self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
+        return list(takewhile(lambda node: not node.users, found)) if self.alone else found
 
     def _attach(self, request: Request, trail: Trail) -> None:
         nodes = self._match(request, trail)
@@ -200,7 +252,7 @@ class Reuse:
     def _waits(self, request: Request, ahead: Sequence[Request]) -> bool:
         """Whether somebody ahead reads what it needs. Where that is stored by now, it begins there."""
         trail = request.trail
-        if trail is None or trail.read:
+        if trail is None or trail.read or self.alone:
             return False
         most = max(0, request.total - self.listens) // self.block
         found = 0
@@ -211,16 +263,47 @@ class Reuse:
                     return True
                 found = max(found, common)
         if found * self.block > request.stored:
-            assert request.slot is not None
-            self.runtime.truncate(request.slot, request.stored, 0)
-            self.prefixes.leave(trail.nodes)
-            trail.nodes, before = [], request.stored
-            request.stored = 0
-            self._attach(request, trail)
-            if request.cached == before:
-                request.cached = request.stored
-                self.counts["cached_tokens"] += request.stored - before
+            self._attach_again(request, trail)
         return False
+
+    def _attach_again(self, request: Request, trail: Trail) -> None:
+        """More of a request's tokens is stored by now than when it began."""
+        assert request.slot is not None
+        assert request.cached is not None
+        before = request.stored // self.block * self.block
+        self.runtime.truncate(request.slot, request.stored, 0)
+        self.prefixes.leave(trail.nodes)
+        trail.nodes, request.stored = [], 0
+        self._attach(request, trail)
+        if trail.first:
+            request.cached += request.stored - before
+            self.counts["cached_tokens"] += request.stored - before
+
+    def _bring(self, request: Request, cold: Cold) -> None:
+        """A request gets what has come from the disk, and asks for what comes after it."""
+        trail = request.trail
+        if trail is None or trail.refused:
+            return
+        if trail.load is not None:
+            if not trail.load.future.done():
+                return
+            load, trail.load = trail.load, None
+            try:
+                found = cold.store(load, request.tokens(0, request.total))
+            except BudgetError:
+                trail.refused = True
+                return
+            if found:
+                self._attach_again(request, trail)
+                self.prefixes.use(found)
+                self.prefixes.leave(found)
+        self._extend(request, trail)
+        most = max(0, request.total - self.listens) // self.block
+        have = len(trail.nodes)
+        if have == request.stored // self.block and have < most and trail.keys[have] in cold.disk:
+            found_there = cold.look(trail.keys[have:most], have)
+            trail.refused = found_there is False
+            trail.load = found_there if isinstance(found_there, Load) else None
 
     def _publish(self, request: Request, trail: Trail) -> None:
         """Full blocks of a request become nodes, or what it has stored twice is stored once."""
@@ -236,8 +319,9 @@ class Reuse:
             own = tokens[b * self.block : (b + 1) * self.block]
             node = self.prefixes.nodes.get(trail.keys[b])
             if node is None:
-                node = self.prefixes.add(trail.keys[b], own, [table.owned[request.slot][b] for table in self.tables])
-            elif node.tokens != tuple(own):
+                blocks = [table.owned[request.slot][b] for table in self.tables]
+                node = self.prefixes.add(trail.keys[b], own, blocks, b)
+            elif node.tokens != tuple(own) or self.alone:
                 return
             else:
                 self.prefixes.use((node,))
@@ -265,10 +349,13 @@ class Reuse:
         own: it is the request's own, which lost its slot.
         """
         assert request.slot is not None
-        if parked.moved:
+        if not parked.in_place:
+            found = self.cold.fetch(parked) if parked.away and self.cold is not None else parked.moved
             try:
-                back = unpack(self.runtime, parked.moved, parked.tokens, parked.clean)
-            except BudgetError:
+                back = None if found is None else unpack(self.runtime, found, parked.tokens, parked.clean)
+            except (BudgetError, InputError):
+                back = None
+            if back is None:
                 self._drop(parked)
                 return
             self._drop(parked)
@@ -312,6 +399,8 @@ class Reuse:
     def _drop(self, parked: Parked) -> None:
         self.runtime.ledger.give("host", parked.moved_bytes)
         parked.moved = {}
+        if self.cold is not None:
+            self.cold.drop(parked)
         self._give_blocks(parked)
 
     def _give_blocks(self, parked: Parked) -> None:
@@ -324,15 +413,17 @@ class Reuse:
         parked.nodes = []
 
     def _reclaim(self, table: BlockTable, blocks: int) -> None:
-        """Idle blocks become free: of prefixes first, then of sequences that wait, which move to DRAM if they can."""
+        """Idle blocks become free: of prefixes first, then of sequences that wait, which move to DRAM or to the disk if
+        they can."""
         wanted = table.spare + blocks
         while table.spare < wanted:
-            if self.prefixes.evict():
+            if self.prefixes.evict(wanted - table.spare):
                 continue
-            number = next((number for number, parked in self.parked.items() if not parked.moved), None)
+            number = next((number for number, parked in self.parked.items() if parked.in_place), None)
             if number is None:
                 return
-            if table.memory.tier != "gpu" or not self._move(self.parked[number]):
+            moved = table.memory.tier == "gpu" and self._move(self.parked[number])
+            if not moved and not self._move_to_disk(self.parked[number]):
                 self._drop(self.parked.pop(number))
 
     def _move(self, parked: Parked) -> bool:
@@ -353,6 +444,15 @@ class Reuse:
         self.counts["moved"] += 1
         return True
 
+    def _move_to_disk(self, parked: Parked) -> bool:
+        """A waiting sequence leaves memory. False: there is no room, or its blocks go there one by one anyway."""
+        shared = len(parked.nodes) == len(parked.tokens) // self.block
+        again = self.exact or parked.clean == len(parked.tokens)  # the rest may be read again, and is the same
+        if self.cold is None or (shared and again) or not self.cold.park(parked):
+            return False
+        self._give_blocks(parked)
+        return True
+
 
 def _number(request: Request) -> int:
     """By which a request is known while it waits; sessions have other numbers."""
@@ -371,6 +471,8 @@ def _reason(runtime: Runtime) -> str | None:
     if runtime.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
+        if group.upkeep.listens >= MOST:
+            return f"upkeep {group.upkeep.name!r}: it goes by all queries of a prompt"
         reason = keep.unshared(group.cache)
         if reason is not None:
             who = "layers with a sliding window" if _sliding(group) else f"cache {group.cache.config.name!r}"

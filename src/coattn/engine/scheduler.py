@@ -21,6 +21,12 @@ from coattn.units import format_bytes
 HEADROOM = 64
 """Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
 
+ONWARD: dict[Tier, str] = {
+    "gpu": "method cpu, whose sequences go on in DRAM",
+    "host": "method streaming, which keeps the recent tokens alone",
+}
+"""By the tier that is too small: who needs less of it."""
+
 
 class Memory(Protocol):
     """What the scheduler asks of a runner."""
@@ -264,6 +270,8 @@ class Scheduler:
         self._passed = 0.0
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
+        if readers and self.reuse is not None:
+            readers = self.reuse.ready(readers, wait=not decoding)
         busy = self._busy()
         ready = tuple(request for request in decoding if request.slot not in busy)
         decoding = ready if ready or readers else decoding
@@ -272,7 +280,6 @@ class Scheduler:
         between = self.pace.layers > 1  # decode steps run between the layers of chunks
         if readers:
             self.pace.crowded = len(readers) > 1 or bool(self.waiting)
-            readers = readers if self.reuse is None else self.reuse.ready(readers)
             budget = self.pace.budget(bool(decoding))
             apart = next((request for request in readers if request.alone or _is_known(request)), None)
             if self.mixes and budget and apart is None:
@@ -387,5 +394,6 @@ def _too_small(request: Request, tier: Tier, wanted: int, room: int) -> BudgetEr
     return BudgetError(
         f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones needs "
         f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but {format_bytes(room)} are left.",
-        f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, or shorten the prompt.",
+        f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, shorten the prompt, or use "
+        f"{ONWARD[tier]}.",
     )

@@ -12,7 +12,7 @@ import torch
 
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
-from coattn.engine.parked import pack, unpack
+from coattn.engine.parked import unpack
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
 from coattn.engine.request import RequestOutput
 from coattn.engine.session_file import SAVED_HINT
@@ -119,8 +119,7 @@ class Session:
             llm = self.llm
             llm.sessions.path(name)
             with llm.engine.paused():
-                parked = llm.reuse.parked.get(self.number)
-                tensors = {} if parked is None else pack(llm.reuse.runtime, parked)
+                parked, tensors = llm.reuse.stored_by(self.number)
             tensors["tokens"] = torch.tensor(self._tokens, dtype=torch.int64)
             facts = {
                 "made for": llm.fingerprints(),

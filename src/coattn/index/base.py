@@ -27,6 +27,8 @@ class Index(Part):
     """Whether `update` has something to do in decode steps, which then runs beside the next layer."""
     resumes: ClassVar[bool] = False
     """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
+    by_sequence: ClassVar[bool] = False
+    """Whether what it keeps of a block hangs on the whole sequence: then a block is in one sequence at a time."""
 
     cache: KVCache = field(init=False, repr=False)
 

@@ -54,6 +54,8 @@ class PromptCodes(Index):
     needs = frozenset({"host", "whole_kv", "prompt_books"})
     provides = frozenset({"prompt_codes"})
     beside = True
+    resumes = True
+    by_sequence = True
     help_text = {
         "subvectors": "pieces of a key, each with a code and centroids of its own",
         "subbits": "bits of a code, of which a byte is stored: 2 ** subbits centroids",

@@ -66,6 +66,8 @@ class Sketch(Index):
     needs = frozenset({"whole_kv", "host", "fits"})
     provides = frozenset({"sketch"})
     beside = True
+    resumes = True
+    by_sequence = True
     help_text = {
         "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4; unset: a quarter of the head "
         "size, which is 6.25% of keys and values in 16 bits",

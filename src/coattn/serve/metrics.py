@@ -125,6 +125,7 @@ class _Engine:
             ("failed_steps", "failed_steps", "Steps that failed."),
         ):
             yield _counter(what, text, [((name,), report[key])], "model_name")
+        yield from _disk(name, report["disk"])
         ended = [((name, reason), count) for reason, count in report["requests"].items()]
         yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
         yield from _audit(report["audit"], name)
@@ -189,6 +190,29 @@ def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
         values = (("mean", found[what]), ("low_95", low), ("high_95", high))
         shown = [((name, key), value) for key, value in values if value is not None]
         yield _gauge(f"audit_{what}", text, shown, "model_name", "value")
+
+
+def _disk(name: str, found: dict[str, Any] | None) -> Iterator[Metric]:
+    """Of the disk tier, where there is one."""
+    if found is None:
+        return
+    for what, key, text in (
+        ("disk_cache_hits", "read_tokens", "Tokens of prompts that were read from the disk."),
+        ("disk_cache_refusals", "refused_tokens", "Tokens on the disk that were computed sooner than read."),
+        ("disk_cache_read_bytes", "read_bytes", "Bytes that were read from the disk."),
+        ("disk_cache_written_bytes", "written_bytes", "Bytes that were written to the disk."),
+        ("disk_cache_skipped_blocks", "skipped", "Blocks that were given up since the disk was too slow or full."),
+        ("disk_cache_deleted_blocks", "deleted", "Blocks that were deleted to keep to the limit."),
+        ("disk_cache_damaged_blocks", "damaged", "Blocks on the disk that were damaged."),
+    ):
+        yield _counter(what, text, [((name,), found[key])], "model_name")
+    for what, key, text in (
+        ("disk_cache_bytes", "bytes", "Bytes of blocks on the disk."),
+        ("disk_cache_read_bytes_per_second", "read_bytes_per_s", "Measured speed of reading blocks from the disk."),
+        ("prompt_tokens_per_second", "prompt_tokens_per_s", "Measured speed of computing prompts."),
+    ):
+        if found[key] is not None:
+            yield _gauge(what, text, [((name,), found[key])], "model_name")
 
 
 def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:

@@ -16,6 +16,7 @@ from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
 from coattn.index.sketch import Sketch
 from coattn.ops.token_pool import renew_pool
+from coattn.part import MOST as ALL
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.types import Phase, Step
@@ -44,6 +45,8 @@ class Fit(Upkeep):
     name = "fit"
     needs = frozenset({"sketch"})
     provides = frozenset({"fits"})
+    resumes = True
+    listens = ALL  # all queries of a prompt count, if less and less: none of it can be shared
     beside = True
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
@@ -106,6 +109,13 @@ class Fit(Upkeep):
         super().after(layer, table)
         if table.host:
             renew_pool(self._sketch.pools[layer], table.seq)
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """A sequence that leaves its slot is fitted again when it comes back, to the queries that it reads then."""
+        if not keep:
+            self._moments.pop(slot, None)
+            self._last.pop(slot, None)
+            self._sketch.forget(slot)
 
     def release(self) -> None:
         self._moments.clear()

@@ -21,6 +21,7 @@ class PromptBooks(Upkeep):
     name = "prompt_books"
     needs = frozenset({"prompt_codes", "whole_kv"})
     provides = frozenset({"prompt_books"})
+    resumes = True
 
     _read: set[int] = field(init=False, repr=False, default_factory=set)
     """Sequences that have read something since their codebooks were made."""

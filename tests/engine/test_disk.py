@@ -1,0 +1,323 @@
+"""Blocks that memory has no room for: on disk and back, the same answers, and nothing damaged is believed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.rows import options
+from tests.engine.small import greedy, prompt, small, tokenizer
+
+import coattn
+from coattn.engine import disk as disk_file
+from coattn.engine.disk import SUFFIX, Block, Disk
+from coattn.engine.speed import DiskSpeed, PromptSpeed
+from coattn.errors import ConfigError
+
+UNIT = 8 * 1 * 2 * 2 * 8 * 4
+"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
+PARAMS = greedy(4, ignore_eos=True)
+BUDGETS = {
+    "full": {"gpu_kv": 14 * UNIT},
+    "cpu": {"host_kv": 14 * UNIT},
+    "scout": {"host_kv": 14 * UNIT},
+    "hgca": {"host_kv": 44 * UNIT},
+}
+
+
+def engine(method: str, folder: Path | None, **more: Any) -> coattn.LLM:
+    given = {"max_batch": 2, "max_length": 112, "chunk": 24, **options(method), **BUDGETS.get(method, {}), **more}
+    return coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
+
+
+def slow_prompts(llm: coattn.LLM) -> None:
+    """From now on prompts count as slow: a second a token."""
+    assert llm.reuse.cold is not None
+    llm.reuse.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+
+
+def push_out(llm: coattn.LLM, seed: int = 50) -> None:
+    """Other prompts take the room of what was stored."""
+    for i in range(3):
+        llm.generate(prompt(90, seed=seed + i), PARAMS)
+    assert llm.reuse.cold is not None
+    llm.reuse.cold.disk.settle()
+
+
+def in_order(llm: coattn.LLM) -> None:
+    for table in llm.reuse.tables:
+        table.check_integrity()
+    assert dict(llm.runner.free()) == llm.engine.scheduler.capacity
+
+
+@pytest.mark.parametrize("method", BUDGETS)
+def test_what_was_pushed_out_comes_back(method: str, tmp_path: Path) -> None:
+    text = prompt(96, seed=1)
+    asked = [text, text[:81] + prompt(9, seed=2), text[:40] + prompt(50, seed=3)]
+    with engine(method, None) as llm:
+        want = [llm.submit(ids, PARAMS, salt=bytes(i)).result().token_ids for i, ids in enumerate(asked)]
+        assert llm.report()["disk"] is None
+    with engine(method, tmp_path) as llm:
+        slow_prompts(llm)
+        llm.generate(text, PARAMS)
+        for ids, answer in zip(asked, want, strict=True):
+            push_out(llm)
+            read, before = llm.report()["prefill_tokens"], llm.report()["disk"]["read_tokens"]
+            found = llm.generate(ids, PARAMS)[0]
+            common = 96 if ids is text else 81 if ids[40:41] == text[40:41] else 40
+            shared = min(common, len(ids) - llm.reuse.listens) // 8 * 8
+            assert (found.token_ids, found.cached_tokens) == (answer, shared)
+            assert llm.report()["prefill_tokens"] - read == len(ids) - shared
+            assert llm.report()["disk"]["read_tokens"] > before
+            in_order(llm)
+    # another process finds what this one has written
+    with engine(method, tmp_path) as llm:
+        slow_prompts(llm)
+        llm.generate(prompt(30, seed=9), PARAMS)  # nothing is read before anything was measured
+        found = llm.generate(asked[1], PARAMS)[0]
+        assert found.token_ids == want[1]
+        assert found.cached_tokens > 0
+        assert llm.report()["disk"]["read_tokens"] == found.cached_tokens
+        in_order(llm)
+
+
+def test_a_request_that_reads_the_disk_leaves_steps_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = prompt(96, seed=1)
+    with engine("cpu", tmp_path, host_kv=26 * UNIT) as llm:
+        slow_prompts(llm)
+        (want,) = llm.generate(text, PARAMS)
+        push_out(llm)
+        push_out(llm, 60)
+        read = Disk._read
+
+        def slowly(self: Disk, name: str) -> Any:
+            time.sleep(0.2)
+            return read(self, name)
+
+        monkeypatch.setattr(Disk, "_read", slowly)
+        other = llm.submit(prompt(20, seed=3), greedy(12, ignore_eos=True))
+        while other.request.first is None:
+            llm.step()
+        back = llm.submit(text, PARAMS)
+        while not other.done:
+            llm.step()
+        assert not back.request.output, "the other one went on while files were read"
+        found = back.result()
+        assert (found.token_ids, found.cached_tokens) == (want.token_ids, 88)
+        in_order(llm)
+
+
+def test_tenants_do_not_meet_on_disk(tmp_path: Path) -> None:
+    text = prompt(96, seed=1)
+    with engine("full", tmp_path) as llm:
+        slow_prompts(llm)
+        llm.submit(text, PARAMS, salt=b"a").result()
+        push_out(llm)
+        assert llm.submit(text, PARAMS, salt=b"b").result().cached_tokens == 0
+        push_out(llm)
+        assert llm.submit(text, PARAMS, salt=b"a").result().cached_tokens == 88
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], tuple[int, ...]]:
+    """The files of a text's blocks, and its answer."""
+    folder = tmp_path_factory.mktemp("disk")
+    with engine("cpu", folder) as llm:
+        slow_prompts(llm)
+        answer = llm.generate(prompt(96, seed=1), PARAMS)[0].token_ids
+        push_out(llm)
+        mine = llm.reuse.root(b"")
+        keys: list[bytes] = []
+        from coattn.engine.prefix import extend_keys
+
+        extend_keys(keys, mine, prompt(96, seed=1), 8)
+    return {name: (folder / name).read_bytes() for name in (key.hex() + SUFFIX for key in keys[:11])}, answer
+
+
+REGIONS = ("length", "header", "facts", "digests", "seal", "first tensor", "last byte")
+
+
+@pytest.mark.parametrize("what", [*REGIONS, "short", "empty", "long", "another's", "a folder"])
+def test_whatever_is_damaged_is_a_miss(
+    what: str, filled: tuple[dict[str, bytes], tuple[int, ...]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, answer = filled
+    names = list(files)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    bad, data = tmp_path / names[4], bytearray(files[names[4]])
+    header = int.from_bytes(data[:8], "little")
+    places = {
+        "length": 0,
+        "header": 9,
+        "facts": data.index(b"made for"),
+        "digests": data.index(b'"digests"') + 30,
+        "seal": data.index(b'"seal":"') + 20,
+        "first tensor": 8 + header,
+        "last byte": len(data) - 1,
+    }
+    if what in places:
+        data[places[what]] ^= 1
+    changed = {"short": data[:-5], "empty": b"", "long": data + b"x", "another's": files[names[5]]}
+    if what == "a folder":
+        bad.unlink()
+        bad.mkdir()
+    else:
+        bad.write_bytes(bytes(changed.get(what, data)))
+    with engine("cpu", tmp_path) as llm, caplog.at_level(logging.WARNING, "coattn"):
+        slow_prompts(llm)
+        llm.generate(prompt(3, seed=9), PARAMS)
+        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
+        assert found.token_ids == answer
+        assert found.cached_tokens == 88 - 24, "but for the bad one, with which a chunk was computed"
+        assert llm.report()["disk"]["damaged"] == 1
+        assert sum("damaged" in line for line in caplog.messages) == 1
+        in_order(llm)
+        if what != "a folder":
+            push_out(llm)
+            assert llm.generate(prompt(96, seed=1), PARAMS)[0].cached_tokens == 88, "it was written anew"
+
+
+def test_another_models_blocks_are_not_found(tmp_path: Path) -> None:
+    text = prompt(96, seed=1)
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        llm.generate(text, PARAMS)
+        push_out(llm)
+    given: dict[str, Any] = {"max_batch": 2, "max_length": 112, "chunk": 24, **options("cpu"), **BUDGETS["cpu"]}
+    with coattn.LLM((small(1, seed=5), tokenizer()), "cpu", disk=tmp_path, **given) as llm:
+        slow_prompts(llm)
+        llm.generate(prompt(3, seed=9), PARAMS)
+        assert llm.generate(text, PARAMS)[0].cached_tokens == 0
+        assert llm.report()["disk"]["damaged"] == 0
+
+
+def test_what_is_computed_sooner_is_computed(tmp_path: Path) -> None:
+    text = prompt(96, seed=1)
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        llm.generate(text, PARAMS)
+        push_out(llm)
+        cold = llm.reuse.cold
+        assert cold is not None
+        cold.reads.note(1, 1e6)  # a disk as slow as no disk is
+        found = llm.generate(text, PARAMS)[0]
+        assert found.cached_tokens == 0
+        assert llm.report()["disk"]["refused_tokens"] == 88
+        cold.disk.settle()
+        assert cold._probe is not None, "and the disk is measured again, beside"
+        cold._probe.result()
+        cold._hear_probe()
+        assert cold.reads.bytes_per_s() > 1e-6
+
+
+def test_before_anything_was_measured_prompts_are_computed(tmp_path: Path) -> None:
+    text = prompt(96, seed=1)
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        llm.generate(text, PARAMS)
+        push_out(llm)
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        found = llm.generate(text, PARAMS)[0]
+        assert found.cached_tokens == 88 - 24, "its first chunk is computed, which tells how long the rest would take"
+        assert llm.report()["prefill_tokens"] == 24 + 96 - 88
+
+
+def test_the_limit_holds_and_ends_of_texts_go_first(tmp_path: Path) -> None:
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        llm.generate(prompt(96, seed=1), PARAMS)
+        push_out(llm)
+        one = max(path.stat().st_size for path in tmp_path.glob("*" + SUFFIX))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with engine("cpu", tmp_path, disk_memory=8 * one) as llm:
+        slow_prompts(llm)
+        llm.generate(prompt(96, seed=1), PARAMS)
+        for i in range(12):  # one block after another leaves memory
+            llm.generate(prompt(9, seed=100 + i), PARAMS)
+        llm.reuse.cold.disk.settle()  # type: ignore[union-attr]
+        report = llm.report()["disk"]
+        assert sum(path.stat().st_size for path in tmp_path.glob("*" + SUFFIX)) == report["bytes"] <= 8 * one
+        assert report["deleted"] > 0
+        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
+        assert found.cached_tokens >= 32, "what is left of a text is its beginning"
+
+
+def test_a_full_queue_loses_blocks_and_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_file, "QUEUE", 0)
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        (want,) = llm.generate(prompt(96, seed=1), PARAMS)
+        push_out(llm)
+        assert llm.report()["disk"]["skipped"] > 5
+        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
+        assert (found.token_ids, found.cached_tokens) == (want.token_ids, 0)
+
+
+def test_a_disk_that_is_full_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk_file.sealed, "write", full)
+    with engine("cpu", tmp_path) as llm:
+        slow_prompts(llm)
+        (want,) = llm.generate(prompt(96, seed=1), PARAMS)
+        push_out(llm)
+        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
+        assert found.token_ids == want.token_ids
+        assert llm.report()["disk"]["written"] == 0
+
+
+def test_one_folder_one_engine(tmp_path: Path) -> None:
+    with engine("cpu", tmp_path), pytest.raises(ConfigError, match="belongs to another engine"):
+        engine("cpu", tmp_path)
+    with engine("cpu", tmp_path):
+        pass
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        engine("cpu", tmp_path / "file")
+    with pytest.raises(ConfigError, match="no folder"):
+        engine("cpu", None, disk_memory="1GiB")
+
+
+def test_a_queue_is_written_before_it_is_closed_and_read_from_until_then(tmp_path: Path) -> None:
+    import torch
+
+    blocks = [Block((i,), {"x": torch.full((1, 4), float(i))}) for i in range(5)]
+    keys = [bytes([i]) * 32 for i in range(5)]
+    one = Disk(tmp_path, 1 << 20, {"model": "m"})
+    for key, block in zip(keys, blocks, strict=True):
+        assert one.put(key, block)
+    found = one.load([*keys, b"nobody's"]).result()
+    assert [block.tokens for block in found.blocks] == [(i,) for i in range(5)]
+    one.close()
+    for made_for, count in (({"model": "m"}, 5), ({"model": "other"}, 0)):
+        two = Disk(tmp_path, 1 << 20, made_for)
+        assert len(two.load(keys).result().blocks) == count
+        two.close()
+
+
+def test_speeds_follow_what_was_measured() -> None:
+    speed = PromptSpeed()
+    assert not speed.known
+    for start in range(0, 8000, 1000):
+        speed.add(start, start + 1000)
+        speed.tick(1000 * (1e-3 + 1e-6 * (start + 500)), waited=True)
+    assert speed.seconds(0, 1000) == pytest.approx(1000 * (1e-3 + 0.5e-3), rel=1e-6)
+    assert speed.seconds(9000, 10000) == pytest.approx(1000 * (1e-3 + 9.5e-3), rel=1e-6)
+    late = PromptSpeed()
+    late.add(0, 100)
+    late.tick(1.0, waited=False)  # the device goes on
+    assert not late.known
+    late.tick(1.0, waited=True)
+    assert late.seconds(0, 100) == pytest.approx(2.0)
+    reads = DiskSpeed()
+    reads.note(0, 5.0)
+    assert not reads.known
+    reads.note(1000, 2.0)
+    assert reads.seconds(500) == pytest.approx(1.0)

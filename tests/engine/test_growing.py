@@ -1,0 +1,117 @@
+"""Answers that outgrow GPU memory, and sequences that outgrow what was left when they began."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.rows import options
+from tests.engine.small import DEVICE, END, VOCAB, greedy, prompt, small, tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import coattn
+from coattn.errors import BudgetError
+
+UNIT = 8 * 1 * 2 * 2 * 8 * 4
+"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
+LONG = 2048
+"""Tokens of the long answers."""
+
+
+@cache
+def long_model() -> PreTrainedModel:
+    """As `small(1)`, with positions for a long answer; always the same weights."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=END,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.2)
+    return model.to(DEVICE).eval()
+
+
+def answer(method: str, tokens: int = LONG, **more: Any) -> tuple[tuple[int, ...], dict[str, Any]]:
+    given = {"max_batch": 1, "max_length": LONG + 64, "chunk": 32, "block": 8, **more}
+    with coattn.LLM((long_model(), tokenizer()), method, **given) as llm:
+        found = llm.generate(prompt(40, seed=1), greedy(tokens, ignore_eos=True))[0]
+        assert found.error is None
+        return found.token_ids, llm.report()
+
+
+@cache
+def exact() -> tuple[int, ...]:
+    """Under full attention, all of it in GPU memory."""
+    return answer("full")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["cpu", "hgca", "scout"])
+def test_a_long_answer_goes_on_where_gpu_memory_ends(method: str) -> None:
+    """Its KV is several times what the GPU may hold: it goes on in DRAM."""
+    more: dict[str, Any] = {"scout": {"budget": 80}, "hgca": {"beta": 0.5}}.get(method, {})
+    whole = (LONG + 40) // 8 * UNIT
+    budget = whole // 4
+    found, report = answer(method, gpu_kv=budget, host_kv=4 * whole, **more)
+    assert len(found) == LONG
+    assert report["gpu_kv_peak"] <= budget
+    assert report["preemptions"] == 0
+    if method == "cpu":
+        assert found == exact()
+
+
+def test_full_says_which_method_goes_on() -> None:
+    budget = (LONG + 40) // 8 * UNIT // 4
+    with pytest.raises(BudgetError) as caught:
+        answer("full", gpu_kv=budget)
+    assert "in the GPU tier" in caught.value.sentence
+    assert "method cpu" in caught.value.hint
+    # as much as fits is answered
+    assert len(answer("full", 60, gpu_kv=budget)[0]) == 60
+    with pytest.raises(BudgetError) as caught:
+        answer("cpu", host_kv=budget)
+    assert "in DRAM" in caught.value.sentence
+    assert "method streaming" in caught.value.hint
+
+
+@pytest.mark.parametrize("method", ["scout", "cpu"])
+@pytest.mark.parametrize("disk", [True, False])
+def test_two_that_outgrow_dram_are_both_answered(method: str, disk: bool, tmp_path: Path) -> None:
+    """Both begin; then there is room for one. With a disk the other waits there, and hardly reads again."""
+    asked, params = [prompt(40, seed=i) for i in range(2)], greedy(90, ignore_eos=True)
+    given: dict[str, Any] = {"max_batch": 2, "max_length": 136, "chunk": 64, **options(method)}
+    with coattn.LLM((small(1), tokenizer()), method, **given) as llm:
+        want = [llm.generate(ids, params)[0].token_ids for ids in asked]
+    budget = {"host_kv": 26 * UNIT, "disk": tmp_path if disk else None}
+    with coattn.LLM((small(1), tokenizer()), method, **given, **budget) as llm:
+        if llm.reuse.cold is not None:
+            llm.reuse.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+        found = llm.generate(asked, params)
+        assert [each.finish_reason for each in found] == ["length"] * 2
+        report = llm.report()
+        assert report["preemptions"] > 0
+        if disk or llm.composed.exact:
+            assert [each.token_ids for each in found] == want
+        if disk:
+            assert report["disk"]["parked" if method == "scout" else "read_tokens"] > 0
+            # the last block, which was not full, is computed: upkeep hears it
+            assert report["prefill_tokens"] - 2 * 40 <= 8 * report["preemptions"]
+        else:
+            assert report["prefill_tokens"] > 2 * 40 + 8 * report["preemptions"]
+        for table in llm.reuse.tables:
+            table.check_integrity()
+        assert not list(tmp_path.glob("waiting-*"))
