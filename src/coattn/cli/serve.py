@@ -72,9 +72,9 @@ def serve(
 
     import asyncio
 
-    from coattn.serve.gate import is_local
     from coattn.serve.lifecycle import Service
     from coattn.serve.settings import Settings
+    from coattn.transfer.address import is_local
 
     if port > 65535:
         raise ConfigError(f"--port is {port}, but ports end at 65535.", "Give a smaller one.")
