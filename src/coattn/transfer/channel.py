@@ -2,11 +2,11 @@
 
     both ways, first      MAGIC 8 | nonce 16          the side that was called speaks first
     caller, then called   proof 32                    HMAC-SHA256 of the secret over who speaks and both nonces
-    then frames           length 4 | mark 32 | JSON   mark: HMAC over direction, number and JSON, keyed by secret and nonces
-                          payload                     `bytes` of the JSON, raw
+    then frames           length 4 | mark 32 | JSON   mark: HMAC over direction, number and JSON, keyed as the proofs
+                          payload                     raw; its length follows from the JSON
 
-The secret never crosses the socket, and frames cannot be changed, repeated or reordered unnoticed. What a payload is, the JSON says by
-its SHA-256, which whoever receives it compares. Nothing is encrypted.
+The secret never crosses the socket, and frames cannot be changed, repeated or reordered unnoticed. What a payload is,
+the JSON says by its SHA-256, which whoever receives it compares. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Channel:
             raise
         self._names = (b"called", b"caller") if called else (b"caller", b"called")
 
-    def send(self, frame: dict[str, Any], tick: Tick, payload: Iterable[memoryview] = (), fd: int | None = None) -> None:
+    def send(
+        self, frame: dict[str, Any], tick: Tick, payload: Iterable[memoryview] = (), fd: int | None = None
+    ) -> None:
         """fd: a file that the receiver gets a descriptor of; Unix sockets only. Raises ChannelError."""
         text = json.dumps(frame).encode()
         mark = self._mark(self._names[0], self._sent, text)

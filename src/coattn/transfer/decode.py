@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,8 @@ log = logging.getLogger("coattn.transfer")
 
 PAUSE = 1.0
 """Seconds in which an address that failed is not asked again."""
+READERS = 256
+"""Prompts that may wait for their turn at a time, each on a thread that is made when it is first needed."""
 WAKE = "Start `coattn serve --role prefill` there, or wait until it is ready."
 
 
@@ -209,7 +212,14 @@ class RemotePrefill:
         self._free = list(self._links)
         self._turn = threading.Condition()
         self._closed = False
+        self.threads = ThreadPoolExecutor(READERS, "coattn-elsewhere")
+        """For an event loop that must not wait for `read`."""
         self.counts = {"elsewhere_prompts": 0, "elsewhere_tokens": 0, "elsewhere_failed": 0}
+
+    def attach(self) -> None:
+        """The engine's server asks here from now on, and the engine closes this when it closes."""
+        self._llm.elsewhere = self
+        self._llm.engine.closers.append(self.close)
 
     def check(self) -> None:
         """Raises InputError where an address is of another model or has another key; logs who is not there yet."""
@@ -223,14 +233,22 @@ class RemotePrefill:
                 log.warning("%s: %s.", link.address, error)
 
     def read(
-        self, prompt: Any, *, timeout: float | None = None, cancelled: Callable[[], bool] | None = None
+        self,
+        prompt: Any,
+        *,
+        timeout: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        salt: bytes = b"",
     ) -> Prefilled | list[int]:
         """A prompt as `LLM.generate` takes it -> the prompt that was read elsewhere, for `LLM.generate`.
 
-        -> its token ids where nobody else could read it; with `fallback=False` that raises TransferError.
+        -> its token ids where nobody else could read it; with `fallback=False` that raises TransferError. Also where
+        half of it or more is stored here already, under this `salt`.
         timeout: seconds after which it raises DeadlineError. cancelled: asked now and then; true ends it.
         """
         ids = encode(prompt, self._llm.tokenizer, self._llm.vocabulary)
+        if 2 * self._llm.reuse.known(ids, salt) >= len(ids):
+            return ids
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def gone() -> bool:
@@ -269,6 +287,7 @@ class RemotePrefill:
                 self._turn.wait()
         for link in self._links:
             link.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> RemotePrefill:
         return self

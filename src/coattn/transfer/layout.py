@@ -4,9 +4,10 @@
     layer 1: ...
     logits [vocabulary] float32
 
-Each begins at a multiple of 64 bytes. Owner: the decode side. Writer: the prefill side, rows of one layer at a time, each once, until it
-says `done` or its lease is over. Reader: the decode side, each row after the frame that names it, which is sent after the row was written.
-The memory serves one prompt and is never used for another, so a writer that is late writes where nobody reads.
+Each begins at a multiple of 64 bytes. Owner: the decode side. Writer: the prefill side, rows of one layer at a time,
+each once, until it says `done` or its lease is over. Reader: the decode side, each row after the frame that names it,
+which is sent after the row was written. The memory serves one prompt and is never used for another, so a writer that is
+late writes where nobody reads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,4 +113,5 @@ def describe(shapes: Sequence[LayerShape], vocabulary: int) -> list[object]:
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor in DRAM, where they lie."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    held: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(held)

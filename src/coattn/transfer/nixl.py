@@ -1,13 +1,15 @@
 """Bytes by NIXL, which writes into the other side's DRAM over what UCX finds: RDMA, shared memory or TCP.
 
-Where there is no RDMA the receiving process writes by itself for whoever sent, to an address that it does not check again.
-So memory is freed after its agent, and a transfer that did not end well ends its agent.
+A write may be under way when its lease runs out. So memory is freed after the agent that it was registered with: a
+transfer that did not end well ends its agent first.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import logging
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -31,6 +33,8 @@ def _agent() -> Any:
         raise UnsupportedError(
             f"nixl:// needs the package nixl, which cannot be imported: {error}.", 'Run `pip install "coattn[nixl]"`.'
         ) from None
+    if "NIXL_LOG_LEVEL" not in os.environ:
+        logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout, where data goes
     return nixl_agent(uuid.uuid4().hex, nixl_agent_config(backends=["UCX"]))
 
 

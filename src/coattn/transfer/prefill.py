@@ -117,7 +117,7 @@ class Job:
         if ready is None:
             return contextlib.nullcontext()
         device = ready.device
-        stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         stream.wait_event(ready)
         found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
         return found
@@ -141,7 +141,7 @@ class Sends(Probe):
         parts = [(span, x) for span, x in zip(spans, (k, v, asked), strict=True) if span.nbytes]
         ready = None
         if k.device.type == "cuda":
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(torch.cuda.current_stream(k.device))
         frame = {"op": "layer", "layer": layer, "rows": [start, end, rows.first, rows.last]}
         self.job.put(_Part(frame, parts, ready))
@@ -218,6 +218,10 @@ class PrefillServer:
     def stop(self) -> None:
         """Takes no more calls; what is being read goes on. From any thread, or a signal's handler."""
         self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
 
     def close(self, drain: float = 0.0) -> None:
         """Ends. What is being read may take up to `drain` seconds more."""

@@ -1,7 +1,7 @@
 """Memory that both processes map. It has no name, so nothing is left when they are killed.
 
-The decode side makes a memory file, seals its size (else the other side could be killed by pages that are gone) and sends
-its descriptor over the Unix socket. The system frees it when neither side maps it any more.
+The decode side makes a memory file, seals its size (else the other side could be killed by pages that are gone) and
+sends its descriptor over the Unix socket. The system frees it when neither side maps it any more.
 """
 
 from __future__ import annotations
