@@ -10,6 +10,7 @@ import base64
 import binascii
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from coattn.transfer.channel import Channel, ChannelError, Tick
 from coattn.transfer.transport import Frame, Parts, mark
 
 POLL = 2e-4
-"""Seconds between two looks at a write."""
+"""Seconds between two looks at what comes and goes."""
 
 
 def _agent() -> Any:
@@ -35,34 +36,54 @@ def _agent() -> Any:
         ) from None
     if "NIXL_LOG_LEVEL" not in os.environ:
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout, where data goes
-    return nixl_agent(uuid.uuid4().hex, nixl_agent_config(backends=["UCX"]))
+    # its own thread would take a whole core, also while there is nothing to do
+    return nixl_agent(uuid.uuid4().hex, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
 
 
 class NixlTarget:
-    """An agent, and memory that is registered with it while a prompt is read."""
+    """An agent, and memory that is registered with it while a prompt is read; meanwhile a thread keeps it going."""
 
     def __init__(self) -> None:
         self._agent = _agent()
         self._held: tuple[Any, Tensor] | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def take(self, nbytes: int) -> tuple[Tensor, Frame, int | None]:
         self.drop()
         memory = torch.empty(nbytes, dtype=torch.uint8)
         self._held = self._agent.register_memory(memory), memory
         told = {"address": memory.data_ptr(), "agent": base64.b64encode(self._agent.get_agent_metadata()).decode()}
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._go_on, name="coattn-nixl", daemon=True)
+        self._thread.start()
         return memory, told, None
 
     def land(self, channel: Channel, parts: Sequence[Tensor], tick: Tick) -> None: ...
 
     def drop(self) -> None:
+        self._rest()
         if self._held is not None:
             self._agent.deregister_memory(self._held[0])
             self._held = None
 
     def close(self) -> None:
+        self._rest()
         held, self._held = self._held, None
         self._agent = None  # before the memory that it may still write to
         del held
+
+    def _go_on(self) -> None:
+        agent = self._agent
+        while not self._stop.wait(POLL):
+            agent.get_new_notifs()
+
+    def _rest(self) -> None:
+        """Nobody uses the agent any more."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
 
 
 class NixlSource:
