@@ -21,7 +21,9 @@ from coattn.hf.load import Loaded
 from coattn.transfer.prefill import PrefillServer
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.transfer.processes", "coattn.serve.lifecycle", "coattn.transfer.nixl"])
+CONTEXT.set_forkserver_preload(
+    ["coattn.serve.lifecycle", "coattn.transfer.decode", "transformers.models.llama.modeling_llama", "httpx2"]
+)  # nothing that asks for a GPU: it could not be used after a fork
 READY = 120
 
 

@@ -87,9 +87,10 @@ def test_a_changed_byte_is_noticed(place: int) -> None:
         held[place] ^= 1
 
     server = frames(change)
-    with pytest.raises(ChannelError, match="changed|gone"):
-        for _ in range(2):
-            server.receive(quiet)
+    if place < 0:
+        assert server.receive(quiet) == {"op": "one"}
+    with pytest.raises(ChannelError, match="changed"):
+        server.receive(quiet)
 
 
 def test_frames_in_another_order_are_noticed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def test_every_byte_has_one_place(tokens: int) -> None:
     whole = [Rows(i, 0, tokens, 0, layout.queries) for i in range(len(SHAPES))]
     spans = sorted([*(s for rows in whole for s in layout.rows(rows)), layout.logits()], key=lambda s: s.offset)
     assert all(span.offset % ALIGN == 0 for span in spans)
-    for one, following in zip(spans, spans[1:], strict=False):
+    for one, following in pairwise(spans):
         assert 0 <= following.offset - (one.offset + one.nbytes) < ALIGN
     assert spans[-1].offset + spans[-1].nbytes == layout.size
 

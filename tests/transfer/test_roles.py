@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,9 +108,12 @@ def test_another_model_key_or_dtype_is_refused(local: PrefillServer) -> None:
                 made.check()
             with pytest.raises(TransferError, match=words):
                 made.read(prompt(20))
-    with coattn.LLM((small(), None), max_length=256) as engine, remote(engine, local) as made:
-        with pytest.raises(InputError, match="another tokenizer"):
-            made.check()
+    with (
+        coattn.LLM((small(), None), max_length=256) as engine,
+        remote(engine, local) as made,
+        pytest.raises(InputError, match="another tokenizer"),
+    ):
+        made.check()
 
 
 def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +140,9 @@ def test_nobody_there(local: PrefillServer) -> None:
         with RemotePrefill(engine, "tcp://127.0.0.1:1") as made:
             made.check()
             assert made.read(prompt(20)) == prompt(20)
-        with RemotePrefill(engine, "tcp://127.0.0.1:1", fallback=False) as made:
-            with pytest.raises(TransferError, match="cannot be reached"):
-                made.read(prompt(20))
+        alone = RemotePrefill(engine, "tcp://127.0.0.1:1", fallback=False)
+        with alone, pytest.raises(TransferError, match="cannot be reached"):
+            alone.read(prompt(20))
         with RemotePrefill(engine, ["tcp://127.0.0.1:1", str(local.address)], key=b"secret") as made:
             assert isinstance(made.read(prompt(20)), Prefilled), "the other address is asked"
 
