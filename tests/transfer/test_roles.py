@@ -58,7 +58,7 @@ def test_answers_are_those_of_one_process(other: tuple[str, Process], row: str) 
         assert process.mapped() == 0
 
 
-def test_what_was_handed_over_is_shared_and_let_go_of(other: tuple[str, Process]) -> None:
+def test_what_was_transferred_is_shared_and_let_go_of(other: tuple[str, Process]) -> None:
     kind, process = other
     with llm("cpu") as engine, RemotePrefill(engine, address(kind, process), lease=20) as remote:
         text = prompt(100)

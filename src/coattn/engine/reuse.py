@@ -73,7 +73,7 @@ class Reuse:
 
     def admit(self, request: Request) -> None:
         """A request has got an empty slot: it begins with what is stored of its tokens."""
-        if request.given is not None and not request.given.handed_over:
+        if request.given is not None and not request.given.transferred:
             return
         request.trail = trail = request.trail or Trail(self.root(request.salt))
         own = self.parked.pop(_number(request), None)

@@ -47,9 +47,9 @@ class Prefilled:
     """float32 `[1, vocabulary]`, after the last token."""
     read_by: str
     """Fingerprint of the model that read it."""
-    handed_over: bool = False
-    """Whether a request is its only owner: it is let go of once it is stored, and shares like a prompt read here. One
-    that loses its slot afterwards reads its tokens itself."""
+    transferred: bool = False
+    """Whether another process has read it for one request: it is let go of once it is stored, and shares like a prompt
+    that was read here. A request that loses its slot afterwards reads its tokens itself."""
 
     def save(self, path: str | Path) -> None:
         """Writes a safetensors file: `tokens`, `scales`, `logits`, and `k.N`, `v.N`, `q.N` of layer N."""

@@ -63,6 +63,8 @@ class Call:
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None
+        self._arrived: float | None = None
+        """When another process was asked to read the prompts: answers count their time from there."""
         self._told = 0
         """What the engine's thread has told of; it alone counts."""
         self._news = asyncio.Event()
@@ -80,6 +82,7 @@ class Call:
             if elsewhere is None:
                 return await run(threads, self._make, make)
             order = await run(threads, make, self.llm)
+            self._arrived = time.perf_counter()
             end = None if order.timeout is None else time.monotonic() + order.timeout
             prompts = await run(elsewhere.threads, self._read, elsewhere, order, end)
             return await run(threads, self._submit, replace(order, timeout=_left(end)), prompts)
@@ -195,7 +198,7 @@ class Call:
         submit: Callable[..., Handle] = partial(self.llm.submit, salt=order.salt)
         if order.session is not None:
             submit = self.llm.session(order.session, salt=order.salt, restore=False).submit_whole
-        return submit(
+        handle = submit(
             prompt,
             params,
             notify=self._note,
@@ -204,6 +207,9 @@ class Call:
             guide=None if order.guide is None else order.guide(),
             streams=order.streams,
         )
+        if self._arrived is not None:
+            handle.request.arrived = self._arrived
+        return handle
 
 
 def _left(end: float | None) -> float | None:

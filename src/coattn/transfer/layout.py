@@ -102,7 +102,7 @@ class Layout:
             tuple(scales),
             self.logits().of(memory),
             read_by,
-            handed_over=True,
+            transferred=True,
         )
 
 
