@@ -21,7 +21,7 @@ from coattn.transfer.decode import RemotePrefill
 from coattn.transfer.prefill import PrefillServer
 
 KINDS = ["shm", "tcp", "nixl"]
-ROWS = ["full", "cpu", "offload", "hgca", "scout", "hcattention", "quest", "pqcache"]
+ROWS = ["full", "cpu", "hgca", "scout", "hcattention", "pqcache"]
 ANSWER = greedy(12, ignore_eos=True)
 
 
@@ -48,13 +48,13 @@ def test_answers_are_those_of_one_process(other: tuple[str, Process], row: str) 
     # reuse is off, so that nothing of the first answer helps the second; the first prompt makes a codebook, if any
     with llm(row, chunk=300, reuse=False, **options(row)) as engine, RemotePrefill(engine, at, lease=20) as remote:
         engine.generate(prompt(90, seed=9), greedy(1))
-        for length in (1, 17, 200):
+        for length in (1, 200):
             here = engine.generate(prompt(length), ANSWER)[0]
             read = engine.report()["prefill_tokens"]
             there = engine.generate(remote.read(prompt(length)), ANSWER)[0]
             assert there.token_ids == here.token_ids
             assert engine.report()["prefill_tokens"] == read, "nothing is read again"
-        assert remote.report() == {"elsewhere_prompts": 3, "elsewhere_tokens": 218, "elsewhere_failed": 0}
+        assert remote.report() == {"elsewhere_prompts": 2, "elsewhere_tokens": 201, "elsewhere_failed": 0}
         assert process.mapped() == 0
 
 

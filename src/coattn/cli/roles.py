@@ -57,14 +57,15 @@ class Role:
     def key(self) -> bytes:
         return read_secret(self.key_file)
 
-    def attach(self, llm: LLM) -> None:
-        """With --role decode: others read prompts for this engine."""
+    def attach(self, llm: LLM, check: bool) -> None:
+        """With --role decode: others read prompts for this engine. check: raises InputError where they do not fit."""
         if self.name == "decode":
             from coattn.transfer.decode import RemotePrefill
 
             made = RemotePrefill(llm, self.addresses, key=self.key, lease=self.lease, fallback=self.fallback)
             made.attach()
-            made.check()
+            if check:
+                made.check()
 
 
 def role_options(command: F) -> F:

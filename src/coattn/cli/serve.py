@@ -115,11 +115,12 @@ def serve(
     def open_engine() -> LLM:
         from coattn.engine.llm import LLM
 
-        if not loaded:  # after a failure the weights are still there
+        first = not loaded
+        if first:  # after a failure the weights are still there
             loaded.append(engine.load())
         options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **params}
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
-        part.attach(llm)
+        part.attach(llm, check=first)
         if warm_up:
             llm.warm_up()
         name = llm.composed.method.name

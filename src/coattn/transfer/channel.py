@@ -45,6 +45,10 @@ class RefusedError(ChannelError):
     """The other side has another secret."""
 
 
+class GoneError(Exception):
+    """Nobody waits for this prompt any more."""
+
+
 class Channel:
     """One thread receives and one thread sends at a time."""
 

@@ -127,14 +127,13 @@ class Link:
             scales = self._receive(channel, self._target, layout, memory, watch)
             channel.send({"op": "release"}, watch)
             self._target.drop()
-        except ChannelError as error:
-            self.close()
-            raise TransferError(f"{self.address} was lost while it read a prompt: {error}.", WAKE) from None
         except _FailedError as error:
             raise TransferError(f"{self.address} could not read the prompt: {error}", "") from None
-        except BaseException:
+        except BaseException as error:
             self.close()  # in the middle of a frame, or with a writer that may still write
-            raise
+            if isinstance(error, CoattnError) or not isinstance(error, Exception):
+                raise
+            raise TransferError(f"{self.address} was lost while it read a prompt: {error}.", WAKE) from error
         return layout.prefilled(memory, tokens, scales, read_by(self._llm.model))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import UnsupportedError
-from coattn.transfer.channel import Channel, ChannelError, Tick
+from coattn.transfer.channel import Channel, ChannelError, GoneError, Tick
 from coattn.transfer.transport import Frame, Parts, mark
 
 POLL = 2e-4
@@ -37,7 +37,11 @@ def _agent() -> Any:
     if "NIXL_LOG_LEVEL" not in os.environ:
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout, where data goes
     # its own thread would take a whole core, also while there is nothing to do
-    return nixl_agent(uuid.uuid4().hex, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    chosen = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+    try:
+        return nixl_agent(uuid.uuid4().hex, chosen)
+    except Exception as error:  # NIXL has exceptions of its own
+        raise UnsupportedError(f"NIXL does not run here: {error}.", "Use tcp:// or shm://.") from error
 
 
 class NixlTarget:
@@ -119,9 +123,9 @@ class NixlSource:
         tick(0)
         try:
             self._write(own, theirs, tick)
-        except ChannelError:
+        except (ChannelError, GoneError):
             raise
-        except RuntimeError as error:
+        except Exception as error:
             raise ChannelError(f"NIXL could not write ({type(error).__name__})") from None
         channel.send(mark(frame, here), tick)
 

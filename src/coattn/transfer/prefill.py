@@ -28,7 +28,7 @@ from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
 from coattn.probe import Probe
 from coattn.transfer.address import Address, same_user
-from coattn.transfer.channel import TICK, Channel, ChannelError
+from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
 from coattn.transfer.layout import Layout, Rows, Span, describe, raw
 from coattn.transfer.lease import BEATS, LEAST, MOST, Lease
 from coattn.transfer.transport import Frame, Source, source
@@ -49,10 +49,6 @@ CALLERS = 64
 """Connections at a time."""
 AHEAD = 4
 """Layers that may wait to be sent, while later ones compute."""
-
-
-class GoneError(Exception):
-    """Nobody waits for this prompt any more."""
 
 
 @dataclass
