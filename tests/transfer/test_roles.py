@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,9 +128,24 @@ def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pyte
         if len(landed) == 7:
             parts[0].view(torch.uint8)[0, 0, 0] ^= 1
 
+    taken: list[weakref.ref[torch.Tensor]] = []
+    take = tcp.TcpTarget.take
+
+    def watched(self: Any, nbytes: int) -> Any:
+        found = take(self, nbytes)
+        taken.append(weakref.ref(found[0]))
+        return found
+
     monkeypatch.setattr(tcp.TcpTarget, "land", damage)
+    monkeypatch.setattr(tcp.TcpTarget, "take", watched)
     with llm() as engine, remote(engine, local) as made:
-        assert made.read(prompt(200)) == prompt(200)
+        gc.collect()
+        gc.disable()
+        try:
+            assert made.read(prompt(200)) == prompt(200)
+            assert [each() for each in taken] == [None], "the memory is free at once"
+        finally:
+            gc.enable()
         assert made.report()["elsewhere_failed"] == 1
         monkeypatch.setattr(decode, "PAUSE", 0.0)
         made._links[0].asleep = 0.0

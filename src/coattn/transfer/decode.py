@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,7 @@ class Link:
         return self._read(tokens, watch)
 
     def _read(self, tokens: Sequence[int], watch: _Watch) -> Prefilled:
+        memory: torch.Tensor | None = None
         try:
             channel = self.open(watch)
             assert self._target is not None
@@ -131,6 +133,8 @@ class Link:
             raise TransferError(f"{self.address} could not read the prompt: {error}", "") from None
         except BaseException as error:
             self.close()  # in the middle of a frame, or with a writer that may still write
+            memory = None
+            traceback.clear_frames(error.__traceback__)  # else the memory would live as long as the error
             if isinstance(error, CoattnError) or not isinstance(error, Exception):
                 raise
             raise TransferError(f"{self.address} was lost while it read a prompt: {error}.", WAKE) from error
@@ -253,7 +257,7 @@ class RemotePrefill:
         def gone() -> bool:
             return self._closed or (cancelled is not None and cancelled())
 
-        error: CoattnError = TransferError("No process that reads prompts can be reached.", WAKE)
+        why = "No process that reads prompts can be reached.", WAKE
         for link in self._awake():
             self._acquire(link, deadline, gone)
             try:
@@ -266,12 +270,12 @@ class RemotePrefill:
             except CoattnError as fault:
                 link.asleep = time.monotonic() + PAUSE
                 self.counts["elsewhere_failed"] += 1
-                error = fault
+                why = fault.sentence, fault.hint
                 log.warning("%s", fault.sentence)
             finally:
                 self._release(link)
         if not self._fallback:
-            raise TransferError(error.sentence, error.hint)
+            raise TransferError(*why)
         return ids
 
     def report(self) -> dict[str, int]:

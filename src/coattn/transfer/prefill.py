@@ -254,6 +254,7 @@ class PrefillServer:
                 self.counts["failed"] += 1
             finally:
                 job.read.set()
+                del job  # and what it has not sent
 
     def _read(self, job: Job) -> None:
         job.check()
