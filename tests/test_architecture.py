@@ -38,6 +38,7 @@ FLOORS = (
     ("method", "methods", "parts", "probe", "side", "runtime"),
     ("decode", "trace", "hf", "plan"),
     ("engine", "calibrate"),
+    ("transfer",),
     ("evaluate", "bench", "demo", "check", "serve", "chat"),
     ("cli",),
 )

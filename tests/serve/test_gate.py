@@ -8,8 +8,8 @@ import pytest
 from tests.cli.run import coattn
 from tests.serve.running import HELLO, serving
 
-from coattn.serve.gate import is_local
 from coattn.serve.settings import Settings
+from coattn.transfer.address import is_local
 
 PATHS = ("/ready", "/metrics", "/v1/models", "/v1/coattn/status", "/v1/coattn/live", "/openapi.json", "/nothing")
 

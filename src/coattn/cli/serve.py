@@ -9,6 +9,7 @@ import click
 
 from coattn.cli.options import Count, Engine, Number, engine_options, length_option
 from coattn.cli.output import err
+from coattn.cli.roles import Role, role_options, run_prefill
 from coattn.errors import ConfigError
 from coattn.serve.keys import KEY, read_keys
 from coattn.units import parse_bytes
@@ -43,6 +44,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 )
 @click.option("--warm-up", is_flag=True, help="Capture all decode steps before the first request.")
 @click.option("--verbose", is_flag=True, help="Also log what is of interest to developers.")
+@role_options
 def serve(
     engine: Engine,
     max_batch: int,
@@ -64,12 +66,25 @@ def serve(
     stall: float,
     warm_up: bool,
     verbose: bool,
+    role: str,
+    prefill_at: tuple[str, ...],
+    transfer_key_file: str | None,
+    lease: float,
+    no_fallback: bool,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page at /.
 
     /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
     /v1/coattn/status and /v1/coattn/live. SIGTERM lets running requests end; a second one does not.
+
+    With --role prefill there is no HTTP: prompts are read for processes with --role decode.
     """
+    part = Role(role, prefill_at, transfer_key_file, lease, not no_fallback)
+    part.check()
+    if part.prefill:
+        start_logging(verbose)
+        run_prefill(part, engine, chunk, drain)
+        return
     check_serve()
     row, params = engine.row, engine.params
     keys = read_keys(api_key_file)
@@ -77,9 +92,9 @@ def serve(
 
     import asyncio
 
-    from coattn.serve.gate import is_local
     from coattn.serve.lifecycle import Service
     from coattn.serve.settings import Settings
+    from coattn.transfer.address import is_local
 
     if port > 65535:
         raise ConfigError(f"--port is {port}, but ports end at 65535.", "Give a smaller one.")
@@ -105,10 +120,12 @@ def serve(
     def open_engine() -> LLM:
         from coattn.engine.llm import LLM
 
-        if not loaded:  # after a failure the weights are still there
+        first = not loaded
+        if first:  # after a failure the weights are still there
             loaded.append(engine.load())
         options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **disk, **params}
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
+        part.attach(llm, check=first)
         if warm_up:
             llm.warm_up()
         name = llm.composed.method.name

@@ -255,6 +255,8 @@ class Engine:
             if request.given is not None and stored < len(request.given.tokens):
                 known = min(work.end, len(request.given.tokens))
                 logits = self.runner.import_kv(request.slot, request.given, stored, known)
+                if request.given.transferred and known == len(request.given.tokens):
+                    request.given = None  # stored now: its memory is free
                 if known == work.end:
                     return logits if work.last else None
                 stored = known

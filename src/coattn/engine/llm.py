@@ -48,6 +48,8 @@ from coattn.units import parse_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from coattn.transfer.decode import RemotePrefill
+
 DEFAULT_LENGTH = 8192
 """max_length when neither the caller nor the model asks for less."""
 
@@ -101,6 +103,9 @@ class LLM:
     Use it in a `with` block, or call `close`; one that is forgotten closes itself. Until then the model belongs to the
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
+
+    elsewhere: RemotePrefill | None = None
+    """Who reads prompts for a server of this engine; set by `RemotePrefill.attach`."""
 
     def __init__(
         self,
@@ -348,6 +353,7 @@ class LLM:
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
+        elsewhere_prompts, elsewhere_tokens, elsewhere_failed: what other processes read, where some do.
         between_steps: decode steps between the layers of a prompt.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
@@ -367,6 +373,7 @@ class LLM:
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),
             "not_mixed": self.not_mixed,
+            **({} if self.elsewhere is None else self.elsewhere.report()),
             "audit": next((audit.report() for audit in self.runner.runtime.audits()), None),
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }

@@ -5,6 +5,7 @@ Nothing is copied but a window: a sequence that begins with stored blocks lists 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent import futures
@@ -91,7 +92,7 @@ class Reuse:
 
     def admit(self, request: Request) -> None:
         """A request has got an empty slot: it begins with what is stored of its tokens."""
-        if request.given is not None:
+        if request.given is not None and not request.given.transferred:
             return
         request.trail = trail = request.trail or Trail(self.root(request.salt))
         own = self.parked.pop(_number(request), None)
@@ -149,6 +150,14 @@ class Reuse:
             busy = node is not None and self.tables[0].busy(node.blocks[0])
             low, high = (middle, high) if busy else (low, middle - 1)
         return runtime.bytes_for(self.block * low)
+
+    def known(self, tokens: Sequence[int], salt: bytes) -> int:
+        """Tokens of a text that are stored now, from any thread: a moment later it may be fewer."""
+        if self.not_shared is not None:
+            return 0
+        keys: list[bytes] = []
+        extend_keys(keys, self.root(salt), tokens, self.block)
+        return self.block * bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
 
     def note(self, request: Request, start: int) -> None:
         """A request has read tokens from `start` on."""

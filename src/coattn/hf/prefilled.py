@@ -20,7 +20,7 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
 from coattn.hf.fingerprint import read_by as fingerprint
 from coattn.hf.forward import Session, longest
-from coattn.method import compose
+from coattn.method import Composed, compose
 from coattn.methods import METHODS
 from coattn.part import check_count
 from coattn.probe import Probe
@@ -47,6 +47,9 @@ class Prefilled:
     """float32 `[1, vocabulary]`, after the last token."""
     read_by: str
     """Fingerprint of the model that read it."""
+    transferred: bool = False
+    """Whether another process has read it for one request: it is let go of once it is stored, and shares like a prompt
+    that was read here. A request that loses its slot afterwards reads its tokens itself."""
 
     def save(self, path: str | Path) -> None:
         """Writes a safetensors file: `tokens`, `scales`, `logits`, and `k.N`, `v.N`, `q.N` of layer N."""
@@ -161,6 +164,54 @@ class KeptKV(Probe):
             self.on_layer()
 
 
+def check_length(model: PreTrainedModel, tokens: int) -> None:
+    """Raises InputError for a prompt that the model has no positions for."""
+    most = longest(model)
+    if most is not None and tokens >= most:
+        raise InputError(
+            f"The prompt has {tokens:,} tokens, but the model has only {most:,} positions.",
+            "Shorten it, or use a model with a longer context.",
+        )
+
+
+@torch.inference_mode()
+def read_prompt(
+    session: Session,
+    row: Composed,
+    ledger: Ledger,
+    tokens: Tensor,
+    ends: Sequence[int],
+    chunk: int,
+    probes: list[Probe],
+) -> dict[int, Tensor]:
+    """Reads tokens `[n]` under an exact row, a chunk at a time, before the eyes of `probes`.
+
+    -> by end: float32 logits `[1, vocabulary]` after so many tokens, on the model's device. Nothing stays stored.
+    """
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < session.vocabulary:
+        raise InputError(
+            f"The prompt has ids from {int(tokens.min()):,} to {int(tokens.max()):,}, but the model has "
+            f"{session.vocabulary:,} tokens.",
+            "Encode it with the model's own tokenizer.",
+        )
+    runtime = Runtime(session.layers, row, ledger, 1, len(tokens), probes=probes)
+    logits: dict[int, Tensor] = {}
+    try:
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk].to(session.device)
+            here = [end for end in set(ends) if start < end <= start + len(part)]
+            rows = torch.tensor([end - start - 1 for end in here], device=session.device) if here else None
+            runtime.begin(Step.of((0,), (start,), (len(part),)))
+            positions = torch.arange(start, start + len(part), device=session.device)
+            found = session.forward(runtime, part, positions, rows)
+            if found is not None:
+                logits |= {end: found[i : i + 1] for i, end in enumerate(here)}
+            runtime.commit()
+    finally:
+        runtime.release()
+    return logits
+
+
 def prefill(
     model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] | None = None
 ) -> Prefilled:
@@ -195,35 +246,11 @@ def prefill_ends(
     if not ends or not all(0 < end <= len(tokens) for end in ends):
         raise InputError(f"ends is {ends}, of a prompt of {len(tokens):,} tokens.", "Give lengths of its beginnings.")
     tokens = tokens[: max(ends)]
-    most = longest(model)
-    if most is not None and len(tokens) >= most:
-        raise InputError(
-            f"The prompt has {len(tokens):,} tokens, but the model has only {most:,} positions.",
-            "Shorten it, or use a model with a longer context.",
-        )
+    check_length(model, len(tokens))
     with Session(model) as session:
-        if not 0 <= int(tokens.min()) <= int(tokens.max()) < session.vocabulary:
-            raise InputError(
-                f"The prompt has ids from {int(tokens.min()):,} to {int(tokens.max()):,}, but the model has "
-                f"{session.vocabulary:,} tokens.",
-                "Encode it with the model's own tokenizer.",
-            )
         kept = KeptKV(len(session.layers), sorted(set(ends)), torch.device(device), on_layer)
-        runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, len(tokens), probes=[kept])
-        logits: dict[int, Tensor] = {}
-        try:
-            for start in range(0, len(tokens), chunk):
-                part = tokens[start : start + chunk].to(session.device)
-                here = [end for end in set(ends) if start < end <= start + len(part)]
-                rows = torch.tensor([end - start - 1 for end in here], device=session.device) if here else None
-                runtime.begin(Step.of((0,), (start,), (len(part),)))
-                positions = torch.arange(start, start + len(part), device=session.device)
-                found = session.forward(runtime, part, positions, rows)
-                if found is not None:
-                    logits |= {end: found[i : i + 1].to(device, copy=True) for i, end in enumerate(here)}
-                runtime.commit()
-        finally:
-            runtime.release()
+        found = read_prompt(session, compose(METHODS["full"]), Ledger(), tokens, ends, chunk, [kept])
+        logits = {end: row.to(device, copy=True) for end, row in found.items()}
     kv = [(torch.cat(k), torch.cat(v)) for k, v in kept.kv]
     return [
         Prefilled(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
@@ -18,7 +20,13 @@ from coattn.errors import BusyError, CoattnError
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
 
+if TYPE_CHECKING:
+    from coattn.hf.prefilled import Prefilled
+    from coattn.transfer.decode import RemotePrefill
+
 SEEDS = (1 << 64) - 1
+SOON = 1e-3
+"""Seconds that a request gets whose time is over: it ends as one that is late."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class Call:
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None
+        self._arrived: float | None = None
+        """When another process was asked to read the prompts: answers count their time from there."""
         self._told = 0
         """What the engine's thread has told of; it alone counts."""
         self._news = asyncio.Event()
@@ -62,9 +72,20 @@ class Call:
         engine.calls.add(self)
 
     async def open(self, make: Callable[[LLM], Order], threads: Executor) -> Order:
-        """Makes the order on another thread and puts it in line. Raises ApiError."""
+        """Makes the order on another thread and puts it in line. Raises ApiError.
+
+        Where another process reads prompts, it has read them before they are in line.
+        """
+        run = asyncio.get_running_loop().run_in_executor
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, self._submit, make)
+            elsewhere = self.llm.elsewhere
+            if elsewhere is None:
+                return await run(threads, self._make, make)
+            order = await run(threads, make, self.llm)
+            self._arrived = time.perf_counter()
+            end = None if order.timeout is None else time.monotonic() + order.timeout
+            prompts = await run(elsewhere.threads, self._read, elsewhere, order, end)
+            return await run(threads, self._submit, replace(order, timeout=_left(end)), prompts)
         except CoattnError as error:
             raise explain(error) from error
 
@@ -133,13 +154,27 @@ class Call:
             if not handle.done:
                 handle.cancel(later=True)
 
-    def _submit(self, make: Callable[[LLM], Order]) -> Order:
+    def _make(self, make: Callable[[LLM], Order]) -> Order:
         order = make(self.llm)
+        return self._submit(order, order.prompts)
+
+    def _read(self, elsewhere: RemotePrefill, order: Order, end: float | None) -> Sequence[list[int] | Prefilled]:
+        """The prompts as another process has read them; a session's turn is read where the session lies."""
+        if order.session is not None:
+            return order.prompts
+
+        def gone() -> bool:
+            return self.closed or self._error is not None
+
+        read = partial(elsewhere.read, cancelled=gone, salt=order.salt)
+        return [read(ids, timeout=_left(end)) for ids in order.prompts]
+
+    def _submit(self, order: Order, prompts: Sequence[list[int] | Prefilled]) -> Order:
         found: list[Handle] = []
         try:
-            for ids in order.prompts:
+            for prompt in prompts:
                 for index in range(order.choices):
-                    found.append(self._one(order, ids, index))
+                    found.append(self._one(order, prompt, index))
         except BaseException:
             for handle in found:
                 handle.cancel(later=True)
@@ -156,15 +191,15 @@ class Call:
         self._told += 1
         self.engine.note(self)
 
-    def _one(self, order: Order, ids: list[int], index: int) -> Handle:
+    def _one(self, order: Order, prompt: list[int] | Prefilled, index: int) -> Handle:
         params = order.params
         if index and params.seed is not None:
             params = replace(params, seed=(params.seed + index) & SEEDS)
         submit: Callable[..., Handle] = partial(self.llm.submit, salt=order.salt)
         if order.session is not None:
             submit = self.llm.session(order.session, salt=order.salt, restore=False).submit_whole
-        return submit(
-            ids,
+        handle = submit(
+            prompt,
             params,
             notify=self._note,
             priority=order.priority,
@@ -172,6 +207,14 @@ class Call:
             guide=None if order.guide is None else order.guide(),
             streams=order.streams,
         )
+        if self._arrived is not None:
+            handle.request.arrived = self._arrived
+        return handle
+
+
+def _left(end: float | None) -> float | None:
+    """Seconds until `end`, on the monotonic clock."""
+    return None if end is None else max(SOON, end - time.monotonic())
 
 
 def join(parts: Sequence[RequestOutput]) -> RequestOutput:

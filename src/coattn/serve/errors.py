@@ -7,7 +7,16 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
-from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, InputError, UnsupportedError
+from coattn.errors import (
+    BudgetError,
+    BusyError,
+    CoattnError,
+    ConfigError,
+    DeadlineError,
+    InputError,
+    TransferError,
+    UnsupportedError,
+)
 
 RETRY = {"Retry-After": "1"}
 TYPES = {
@@ -64,6 +73,8 @@ def explain(error: CoattnError) -> ApiError:
     message = f"{error.sentence} {error.hint}".strip()
     if isinstance(error, BusyError):
         return unavailable(message, "queue_full")
+    if isinstance(error, TransferError):
+        return unavailable(message, "prefill_unavailable")
     if isinstance(error, DeadlineError):
         return ApiError(504, message, kind="timeout_error", code="deadline_exceeded")
     if isinstance(error, BudgetError):

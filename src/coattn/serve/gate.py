@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import re
 import uuid
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coattn.serve.errors import ApiError
+from coattn.transfer.address import is_local
 
 PUBLIC = frozenset({"/health", "/"})
 """Paths that need no key."""
@@ -81,14 +81,6 @@ class Gate:
 def local_hosts(host: str) -> tuple[str, ...]:
     """The names under which a server that listens on `host` may be asked for without a key."""
     return ("localhost", "127.0.0.1", "::1", host) if is_local(host) else ()
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _host(value: str) -> str:

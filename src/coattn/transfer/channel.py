@@ -1,0 +1,211 @@
+"""Frames over a socket between two processes that share a secret.
+
+    both ways, first      MAGIC 8 | nonce 16          the side that was called speaks first
+    caller, then called   proof 32                    HMAC-SHA256 of the secret over who speaks and both nonces
+    then frames           length 4 | mark 32 | JSON   mark: HMAC over direction, number and JSON, keyed as the proofs
+                          payload                     raw; its length follows from the JSON
+
+The secret never crosses the socket, and frames cannot be changed, repeated or reordered unnoticed. What a payload is,
+the JSON says by its SHA-256, which whoever receives it compares. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+MAGIC = b"coattn1\n"
+NONCE, MARK = 16, 32
+HEADER = 1 << 20
+"""Most bytes of a frame's JSON."""
+PIECE = 1 << 20
+"""Bytes that are hashed in one go."""
+TICK = 0.05
+"""Seconds between two looks at leases and deadlines while a socket has nothing."""
+
+Tick = Callable[[int], None]
+"""Called with the bytes that just came, 0 when none did; raises to give up."""
+
+
+class ChannelError(Exception):
+    """The other side is gone, or what it says is not what it may say."""
+
+
+class RefusedError(ChannelError):
+    """The other side has another secret."""
+
+
+class GoneError(Exception):
+    """Nobody waits for this prompt any more."""
+
+
+class Channel:
+    """One thread receives and one thread sends at a time."""
+
+    def __init__(self, link: socket.socket, key: bytes, called: bool, tick: Tick) -> None:
+        """called: whether this side was called. Raises ChannelError; closes the socket then."""
+        self.link = link
+        self._sent = self._received = 0
+        try:
+            self._session = self._greet(key, called, tick)
+        except BaseException:
+            link.close()
+            raise
+        self._names = (b"called", b"caller") if called else (b"caller", b"called")
+
+    def send(
+        self, frame: dict[str, Any], tick: Tick, payload: Iterable[memoryview] = (), fd: int | None = None
+    ) -> None:
+        """fd: a file that the receiver gets a descriptor of; Unix sockets only. Raises ChannelError."""
+        text = json.dumps(frame).encode()
+        mark = self._mark(self._names[0], self._sent, text)
+        self._sent += 1
+        self._write(memoryview(struct.pack("!I", len(text)) + mark + text), tick)
+        if fd is not None:
+            with _faults():
+                socket.send_fds(self.link, [b"F"], [fd])
+        for part in payload:
+            self._write(part, tick)
+
+    def receive(self, tick: Tick) -> dict[str, Any]:
+        """The next frame, without its payload. Raises ChannelError."""
+        head = self._read(4 + MARK, tick)
+        (length,) = struct.unpack_from("!I", head)
+        if length > HEADER:
+            raise ChannelError("a frame is too long")
+        text = self._read(length, tick)
+        if not hmac.compare_digest(head[4:], self._mark(self._names[1], self._received, text)):
+            raise ChannelError("a frame was changed on its way")
+        self._received += 1
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ChannelError("a frame is not JSON") from None
+        if not isinstance(found, dict) or not isinstance(found.get("op"), str):
+            raise ChannelError("a frame says nothing")
+        return found
+
+    def receive_fd(self, tick: Tick) -> int:
+        """The descriptor that was sent with the last frame."""
+        self._wait(select.POLLIN, tick)
+        with _faults():
+            _, fds, _, _ = socket.recv_fds(self.link, 1, 1)
+        if len(fds) != 1:
+            raise ChannelError("there is no descriptor")
+        return int(fds[0])
+
+    def read_into(self, view: memoryview, tick: Tick) -> None:
+        """A part of a payload, straight to where it belongs. Raises ChannelError."""
+        done = 0
+        while done < len(view):
+            try:
+                with _faults():
+                    count = self.link.recv_into(view[done:], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLIN, tick)
+                continue
+            if not count:
+                raise ChannelError("the other side is gone")
+            done += count
+            tick(count)
+
+    def shutdown(self) -> None:
+        """Wakes whoever waits on the socket, here and there. From any thread."""
+        with contextlib.suppress(OSError):
+            self.link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Only when no other thread uses it."""
+        self.shutdown()
+        self.link.close()
+
+    def _greet(self, key: bytes, called: bool, tick: Tick) -> bytes:
+        own = os.urandom(NONCE)
+        if called:
+            self._write(memoryview(MAGIC + own), tick)
+        greeting = self._read(len(MAGIC) + NONCE, tick)
+        if greeting[: len(MAGIC)] != MAGIC:
+            raise ChannelError("it speaks another protocol")
+        other = greeting[len(MAGIC) :]
+        if not called:
+            self._write(memoryview(MAGIC + own), tick)
+        nonces = own + other if called else other + own
+
+        def proof(who: bytes) -> bytes:
+            return hmac.digest(key, who + nonces, "sha256")
+
+        if called:
+            if not hmac.compare_digest(self._read(MARK, tick), proof(b"caller")):
+                self._write(memoryview(bytes(MARK)), tick)  # a refusal, and no lost connection
+                raise RefusedError("it has another key")
+            self._write(memoryview(proof(b"called")), tick)
+        else:
+            self._write(memoryview(proof(b"caller")), tick)
+            if not hmac.compare_digest(self._read(MARK, tick), proof(b"called")):
+                raise RefusedError("it has another key")
+        return proof(b"frames")
+
+    def _mark(self, who: bytes, number: int, text: bytes) -> bytes:
+        return hmac.digest(self._session, who + struct.pack("!Q", number) + text, "sha256")
+
+    def _read(self, count: int, tick: Tick) -> bytes:
+        held = bytearray(count)
+        self.read_into(memoryview(held), tick)
+        return bytes(held)
+
+    def _write(self, view: memoryview, tick: Tick) -> None:
+        view, done = view.cast("B") if view.format != "B" else view, 0
+        while done < len(view):
+            try:
+                with _faults():
+                    count = self.link.send(view[done:], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, tick)
+                continue
+            done += count  # what was sent says nothing of who receives: no tick
+
+    def _wait(self, event: int, tick: Tick) -> None:
+        with _faults():
+            poller = select.poll()
+            poller.register(self.link, event)
+            poller.poll(1e3 * TICK)
+        tick(0)
+
+
+@contextlib.contextmanager
+def _faults() -> Any:
+    """What a socket raises when the other side is gone, or this one was closed."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise ChannelError(f"the connection is lost ({said})") from None
+
+
+def digest(parts: Iterable[memoryview]) -> str:
+    """SHA-256 over the SHA-256 of each piece of each part: pieces are hashed side by side."""
+    pieces = [part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)]
+    few = len(pieces) < 2
+    found = map(_hash, pieces) if few else _hashers().map(_hash, pieces)
+    return hashlib.sha256(b"".join(found)).hexdigest()
+
+
+def _hash(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()
+
+
+@cache
+def _hashers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "coattn-hash")

@@ -1,0 +1,117 @@
+"""Where everything of one prompt lies in one piece of memory, the same on both sides.
+
+    layer 0: K [tokens, kv_heads, d] | V like K | last queries [queries, q_heads, d]
+    layer 1: ...
+    logits [vocabulary] float32
+
+Each begins at a multiple of 64 bytes. Owner: the decode side. Writer: the prefill side, rows of one layer at a time,
+each once, until it says `done` or its lease is over. Reader: the decode side, each row after the frame that names it,
+which is sent after the row was written. The memory serves one prompt and is never used for another, so a writer that is
+late writes where nobody reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.hf.prefilled import QUERIES, Prefilled
+from coattn.types import LayerShape
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one layer: tokens `start .. end`, and of the last queries `first .. last`."""
+
+    layer: int
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tensor somewhere in the memory."""
+
+    offset: int
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+    def of(self, memory: Tensor) -> Tensor:
+        """The tensor as a view of `memory` uint8."""
+        return memory[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.size)
+
+
+class Layout:
+    """Offsets in bytes. Made of what both sides have compared: the shapes of the layers and of the vocabulary."""
+
+    def __init__(self, shapes: Sequence[LayerShape], vocabulary: int, tokens: int) -> None:
+        self.shapes, self.vocabulary, self.tokens = tuple(shapes), vocabulary, tokens
+        self.queries = min(tokens, QUERIES)
+        self._starts: list[tuple[int, int, int]] = []
+        end = 0
+        for shape in self.shapes:
+            kv = tokens * shape.token_bytes // 2
+            starts = []
+            for size in (kv, kv, self.queries * shape.q_heads * shape.head_dim * shape.dtype.itemsize):
+                starts.append(end)
+                end += -(-size // ALIGN) * ALIGN
+            self._starts.append((starts[0], starts[1], starts[2]))
+        self._logits = end
+        self.size = end + 4 * vocabulary
+        """Bytes in all."""
+
+    def rows(self, which: Rows) -> tuple[Span, Span, Span]:
+        """K, V and queries of some rows of a layer."""
+        k, v, q = self._starts[which.layer]
+        shape = self.shapes[which.layer]
+
+        def span(base: int, start: int, end: int, heads: int) -> Span:
+            row = heads * shape.head_dim * shape.dtype.itemsize
+            return Span(base + start * row, (end - start, heads, shape.head_dim), shape.dtype)
+
+        return (
+            span(k, which.start, which.end, shape.kv_heads),
+            span(v, which.start, which.end, shape.kv_heads),
+            span(q, which.first, which.last, shape.q_heads),
+        )
+
+    def logits(self) -> Span:
+        return Span(self._logits, (1, self.vocabulary), torch.float32)
+
+    def prefilled(self, memory: Tensor, tokens: Sequence[int], scales: Sequence[float], read_by: str) -> Prefilled:
+        """The prompt, where it lies: its tensors keep the memory."""
+        whole = [self.rows(Rows(i, 0, self.tokens, 0, self.queries)) for i in range(len(self.shapes))]
+        found = [(k.of(memory), v.of(memory), q.of(memory)) for k, v, q in whole]
+        return Prefilled(
+            tuple(tokens),
+            tuple((k, v) for k, v, _ in found),
+            tuple(q for _, _, q in found),
+            tuple(scales),
+            self.logits().of(memory),
+            read_by,
+            transferred=True,
+        )
+
+
+def describe(shapes: Sequence[LayerShape], vocabulary: int) -> list[object]:
+    """What a layout is made of, for the other side to compare."""
+    return [vocabulary, *([s.kv_heads, s.q_heads, s.head_dim, str(s.dtype)] for s in shapes)]
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in DRAM, where they lie."""
+    held: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(held)

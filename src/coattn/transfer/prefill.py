@@ -1,0 +1,377 @@
+"""The prefill side: reads prompts for other processes, and sends each layer while the next ones compute."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.errors import CoattnError, ConfigError, UnsupportedError
+from coattn.hf.fingerprint import fingerprints
+from coattn.hf.forward import Session, longest
+from coattn.hf.prefilled import check_length, read_prompt
+from coattn.method import Method, compose
+from coattn.methods import find_method
+from coattn.part import MOST as MOST_TOKENS
+from coattn.part import check_count
+from coattn.probe import Probe
+from coattn.transfer.address import Address, same_user
+from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
+from coattn.transfer.layout import Layout, Rows, Span, describe, raw
+from coattn.transfer.lease import BEATS, LEAST, MOST, Lease
+from coattn.transfer.transport import Frame, Source, source
+from coattn.types import Step
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from coattn.hf.load import Loaded
+
+log = logging.getLogger("coattn.transfer")
+
+FORMAT = 1
+COMPARED = ("configuration", "weights", "tokenizer")
+"""Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
+GREETING = 5.0
+"""Seconds in which a caller must have said who it is."""
+CALLERS = 64
+"""Connections at a time."""
+AHEAD = 4
+"""Layers that may wait to be sent, while later ones compute."""
+
+
+@dataclass
+class _Part:
+    """What is to be sent: a frame, the tensors it names, and what they wait for on a GPU."""
+
+    frame: Frame
+    parts: list[tuple[Span, Tensor]]
+    ready: Any = None
+    last: bool = False
+
+
+class Job:
+    """One prompt for one caller."""
+
+    def __init__(self, channel: Channel, way: Source, tokens: Tensor, layout: Layout, lease: Lease) -> None:
+        self.channel, self.way, self.tokens, self.layout, self.lease = channel, way, tokens, layout, lease
+        self._parts: queue.Queue[_Part] = queue.Queue(AHEAD)
+        self._streams: dict[torch.device, Any] = {}
+        self.read = threading.Event()
+        """Set when the model is no longer used for it."""
+
+    def check(self, _: int = 0) -> None:
+        if self.lease.over:
+            raise GoneError
+
+    def put(self, part: _Part) -> None:
+        """Hands something to the thread that sends; waits while too much waits there. Raises GoneError."""
+        while True:
+            self.check()
+            with contextlib.suppress(queue.Full):
+                return self._parts.put(part, timeout=TICK)
+
+    def send(self) -> None:
+        """On a thread of its own: sends what comes, and heartbeats when nothing does."""
+        try:
+            while True:
+                self.check()
+                try:
+                    part = self._parts.get(timeout=self.lease.seconds / BEATS)
+                except queue.Empty:
+                    self.channel.send({"op": "beat"}, self.check)
+                    continue
+                with self._on_side_stream(part.ready):
+                    if part.parts:
+                        self.way.put(self.channel, part.frame, part.parts, self.check)
+                    else:
+                        self.channel.send(part.frame, self.check)
+                if part.last:
+                    return
+        except (ChannelError, GoneError):
+            pass
+        except Exception:
+            log.exception("A prompt could not be sent.")
+        else:
+            return
+        self.lease.drop()
+        self.channel.shutdown()
+
+    def _on_side_stream(self, ready: Any) -> contextlib.AbstractContextManager[Any]:
+        """Copies from a GPU wait for their own layer alone, not for those that were launched after it."""
+        if ready is None:
+            return contextlib.nullcontext()
+        device = ready.device
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        stream.wait_event(ready)
+        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return found
+
+
+class Sends(Probe):
+    """Hands every layer's keys and values to a job as soon as they are known, before the layer attends."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.scales = job, [1.0] * len(job.layout.shapes)
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        self.scales[layer] = scale
+        layout = self.job.layout
+        (start,) = step.history
+        heard = layout.tokens - layout.queries
+        end = start + len(k)
+        rows = Rows(layer, start, end, max(heard, start) - heard, max(heard, end) - heard)
+        asked = q[max(heard, start) - start :].clone()
+        spans = layout.rows(rows)
+        parts = [(span, x) for span, x in zip(spans, (k, v, asked), strict=True) if span.nbytes]
+        ready = None
+        if k.device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(k.device))
+        frame = {"op": "layer", "layer": layer, "rows": [start, end, rows.first, rows.last]}
+        self.job.put(_Part(frame, parts, ready))
+
+
+class PrefillServer:
+    """Reads prompts at an address, one at a time, from `__init__` to `close`; the model belongs to it until then.
+
+    loaded: the model. address: `tcp://HOST:PORT` (also for nixl://; port 0 takes a free one) or `shm:///PATH`.
+    key: the secret that callers must have; needed where others than this machine could call.
+    method: an exact row that prompts are read under; gpu_kv, host_kv, params: for it. chunk: tokens read at a time.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        address: str,
+        *,
+        key: bytes = b"",
+        method: str | Method = "full",
+        gpu_kv: int | float | str | None = None,
+        host_kv: int | float | str | None = None,
+        chunk: int = 2048,
+        **params: Any,
+    ) -> None:
+        check_count("chunk", chunk, 1)
+        self.row = exact_row(method, **params)
+        self._budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
+        given = Address.of(address)
+        given.check_key(key)
+        self._key, self._chunk = key, chunk
+        with contextlib.ExitStack() as undo:
+            self._session = undo.enter_context(Session(loaded.model))
+            self._fingerprints = fingerprints(loaded.model, loaded.tokenizer)
+            self._socket = undo.enter_context(contextlib.closing(given.listen()))
+            self._undo = undo.pop_all()
+        port = given.port if given.kind == "shm" else self._socket.getsockname()[1]
+        self.address = Address(given.kind, given.host, port, given.path)
+        self.counts = {"prompts": 0, "tokens": 0, "failed": 0}
+        """Prompts that were read to their end, their tokens, and those that were not."""
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._callers: dict[socket.socket, Channel | None] = {}
+        self._active = 0
+        """Prompts that a caller waits for."""
+        self._count = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._model = threading.Thread(target=self._read_all, name="coattn-prefill", daemon=True)
+        self._model.start()
+
+    def serve(self) -> None:
+        """Takes calls until `stop`."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        while not self._stopping.is_set():
+            if not poller.poll(1e3 * TICK):
+                continue
+            try:
+                link, _ = self._socket.accept()
+            except OSError:
+                continue
+            if len(self._callers) >= CALLERS or (link.family == socket.AF_UNIX and not same_user(link)):
+                link.close()
+                continue
+            if link.family != socket.AF_UNIX:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setblocking(True)
+            self._callers[link] = None
+            self._threads = [each for each in self._threads if each.is_alive()]
+            self._threads.append(threading.Thread(target=self._talk, args=(link,), daemon=True))
+            self._threads[-1].start()
+
+    def stop(self) -> None:
+        """Takes no more calls; what is being read goes on. From any thread, or a signal's handler."""
+        self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def close(self, drain: float = 0.0) -> None:
+        """Ends. What is being read may take up to `drain` seconds more."""
+        self.stop()
+        end = time.monotonic() + drain
+        while time.monotonic() < end and self._active:
+            time.sleep(TICK)
+        for channel in list(self._callers.values()):
+            if channel is not None:
+                channel.shutdown()
+        for thread in self._threads:
+            thread.join(GREETING)
+        self._jobs.put(None)
+        self._model.join()
+        self._undo.close()
+        if self.address.kind == "shm":
+            with contextlib.suppress(OSError):
+                os.unlink(self.address.path)
+
+    def __enter__(self) -> PrefillServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_all(self) -> None:
+        """The thread of the model: one prompt after the other."""
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._read(job)
+                self.counts["prompts"] += 1
+                self.counts["tokens"] += len(job.tokens)
+            except GoneError:
+                self.counts["failed"] += 1
+            finally:
+                job.read.set()
+                del job  # and what it has not sent
+
+    def _read(self, job: Job) -> None:
+        job.check()
+        probe = Sends(job)
+        try:
+            ends = [len(job.tokens)]
+            check_length(self._session.model, ends[0])
+            logits = read_prompt(
+                self._session, self.row, Ledger(*self._budgets), job.tokens, ends, self._chunk, [probe]
+            )[ends[0]]
+        except GoneError:
+            raise
+        except Exception as error:
+            if not isinstance(error, CoattnError):
+                log.exception("A prompt could not be read.")
+            said = error.sentence if isinstance(error, CoattnError) else f"The step failed: {type(error).__name__}."
+            job.put(_Part({"op": "failed", "why": said}, [], last=True))
+            raise GoneError from None
+        here = logits.float().cpu()
+        job.put(_Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)], last=True))
+
+    def _talk(self, link: socket.socket) -> None:
+        """The thread of one caller."""
+        end = time.monotonic() + GREETING
+
+        def in_time(_: int) -> None:
+            if time.monotonic() > end:
+                raise ChannelError("it says nothing")
+
+        way: Source | None = None
+        channel: Channel | None = None
+        try:
+            self._callers[link] = channel = Channel(link, self._key, called=True, tick=in_time)
+            way = self._agree(channel, in_time)
+            while way is not None and not self._stopping.is_set():
+                frame = channel.receive(self._idle)
+                if frame["op"] == "read":
+                    self._serve_one(channel, way, frame)
+        except (ChannelError, GoneError) as error:
+            log.debug("A caller is gone: %s.", error)
+        finally:
+            if way is not None:
+                way.close()
+            if channel is not None:
+                channel.close()
+            self._callers.pop(link, None)
+
+    def _idle(self, _: int) -> None:
+        if self._stopping.is_set():
+            raise ChannelError("this side stops")
+
+    def _agree(self, channel: Channel, tick: Callable[[int], None]) -> Source | None:
+        """Compares what both sides are. None: they do not fit, and the caller was told why."""
+        frame = channel.receive(tick)
+        why, way = self._mismatch(frame), None
+        if why is None:
+            try:
+                way = source(str(frame.get("kind")))
+            except UnsupportedError as error:
+                why = error.sentence
+        channel.send({"op": "opened"} if way is not None else {"op": "refused", "why": why}, tick)
+        return way
+
+    def _mismatch(self, frame: Frame) -> str | None:
+        if frame["op"] != "open" or frame.get("format") != FORMAT:
+            return f"It speaks another version than {FORMAT} of this protocol."
+        theirs = frame.get("fingerprints")
+        wrong = [k for k in COMPARED if not isinstance(theirs, dict) or theirs.get(k) != self._fingerprints[k]]
+        if wrong:
+            return f"It has another {' and another '.join(wrong)}."
+        if frame.get("shapes") != describe(self._session.layers, self._session.vocabulary):
+            return "Its layers have other shapes or another dtype."
+        if (frame.get("kind") == "shm") != (self.address.kind == "shm"):
+            return f"It is reached by {self.address.kind}."
+        return None
+
+    def _serve_one(self, channel: Channel, way: Source, frame: Frame) -> None:
+        count, seconds = frame.get("tokens"), frame.get("lease")
+        most = longest(self._session.model) or MOST_TOKENS
+        if type(count) is not int or not 0 < count <= most or not isinstance(seconds, int | float):
+            raise ChannelError("it asks for nothing that could be read")
+        lease = Lease(min(MOST, max(LEAST, float(seconds))))
+        layout = Layout(self._session.layers, self._session.vocabulary, count)
+
+        def heard(n: int) -> None:
+            if n:
+                lease.renew()
+            if lease.over:
+                raise ChannelError("its lease is over")
+
+        way.begin(channel, frame, layout.size, heard)
+        ids = torch.empty(count, dtype=torch.int32)
+        channel.read_into(raw(ids), heard)
+        job = Job(channel, way, ids.long(), layout, lease)
+        sender = threading.Thread(target=job.send, name="coattn-send", daemon=True)
+        with self._count:
+            self._active += 1
+        self._jobs.put(job)
+        sender.start()
+        try:
+            while channel.receive(heard)["op"] != "release":
+                pass
+        finally:
+            lease.drop()  # whatever the end was: nothing is written from here on
+            sender.join()
+            job.read.wait()
+            way.end()
+            with self._count:
+                self._active -= 1
+
+
+def exact_row(method: str | Method, **params: Any) -> Any:
+    """The composed row. Raises ConfigError where it does not read prompts exactly."""
+    row = compose(find_method(method), **params)
+    if not row.exact:
+        raise ConfigError(
+            f"Prompts are read exactly for others, but method {row.method.name!r} is not exact.",
+            "Use full, cpu or offload on the side that reads; the other side may have any method.",
+        )
+    return row

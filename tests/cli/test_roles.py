@@ -1,0 +1,87 @@
+"""`coattn serve --role`: what is refused before a model is loaded, and a process that reads for another."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.run import coattn
+from tests.engine.small import prompt, small, tokenizer
+
+from coattn import LLM
+from coattn.hf.prefilled import Prefilled
+from coattn.transfer.decode import RemotePrefill
+
+HERE = "tcp://127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--role", "prefill"], "--role prefill needs an address"),
+        (["--role", "decode"], "--role decode needs an address"),
+        (["--prefill-at", HERE], "reads its prompts itself"),
+        (["--role", "prefill", "--prefill-at", HERE, "--prefill-at", HERE], "listens at one address"),
+        (["--role", "prefill", "--prefill-at", "127.0.0.1:1"], "is no address"),
+        (["--role", "prefill", "--prefill-at", "tcp://0.0.0.0:0"], "there is no key"),
+        (["--role", "decode", "--prefill-at", "nixl://machine.example:1"], "there is no key"),
+        (["--role", "prefill", "--prefill-at", HERE, "--method", "scout"], "not exact"),
+        (["--role", "prefill", "--prefill-at", HERE, "--weights-on-gpu", "0.5"], "does not know it"),
+        (["--role", "prefill", "--prefill-at", HERE, "--lease", "0"], "--lease"),
+        (["--role", "reader"], "--role"),
+    ],
+)
+def test_refused_in_one_sentence(options: list[str], words: str) -> None:
+    done = coattn("serve", *options)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert "hint:" in done.stderr
+
+
+def test_an_empty_key_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("\n")
+    options = ["--role", "prefill", "--prefill-at", HERE]
+    assert "is empty" in coattn("serve", *options, "--transfer-key-file", str(tmp_path / "key")).stderr
+    monkeypatch.setenv("COATTN_TRANSFER_KEY", " ")
+    assert "is empty" in coattn("serve", *options).stderr
+
+
+def test_a_process_reads_until_it_is_told_to_end(tmp_path: Path) -> None:
+    small().cpu().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "key").write_text("secret\n")
+    place = f"shm://{tmp_path / 'socket'}"
+    command = [
+        sys.executable,
+        "-m",
+        "coattn",
+        "serve",
+        "--role",
+        "prefill",
+        "--prefill-at",
+        place,
+        "--dtype",
+        "float32",
+    ]
+    more = ["--model", str(tmp_path / "model"), "--transfer-key-file", str(tmp_path / "key"), "--device", "cpu"]
+    process = subprocess.Popen([*command, *more], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if line.startswith("ready:"))
+        assert place in said
+        with (
+            LLM(tmp_path / "model", max_length=256, dtype="float32", device="cpu") as engine,
+            RemotePrefill(engine, place, key=b"secret") as remote,
+        ):
+            remote.check()
+            assert isinstance(remote.read(prompt(60)), Prefilled)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert remote.read(prompt(61)) == prompt(61)
+        assert not (tmp_path / "socket").exists()
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,213 @@
+"""A prompt that another process has read is answered like one that was read here; what went wrong there never shows."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.rows import options
+from tests.engine.small import greedy, llm, prompt, small, tokenizer
+from tests.transfer.processes import Process, address, reading
+
+from coattn.errors import ConfigError, DeadlineError, InputError, TransferError
+from coattn.hf.load import Loaded
+from coattn.hf.prefilled import Prefilled
+from coattn.transfer import decode, tcp
+from coattn.transfer.decode import RemotePrefill
+from coattn.transfer.prefill import PrefillServer
+
+KINDS = ["shm", "tcp", "nixl"]
+ROWS = ["full", "cpu", "hgca", "scout", "hcattention", "pqcache"]
+ANSWER = greedy(12, ignore_eos=True)
+
+
+def usable(kind: str) -> None:
+    if kind == "nixl" and importlib.util.find_spec("nixl") is None:
+        pytest.skip("needs nixl: the extra nixl")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Process]]:
+    usable(request.param)
+    with reading(request.param, tmp_path_factory.mktemp("reads")) as process:
+        yield request.param, process
+
+
+@pytest.mark.parametrize(
+    ("other", "row"),
+    [*(("shm", row) for row in ROWS), *(("tcp", row) for row in ROWS), ("nixl", "cpu")],
+    indirect=["other"],
+)
+def test_answers_are_those_of_one_process(other: tuple[str, Process], row: str) -> None:
+    kind, process = other
+    at = address(kind, process)
+    # reuse is off, so that nothing of the first answer helps the second; the first prompt makes a codebook, if any
+    with llm(row, chunk=300, reuse=False, **options(row)) as engine, RemotePrefill(engine, at, lease=20) as remote:
+        engine.generate(prompt(90, seed=9), greedy(1))
+        for length in (1, 200):
+            here = engine.generate(prompt(length), ANSWER)[0]
+            read = engine.report()["prefill_tokens"]
+            there = engine.generate(remote.read(prompt(length)), ANSWER)[0]
+            assert there.token_ids == here.token_ids
+            assert engine.report()["prefill_tokens"] == read, "nothing is read again"
+        assert remote.report() == {"elsewhere_prompts": 2, "elsewhere_tokens": 201, "elsewhere_failed": 0}
+        assert process.mapped() == 0
+
+
+def test_what_was_transferred_is_shared_and_let_go_of(other: tuple[str, Process]) -> None:
+    kind, process = other
+    with llm("cpu") as engine, RemotePrefill(engine, address(kind, process), lease=20) as remote:
+        text = prompt(100)
+        given = remote.read(text)
+        assert isinstance(given, Prefilled)
+        handle = engine.submit(given, ANSWER)
+        first = handle.result()
+        assert handle.request.given is None
+        again = remote.read([*text, 1, 2, 3])  # most of it is stored here
+        assert again == [*text, 1, 2, 3]
+        assert engine.generate(again, ANSWER)[0].cached_tokens == 96
+        assert engine.generate(remote.read(text), ANSWER)[0].token_ids == first.token_ids
+        # a hit, and the rest of what was handed over
+        longer = [*text, *prompt(120, seed=5)]
+        there = engine.generate(remote.read(longer), ANSWER)[0]
+        assert there.cached_tokens == 96
+        with llm("cpu") as alone:
+            assert there.token_ids == alone.generate(longer, ANSWER)[0].token_ids
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[PrefillServer]:
+    """In this process, so that a test can reach into it."""
+    server = PrefillServer(Loaded(small(), tokenizer(), "small", None), "tcp://127.0.0.1:0", key=b"secret", chunk=16)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield server
+    server.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def remote(engine: Any, server: PrefillServer, **more: Any) -> RemotePrefill:
+    return RemotePrefill(engine, str(server.address), **{"key": b"secret", **more})
+
+
+def test_another_model_key_or_dtype_is_refused(local: PrefillServer) -> None:
+    import coattn
+
+    with llm() as engine, remote(engine, local, key=b"other") as made:
+        with pytest.raises(InputError, match="another key"):
+            made.check()
+        assert made.read(prompt(20)) == prompt(20), "then it is read here"
+    for model, words in ((small(seed=1), "another weights"), (small().to(torch.bfloat16), "another weights")):
+        with coattn.LLM((model, tokenizer()), max_length=256) as engine, remote(engine, local, fallback=False) as made:
+            with pytest.raises(InputError, match=words):
+                made.check()
+            with pytest.raises(TransferError, match=words):
+                made.read(prompt(20))
+    with (
+        coattn.LLM((small(), None), max_length=256) as engine,
+        remote(engine, local) as made,
+        pytest.raises(InputError, match="another tokenizer"),
+    ):
+        made.check()
+
+
+def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    landed: list[int] = []
+    real = tcp.TcpTarget.land
+
+    def damage(self: Any, channel: Any, parts: Any, tick: Any) -> None:
+        real(self, channel, parts, tick)
+        landed.append(1)
+        if len(landed) == 7:
+            parts[0].view(torch.uint8)[0, 0, 0] ^= 1
+
+    taken: list[weakref.ref[torch.Tensor]] = []
+    take = tcp.TcpTarget.take
+
+    def watched(self: Any, nbytes: int) -> Any:
+        found = take(self, nbytes)
+        taken.append(weakref.ref(found[0]))
+        return found
+
+    monkeypatch.setattr(tcp.TcpTarget, "land", damage)
+    monkeypatch.setattr(tcp.TcpTarget, "take", watched)
+    with llm() as engine, remote(engine, local) as made:
+        gc.collect()
+        gc.disable()
+        try:
+            assert made.read(prompt(200)) == prompt(200)
+            assert [each() for each in taken] == [None], "the memory is free at once"
+        finally:
+            gc.enable()
+        assert made.report()["elsewhere_failed"] == 1
+        monkeypatch.setattr(decode, "PAUSE", 0.0)
+        made._links[0].asleep = 0.0
+        assert isinstance(made.read(prompt(200)), Prefilled), "the next one is right"
+
+
+def test_nobody_there(local: PrefillServer) -> None:
+    with llm() as engine:
+        with RemotePrefill(engine, "tcp://127.0.0.1:1") as made:
+            made.check()
+            assert made.read(prompt(20)) == prompt(20)
+        alone = RemotePrefill(engine, "tcp://127.0.0.1:1", fallback=False)
+        with alone, pytest.raises(TransferError, match="cannot be reached"):
+            alone.read(prompt(20))
+        with RemotePrefill(engine, ["tcp://127.0.0.1:1", str(local.address)], key=b"secret") as made:
+            assert isinstance(made.read(prompt(20)), Prefilled), "the other address is asked"
+
+
+def test_what_cannot_be_read_there_is_said(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    with llm() as engine, remote(engine, local, fallback=False) as made:
+        monkeypatch.setattr("coattn.transfer.prefill.read_prompt", broken)
+        with pytest.raises(TransferError, match="could not read the prompt: The step failed: RuntimeError"):
+            made.read(prompt(20))
+        monkeypatch.undo()
+        made._links[0].asleep = 0.0
+        assert isinstance(made.read(prompt(20)), Prefilled), "the connection is still good"
+
+
+def test_deadlines_and_cancelling_end_a_wait(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+
+    def slow(*_: Any) -> None:
+        hold.wait(20)
+        raise RuntimeError("late")
+
+    with llm() as engine, remote(engine, local, lease=0.4) as made:
+        monkeypatch.setattr("coattn.transfer.prefill.read_prompt", slow)
+        with pytest.raises(DeadlineError):
+            made.read(prompt(20), timeout=0.8)  # two leases: heartbeats keep them
+        with pytest.raises(TransferError, match="cancelled"):
+            made.read(prompt(20), cancelled=lambda: True)
+        hold.set()
+        monkeypatch.undo()
+        assert isinstance(made.read(prompt(20)), Prefilled)
+
+
+def test_who_reads_for_others_reads_exactly() -> None:
+    loaded = Loaded(small(), tokenizer(), "small", None)
+    with pytest.raises(ConfigError, match="not exact"):
+        PrefillServer(loaded, "tcp://127.0.0.1:0", method="scout")
+    with pytest.raises(ConfigError, match="there is no key"):
+        PrefillServer(loaded, "tcp://0.0.0.0:0")
+    with PrefillServer(loaded, "tcp://127.0.0.1:0", method="cpu", block=8) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        with llm() as engine, RemotePrefill(engine, str(server.address)) as made:
+            here = engine.generate(prompt(120), ANSWER)[0]
+            with llm(reuse=False) as fresh, RemotePrefill(fresh, str(server.address)) as other:
+                assert fresh.generate(other.read(prompt(120)), ANSWER)[0].token_ids == here.token_ids
+            assert made.report()["elsewhere_prompts"] == 0
+        server.stop()
+        thread.join(10)
