@@ -104,12 +104,13 @@ def run_prefill(role: Role, engine: Engine, chunk: int | None, drain: float) -> 
 
     if engine.weights_on_gpu is not None:
         raise ConfigError("--weights-on-gpu is given, but --role prefill does not know it.", "Leave it out.")
-    exact_row(engine.row, **engine.params)
+    row = engine.row or "full"  # what is read is exact whoever decodes
+    exact_row(row, **engine.params)
     budgets: dict[str, Any] = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv, **engine.params}
     if chunk is not None:
         budgets["chunk"] = chunk
     loaded = engine.load()
-    server = PrefillServer(loaded, role.addresses[0], key=role.key, method=engine.row, **budgets)
+    server = PrefillServer(loaded, role.addresses[0], key=role.key, method=row, **budgets)
 
     def stop(*_: object) -> None:
         if server.stopping:
