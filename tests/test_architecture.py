@@ -34,7 +34,7 @@ FLOORS = (
     ("select", "call"),
     ("upkeep", "execute", "handover"),
     ("schedule",),
-    ("method", "methods", "parts", "probe", "side", "runtime"),
+    ("method", "methods", "parts", "probe", "side", "group", "counts", "runtime"),
     ("decode", "trace", "hf", "plan"),
     ("engine", "calibrate"),
     ("evaluate", "bench", "demo", "check", "serve", "chat"),
