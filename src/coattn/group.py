@@ -70,6 +70,7 @@ class Group:
 
 
 def make_group(parts: Parts, spec: CacheSpec) -> Group:
+    """Parts that are not open yet."""
     spec = parts.upkeep.wants(spec, parts.config, parts.select)
     cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
     gpu = Gpu()
@@ -79,5 +80,6 @@ def make_group(parts: Parts, spec: CacheSpec) -> Group:
 
 
 def least_bytes(group: Group) -> int:
+    """Of the GPU tier, what it cannot do without."""
     spec, config = group.cache.spec, group.cache.config
     return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.place.min_gpu_bytes(spec, config)

@@ -63,6 +63,8 @@ class Runtime:
         self._by_layer: dict[int, Group] = {}
         self.groups: list[Group] = []
         """Of layers of one kind: sliding windows first, then the method's."""
+        self.office: Any = None
+        """The mailboxes of captured steps that hand over, once there are any."""
         self._closers: list[Callable[[], None]] = []
         self._side, self._lane = SideStream(), SideStream()
         kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -208,10 +210,13 @@ class Runtime:
             self.step = before
 
     def _mailboxes(self, group: Group) -> Hand:
-        from coattn.handover.mailboxes import Mailboxes
+        from coattn.handover.mailboxes import PostOffice
 
+        if self.office is None:
+            self.office = PostOffice()
         if group.mailboxes is None:
-            group.mailboxes = Mailboxes(group.cache, "host" in group.place.runs and not group.place.asynchronous)
+            pulls = "host" in group.place.runs and not group.place.asynchronous
+            group.mailboxes = self.office.open(group.cache, pulls)
         hand: Hand = group.mailboxes
         return hand
 
@@ -431,16 +436,13 @@ class Runtime:
         """Whether anything can lie in DRAM."""
         return any(group.cache.host is not None for group in self.groups)
 
-    def hands(self) -> list[Any]:
-        """The mailboxes of captured steps that hand over."""
-        return [group.mailboxes for group in self.groups if group.mailboxes is not None]
-
     def drop_captures(self) -> None:
         """No step captured so far will be replayed again."""
         for group in self.groups:
-            if group.mailboxes is not None:
-                group.mailboxes.close()
-                group.mailboxes = None
+            group.mailboxes = None
+        if self.office is not None:
+            self.office.close()
+            self.office = None
 
     def report(self, step: Step) -> dict[str, Any]:
         """What the parts say of the last decode step. May wait for the GPU."""

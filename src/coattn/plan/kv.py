@@ -38,6 +38,18 @@ def held(layers: Sequence[LayerShape], composed: Composed, batch: int, context: 
     return found
 
 
+def layer_kv(layers: Sequence[LayerShape], composed: Composed, batch: int, context: int) -> list[int]:
+    """Of the bytes that `held` finds in the GPU tier, about those of each layer.
+
+    By the entries that each may have at most: a layer with a sliding window of its own has fewer.
+    """
+    blocks = batch * -(-context // composed.params["block"])
+    seqs = batch if blocks <= MOST_BLOCKS else 1
+    own = [shape.token_bytes * min(context, shape.sliding_window or context) for shape in layers]
+    total = held(layers, composed, seqs, context)["gpu"] * batch // seqs
+    return [total * each // sum(own) for each in own]
+
+
 def plan(
     model: PreTrainedModel,
     composed: Composed,
