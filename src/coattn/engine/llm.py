@@ -16,11 +16,11 @@ import torch
 
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
+from coattn.engine.devices import Devices
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.pace import FIRST, Pace
 from coattn.engine.params import SamplingParams
-from coattn.engine.devices import Devices
 from coattn.engine.prefix import FORMAT, digest
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
