@@ -7,8 +7,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import Count, json_option, parse_settings, weights_option
+from coattn.cli.options import Count, devices_options, json_option, parse_devices, parse_settings, weights_option
 from coattn.cli.output import out, print_json
+from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
 
@@ -20,7 +21,8 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--context", default=131072, show_default=True, type=Count(1), help="Tokens of each sequence.")
 @click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
 @weights_option
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU: do weights and KV fit?")
+@devices_options
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU, or of each: do weights and KV fit?")
 @click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
@@ -39,7 +41,11 @@ def plan(as_json: bool, **options: Any) -> None:
     model = random_model(options["shapes"], ghost, choose_dtype(options["dtype"], ghost))
     share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
     gpu, host = limits
-    found = found_by(model, composed, options["batch"], options["context"], gpu, host, share)
+    asked = parse_devices(options["devices"], options["device_shares"])
+    if asked is not None and options["weights_on_gpu"] is not None:
+        raise ConfigError("Both --devices and --weights-on-gpu are given.", "Leave one out.")
+    division = None if asked is None else _divide(model, composed, options["batch"], options["context"], *asked)
+    found = found_by(model, composed, options["batch"], options["context"], gpu, host, share, division)
     if as_json:
         print_json({"shapes": options["shapes"], **found})
         return
@@ -54,6 +60,30 @@ def plan(as_json: bool, **options: Any) -> None:
     table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
     table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))
     out.print(table)
+    if "devices" not in found:
+        return
+    each = Table("device", "layers", "weights", "KV in the GPU tier", "GPU memory", "fits", title="On each device")
+    for row in found["devices"]:
+        sizes = [format_bytes(row[name]) for name in ("weight_bytes", "gpu_kv_bytes", "gpu_bytes")]
+        first, last = row["layers"]
+        each.add_row(row["device"], f"{first} to {last}", *sizes, _word(row["fits"]))
+    out.print(each)
+
+
+def _divide(model: Any, composed: Any, batch: int, context: int, devices: list[str], shares: list[float] | None) -> Any:
+    """Devices by name, whether or not this machine has them."""
+    import torch
+
+    from coattn.hf.architectures import describe_layers
+    from coattn.hf.division import choose_shares, divide, sizes
+    from coattn.plan.kv import layer_kv
+
+    try:
+        found = tuple(torch.device(name) for name in devices)
+    except RuntimeError:
+        raise ConfigError(f"--devices {','.join(devices)} has no device.", "Write it like cuda:0,cuda:1.") from None
+    kv = layer_kv(describe_layers(model), composed, batch, context)
+    return divide(sizes(model), kv, found, choose_shares(shares, len(found)))
 
 
 def _word(fits: bool | None) -> str:

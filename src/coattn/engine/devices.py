@@ -99,21 +99,14 @@ class Devices:
         """What lies on each device; nothing where there is but one."""
         if self.borders is None or self.weights is None:
             return {}
-        division, rows = self.borders.division, []
-        for k, (first, last) in enumerate(division.spans()):
-            part = ledger.part(k)
-            own = sum(self.weights.layers[first : last + 1])
-            own += (self.weights.first if k == 0 else 0) + (self.weights.last if k == len(division.devices) - 1 else 0)
-            rows.append(
-                {
-                    "device": division.names[k],
-                    "layers": [first, last],
-                    "weight_bytes": own,
-                    "gpu_kv_limit": part.gpu,
-                    **part.describe(),
-                }
-            )
-        return {"devices": rows}
+        division = self.borders.division
+        rows = zip(division.names, division.spans(), self.weights.on_each(division), ledger.parts, strict=True)
+        return {
+            "devices": [
+                {"device": name, "layers": list(span), "weight_bytes": own, "gpu_kv_limit": part.gpu, **part.describe()}
+                for name, span, own, part in rows
+            ]
+        }
 
 
 def _budgets(given: Size | Sequence[Size] | None, devices: int) -> tuple[int | None, ...]:

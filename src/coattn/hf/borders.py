@@ -9,7 +9,7 @@ section before. Readers: the section's layers, whose stream waits for the copy. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,15 +146,6 @@ class Borders:
         device = self.division.devices[section]
         if device.type == "cuda":
             torch.cuda.set_device(device)
-
-
-@contextmanager
-def divided(model: PreTrainedModel, division: Division) -> Iterator[Borders]:
-    """The model's layers lie on several devices inside this block."""
-    borders = Borders(model, division)
-    with ExitStack() as undo:
-        undo.callback(borders.close)
-        yield borders
 
 
 def _elsewhere(tensor: Tensor, device: torch.device) -> bool:

@@ -86,6 +86,13 @@ class Sizes:
     first: int
     last: int
 
+    def on_each(self, division: Division) -> list[int]:
+        """What each device holds of them."""
+        found = [sum(self.layers[first : last + 1]) for first, last in division.spans()]
+        found[0] += self.first
+        found[-1] += self.last
+        return found
+
 
 def sizes(model: PreTrainedModel) -> Sizes:
     """model: may be on a device without memory. A head that is tied to the embedding counts on both sides."""
