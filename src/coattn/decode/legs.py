@@ -107,7 +107,7 @@ class LegCapture:
     def _begin(self, section: int) -> None:
         leg = self.legs[section]
         torch.cuda.synchronize(leg.device)
-        within = torch.cuda.stream(leg.stream)
+        within: Any = torch.cuda.stream(leg.stream)
         within.__enter__()
         self._undo.append(within)
         leg.graph.capture_begin(pool=self._pools[leg.device], capture_error_mode="thread_local")
