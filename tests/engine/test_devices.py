@@ -16,7 +16,7 @@ from tests.engine.small import DEVICE, greedy, prompt, small, tokenizer
 import coattn
 from coattn.decode.runner import EagerRunner
 from coattn.engine.devices import Devices
-from coattn.errors import BudgetError, ConfigError
+from coattn.errors import BudgetError, ConfigError, InputError
 
 TWO = [f"{DEVICE.type}:0"] * 2 if DEVICE.type == "cuda" else ["cpu:0", "cpu:1"]
 NAMES = ("cuda:0", "cuda:0#2") if DEVICE.type == "cuda" else ("cpu:0", "cpu:1")
@@ -155,12 +155,23 @@ def test_the_model_is_as_it_was() -> None:
 
 def test_a_prefix_is_shared_and_a_session_goes_on(tmp_path: Any) -> None:
     text = prompt(80)
+    few = greedy(6, ignore_eos=True)
     with engine("cpu", TWO, max_batch=2, session_dir=tmp_path) as llm:
-        first, second = (llm.generate(text, greedy(6, ignore_eos=True))[0] for _ in range(2))
+        first, second = (llm.generate(text, few)[0] for _ in range(2))
         assert second.token_ids == first.token_ids
         assert second.cached_tokens == 72
-    with engine("cpu", max_batch=2) as llm:
-        assert llm.generate(text, greedy(6, ignore_eos=True))[0].token_ids == first.token_ids
+        talk = llm.session("talk")
+        talk.ask(text, few)
+        talk.save()
+        told = talk.ask(prompt(9), few)
+    with engine("cpu", TWO, max_batch=2, session_dir=tmp_path) as llm:
+        again = llm.session("talk").ask(prompt(9), few)
+        assert again.cached_tokens == 85
+        assert again.token_ids == told.token_ids
+    with engine("cpu", max_batch=2, session_dir=tmp_path) as llm:
+        assert llm.generate(text, few)[0].token_ids == first.token_ids
+        with pytest.raises(InputError, match="cannot go on here"):
+            llm.session("talk")
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ class Borders:
                 if _elsewhere(buffer, device):
                     self._homes.append((module, name, buffer))
                     module._buffers[name] = buffer.to(device)
+        if self._moved and self.last.type == "cuda":
+            torch.cuda.empty_cache()  # what has left a GPU is free for the KV
 
     def _before(self, section: int, first: bool) -> Any:
         def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
