@@ -62,21 +62,48 @@ def free_bytes(groups: Sequence[Group]) -> dict[Tier, int | None]:
 
     A sequence takes of all devices in the same proportion: the fullest says how much more of it there can be.
     """
-    sections = [[g for g in groups if g.section == section] for section in sorted({g.section for g in groups})]
+    sections = _sections(groups)
     if len(sections) == 1:
         return _free(groups)
-    many = 1024 * max(group.cache.block for group in groups)
-    whole, found = bytes_for(groups, many), dict[Tier, int | None]()
+    found: dict[Tier, int | None] = {}
     for own in sections:
-        unit = bytes_for(own, many)
         for tier, count in _free(own).items():
-            if count is not None and unit.get(tier):
-                # a count may have been rounded down: a byte more is less than a block
-                fits, before = (count + 1) * whole[tier] // unit[tier], found.get(tier)
-                found[tier] = fits if before is None else min(before, fits)
-            else:
-                found.setdefault(tier, None if count is None else 0)
+            share = _share(groups, own, tier)
+            # a count may have been rounded down: a byte more is less than a block
+            fits = None if count is None or not share else int((count + 1) / share)
+            before = found.get(tier)
+            found[tier] = before if fits is None else fits if before is None else min(before, fits)
     return found
+
+
+def fullest(groups: Sequence[Group], tier: Tier) -> tuple[str, float]:
+    """Of several devices, the one with the least room for more of a sequence, and its share of a sequence's bytes.
+
+    DRAM belongs to none of them.
+    """
+    sections = _sections(groups)
+    if len(sections) == 1 or tier == "host":
+        return "", 1.0
+    rooms = []
+    for k, own in enumerate(sections):
+        share, count = _share(groups, own, tier), _free(own).get(tier)
+        if count is not None and share:
+            rooms.append((count / share, k, share))
+    if not rooms:
+        return "", 1.0
+    _, k, share = min(rooms)
+    return sections[k][0].cache.spec.ledger.device, share
+
+
+def _sections(groups: Sequence[Group]) -> list[list[Group]]:
+    return [[g for g in groups if g.section == section] for section in sorted({g.section for g in groups})]
+
+
+def _share(groups: Sequence[Group], own: Sequence[Group], tier: Tier) -> float:
+    """Of the bytes that a sequence takes, those in one section."""
+    many = 1024 * max(group.cache.block for group in groups)
+    whole = bytes_for(groups, many).get(tier, 0)
+    return bytes_for(own, many).get(tier, 0) / whole if whole else 0.0
 
 
 def _free(groups: Iterable[Group]) -> dict[Tier, int | None]:

@@ -467,6 +467,10 @@ class Runtime:
         """Bytes per tier that sequences can still be given; None: no limit."""
         return counts.free_bytes(self.groups)
 
+    def fullest(self, tier: Tier) -> tuple[str, float]:
+        """The device with the least room for more tokens in the GPU tier, and its share of a sequence's bytes there."""
+        return counts.fullest(self.groups, tier)
+
     def release(self) -> None:
         """Gives every byte back to the ledger."""
         self.drop_captures()

@@ -131,6 +131,18 @@ def test_a_budget_that_is_too_small_names_its_device(gpu_kv: Any, named: int) ->
     assert caught.value.hint
 
 
+def test_a_request_that_cannot_fit_names_the_device_without_room() -> None:
+    layer = 8 * 2 * 2 * 8 * 4  # a block of one layer
+    spare = 4 if DEVICE.type == "cuda" else 0
+    with engine("full", TWO, gpu_kv=[20 * 2 * layer, (10 + spare) * 2 * layer]) as llm:
+        with pytest.raises(BudgetError) as caught:
+            llm.generate(prompt(120), greedy(4))
+        said = str(caught.value)
+        assert f"in the GPU tier of {NAMES[1]} to itself" in said
+        assert "needs 32.0 KiB" in said, "16 blocks of its two layers"
+        assert len(llm.generate(prompt(60), greedy(4, ignore_eos=True))[0].token_ids) == 4
+
+
 def test_the_limit_of_dram_is_one_for_all() -> None:
     with engine("cpu", TWO, host_kv="1MiB", device_shares=(3, 1)) as llm:
         parts = [part.host for part in llm.ledger.parts]
