@@ -33,7 +33,10 @@ CASES = [
 
 
 class Pair:
-    """The same model twice: layer by layer on one device, captured on two sections of it."""
+    """The same model twice: layer by layer on one device, captured on two sections of it.
+
+    layers: of the sections, of both models; left out, the plain one has none.
+    """
 
     def __init__(self, family: str, method: str, params: dict[str, Any], layers: tuple[int, ...] | None = None) -> None:
         from coattn.decode.capture import GraphRunner
@@ -41,14 +44,13 @@ class Pair:
         device = torch.device("cuda", torch.cuda.current_device())
         composed = compose(find_method(method), **params)
         one, two = (tiny(family, "cuda", torch.float32) for _ in range(2))
-        session = Session(one)
-        self.plain = EagerRunner(session, Runtime(session.layers, composed, Ledger(), SLOTS, LENGTH, fixed=True), SLOTS)
-        n = len(session.layers)
-        division = Division((device, device), layers or (n // 2, n - n // 2))
-        self.borders = Borders(two, division)
-        divided = Session(two, self.borders)
-        self.ledger = Ledger()
-        self.ledger.divide(division.names, [None, None], [1, 1])
+        division = Division((device, device), layers or (1, 2))
+        self.borders = [Borders(two, division), *([] if layers is None else [Borders(one, division)])]
+        session, divided = Session(one, None if layers is None else self.borders[1]), Session(two, self.borders[0])
+        beside, self.ledger = Ledger(), Ledger()
+        for ledger in (beside, self.ledger):
+            ledger.divide(division.names, [None, None], [1, 1])
+        self.plain = EagerRunner(session, Runtime(session.layers, composed, beside, SLOTS, LENGTH, fixed=True), SLOTS)
         runtime = Runtime(divided.layers, composed, self.ledger, SLOTS, LENGTH, fixed=True)
         assert runtime.uncaptured() is None
         self.captured = GraphRunner(divided, runtime, SLOTS)
@@ -66,14 +68,16 @@ class Pair:
             tokens = torch.randint(0, self.vocabulary, (len(slots),)).tolist()
             history = [self.history[slot] for slot in slots]
             want, got = (runner.decode(slots, tokens, history) for runner in (self.plain, self.captured))
-            assert (got - want).abs().max() < atol, (history, float((got - want).abs().max()))
+            error = float((got - want).abs().max())
+            assert error < atol, history
             for slot in slots:
                 self.history[slot] += 1
 
     def close(self) -> None:
         self.captured.close()
-        self.borders.close()
         self.plain.close()
+        for borders in self.borders:
+            borders.close()
         assert self.ledger.held == {"gpu": 0, "host": 0}
 
 
@@ -110,7 +114,8 @@ def test_two_graphs_equal_plain_steps(family: str, name: str, pair: Any) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("layers", [(1, 2), (2, 1)])
 def test_scout_predicts_within_each_device_alone(layers: tuple[int, int], pair: Any) -> None:
-    """With a budget that picks everything, which query picked is all the same; what was picked is all there."""
+    """What the CPU attends to it attends with the predicted query, so both are divided: the plain steps, too, have a
+    layer whose query is the real one."""
     method, params = METHODS["scout"]
     run = pair("llama", method, {**params, "budget": 512, "pool_blocks": 3}, layers=layers)
     run.join(1, 90)
