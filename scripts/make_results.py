@@ -1,7 +1,7 @@
-"""Write the tables of results in README.md, and results/README.md, from results/*.json; or --check what is stale.
+"""Write the tables of results in README.md, docs/results.md and results/README.md; or --check what is stale.
 
-results/readme.toml lists the rows of README.md's table; see evaluate/readme_table.py. Refuses a result that names no
-clean commit. Does nothing while README.md has no markers for them.
+results/readme.toml lists the rows of README.md's tables; see evaluate/readme_table.py and readme_tasks.py. Refuses a
+result that names no clean commit. Does nothing while README.md has no markers for them.
 Usage: python scripts/make_results.py [--check]
 """
 
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from coattn.errors import CoattnError
+from coattn.evaluate import readme_tasks
 from coattn.evaluate.readme_table import table
 from coattn.evaluate.report import BEGIN, END, fill, page, read_folder
 
@@ -42,8 +43,15 @@ def stale(root: Path) -> dict[str, str]:
     if BEGIN not in readme and END not in readme:
         return {}
     results = read_folder(folder, published=True)
-    part = table(folder, root) + "\nEvery result, with its command: [results/README.md](results/README.md).\n"
+    tasks = readme_tasks.readme_part(folder)
+    part = table(folder, root) + (f"\n{tasks}" if tasks else "")
+    part += "\nEvery result, with its command: [results/README.md](results/README.md).\n"
     pages = {"README.md": fill(readme, part), "results/README.md": page(results, folder)}
+    every = _read(root / "docs" / "results.md")
+    if readme_tasks.BEGIN in every:
+        made = readme_tasks.results_part(folder)
+        before, after = every.split(readme_tasks.BEGIN)[0], every.split(readme_tasks.END)[1]
+        pages["docs/results.md"] = f"{before}{readme_tasks.BEGIN}\n\n{made}\n{readme_tasks.END}{after}"
     return {name: text for name, text in pages.items() if _read(root / name) != text}
 
 

@@ -1,4 +1,4 @@
-"""What `scripts/prompt_checks.sh` measured, line by line, beside what is wanted: `prompt_table.py OUT`."""
+"""One line of `scripts/prompt_checks.sh`, every ratio beside what is wanted: `prompt_table.py OUT NAME [SECONDS]`."""
 
 from __future__ import annotations
 
@@ -10,95 +10,111 @@ from typing import Any
 
 Check = tuple[str, float | None, float]
 """What it is, the ratio, and the most it should be."""
+Rows = Callable[[str], dict[str, Any]]
+"""The result of another line of the same folder."""
 
 
-def row(result: dict[str, Any], method: str) -> dict[str, Any]:
+def row(result: dict[str, Any], method: str, chunk: int | None = None) -> dict[str, Any]:
     """A method's row; raises ValueError where it was refused."""
-    found: dict[str, Any] = next(each for each in result["rows"] if each["method"] == method)
+    rows = [each for each in result["rows"] if each["method"] == method]
+    found: dict[str, Any] = next(each for each in rows if chunk is None or each["chunk"] == chunk)
     if found.get("refused"):
         raise ValueError(f"{method}: {found['refused']}")
     return found
 
 
-def short(name: str, result: dict[str, Any]) -> Iterator[Check]:
+def short(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
     """A prompt of 32k."""
-    full = row(result, "full")
-    yield f"{name}: full / floor", full["floor_ratio"], 1.3
-    yield f"{name}: full / Transformers", full["peer_ratio"], 0.9
-    for method in ("scout", "hgca", "hcattention"):
-        yield f"{name}: {method} / full", row(result, method)["seconds"] / full["seconds"], 1.15
+    full = row(result, "full", 8192)
+    yield "full / floor", full["floor_ratio"], 1.3
+    yield "full / Transformers", full["peer_ratio"], 0.9
+    for each in result["rows"]:
+        if each["method"] not in ("transformers", "full"):
+            name, chunk = each["method"], each["chunk"]
+            own, beside = row(result, name, chunk), row(result, "full", chunk)
+            yield f"{name} / full at {chunk}", own["seconds"] / beside["seconds"], 1.15
 
 
-def long(name: str, result: dict[str, Any]) -> Iterator[Check]:
+def long(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
     """A prompt of 128k."""
     full = row(result, "full")
-    yield f"{name}: full / floor", full["floor_ratio"], 1.2
-    yield f"{name}: full / Transformers", full["peer_ratio"], 1.0
+    yield "full / floor", full["floor_ratio"], 1.2
+    yield "full / Transformers", full["peer_ratio"], 1.0
 
 
-def capped(name: str, result: dict[str, Any]) -> Iterator[Check]:
+def capped(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
     """The same with a cap on GPU memory."""
-    yield f"{name}: offload under 2 GiB / full", row(result, "offload")["ratio"], 1.1
+    yield "offload under 2 GiB / full", row(result, "offload")["ratio"], 1.1
 
 
-def beside(name: str, result: dict[str, Any]) -> Iterator[Check]:
+def beside(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
     """Decoding while a prompt is read."""
     full = row(result, "full")
-    yield f"{name}: p99 between tokens / without the prompt", full["between_ratio"], 3.0
-    yield f"{name}: the prompt / alone", full["prompt_ratio"], 1.3
+    yield "p99 between tokens / median without the prompt", full["between_ratio"], 3.0
+    yield "the prompt / alone", full["prompt_ratio"], 1.3
 
 
-def requests(name: str, result: dict[str, Any]) -> Iterator[Check]:
+def requests(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
     """A stream of requests."""
     full = row(result, "full")["total_s"]
-    yield f"{name}: scout / full", row(result, "scout")["total_s"] / full, 1.1
-    yield f"{name}: full / Transformers", full / row(result, "transformers")["total_s"], 1 / 2.5
+    yield "scout / full", row(result, "scout")["total_s"] / full, 1.1
+    yield "full / Transformers", full / row(result, "transformers")["total_s"], 1 / 2.5
 
 
-LINES: dict[str, Callable[[str, dict[str, Any]], Iterator[Check]]] = {
+def old(result: dict[str, Any], others: Rows) -> Iterator[Check]:
+    """The same by an older tree."""
+    yield "full / old full", row(others("requests"), "full")["total_s"] / row(result, "full")["total_s"], 0.75
+
+
+def driven(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
+    """Long answers with driven picks."""
+    yield "scout / full", row(result, "scout")["total_s"] / row(result, "full")["total_s"], 1 / 1.5
+
+
+LINES: dict[str, Callable[[dict[str, Any], Rows], Iterator[Check]]] = {
     "qwen": short,
     "llama": short,
     "long": long,
     "capped": capped,
     "beside": beside,
     "requests": requests,
+    "old": old,
+    "driven": driven,
 }
 
 
-def main(folder: Path) -> None:
-    """Prints every line that was measured."""
-    found: dict[str, dict[str, Any]] = {}
-    print(f"\n{'':52s} {'ratio':>7s} {'wanted':>7s}")
-    for name, checks in LINES.items():
-        path = folder / f"{name}.json"
-        if not path.exists():
-            print(f"{name}: nothing was measured")
-            continue
-        try:
-            found[name] = json.loads(path.read_text(encoding="utf-8"))
-            for what, ratio, most in checks(name, found[name]):
-                show(what, ratio, most)
-        except Exception as error:  # one line that is not whole must not hide the others
-            print(f"{name}: {type(error).__name__}: {error}")
+def summary(folder: Path, name: str) -> str:
+    """The ratios of a line, then what each row took."""
+
+    def result(line: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((folder / f"{line}.json").read_text(encoding="utf-8"))
+        return found
+
+    if name not in LINES:
+        return "done"
+    made = result(name)
+    said = []
     try:
-        old = json.loads((folder / "old.json").read_text(encoding="utf-8"))
-        show("requests: full / old full", row(found["requests"], "full")["total_s"] / row(old, "full")["total_s"], 0.75)
-    except Exception as error:
-        print(f"old: {type(error).__name__}: {error}")
-    for name, result in found.items():
-        for each in result["rows"]:
-            seconds = each.get("seconds", each.get("total_s", each.get("prompt_beside_s")))
-            took = each["refused"] if each.get("refused") else f"{seconds:.2f} s"
-            print(f"  {name} {each['method']} {took}")
+        said += [show(*check) for check in LINES[name](made, result)]
+    except Exception as error:  # what was measured is said all the same
+        said.append(f"{type(error).__name__}: {error}")
+    return "; ".join(said) + " | " + ", ".join(map(took, made["rows"]))
 
 
-def show(what: str, ratio: float | None, most: float) -> None:
-    """One line."""
+def show(what: str, ratio: float | None, most: float) -> str:
+    """One ratio."""
     if ratio is None:
-        print(f"{what:52s} {'?':>7s} {most:7.2f}")
-    else:
-        print(f"{what:52s} {ratio:7.2f} {most:7.2f} {'yes' if ratio <= most else 'NO'}")
+        return f"{what} ? (wanted <= {most:.2f})"
+    return f"{what} {ratio:.2f} (wanted <= {most:.2f}, {'yes' if ratio <= most else 'NO'})"
+
+
+def took(each: dict[str, Any]) -> str:
+    """Seconds of a row."""
+    seconds = each.get("seconds", each.get("total_s", each.get("prompt_beside_s")))
+    chunk = f" {each['chunk']}" if each.get("chunk") else ""
+    return f"{each['method']}{chunk} " + ("refused" if each.get("refused") else f"{seconds:.2f} s")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    folder, name, *seconds = sys.argv[1:]
+    print(f"{name}{f' in {seconds[0]} s' if seconds else ''}: {summary(Path(folder), name)}")

@@ -33,6 +33,7 @@ FLOORS = (
     ("index",),
     ("select", "call"),
     ("upkeep", "execute", "handover"),
+    ("audit",),
     ("schedule",),
     ("method", "methods", "parts", "probe", "side", "group", "counts", "runtime"),
     ("decode", "trace", "hf", "plan"),

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from coattn.audit.audit import Audit
 from coattn.cache.kv import KVCache, min_gpu_bytes
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
@@ -45,6 +46,8 @@ class Group:
     """Whether the last decode step was one."""
     predicted: dict[int, Selection] = field(default_factory=dict)
     """By layer: what the query that was predicted for it picked, in the running decode step."""
+    audit: Audit | None = None
+    """What is measured of the rule's promise, where it makes one."""
 
     def all(self) -> tuple[Part, ...]:
         """Every part, the cache's configuration first."""

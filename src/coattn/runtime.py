@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from coattn import counts
+from coattn.audit.audit import Audit
+from coattn.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
@@ -27,7 +29,7 @@ from coattn.probe import Probe
 from coattn.schedule.base import executor_of, nothing
 from coattn.side import SideStream
 from coattn.state import AttnState
-from coattn.types import LayerShape, Phase, Step, Tier
+from coattn.types import LayerShape, Phase, Selection, Step, Tier
 
 
 class Runtime:
@@ -57,6 +59,8 @@ class Runtime:
         self.step: Step | None = None
         self.beside: Step | None = None
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
+        self.between: Callable[[], None] | None = None
+        """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.blockwise = composed.blockwise
         self._prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
@@ -117,6 +121,9 @@ class Runtime:
         group.upkeep.open(group.cache, group.index, group.select)
         group.select.open(group.cache, group.index, group.upkeep)
         group.schedule.open(group.executors)
+        if group.select.target and group.cache.host is not None and group.cache.spec.device.type != "meta":
+            group.audit = Audit(group.cache, group.select)
+            self._closers.append(group.audit.release)
         for layer in group.cache.spec.layers:
             self._by_layer[layer] = group
 
@@ -179,6 +186,8 @@ class Runtime:
                 }
                 host = group.reaches_host(step)
                 group.table = StepTable(memory, step.seqs, group.cache.block, host, group.hand, longest)
+                if group.audit is not None:
+                    group.audit.plan(step)
         if step.phase is Phase.DECODE and self._prompts:
             self._end_prompts(step.slots)
         for probe in self.probes:
@@ -224,6 +233,8 @@ class Runtime:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
         step, beside = self.step, self.beside
         assert step is not None, "begin() comes first"
+        if self.between is not None and layer and step.phase is not Phase.DECODE:
+            self.between()
         if beside is None:
             return self._attend(step, layer, q, k, v, scale)
         out, n = torch.empty_like(q), step.tokens
@@ -259,7 +270,15 @@ class Runtime:
             table = group.table
             assert table is not None
             self._side.run(q.device, lambda: group.upkeep.after(layer, table))
-        return merge_output(states, q)
+        out = merge_output(states, q)
+        if group.audit is not None:
+            self._note(group.audit, call, selection, states, out)
+        return out
+
+    def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
+        table = call.table
+        assert table is not None
+        self._side.run(out.device, lambda: audit.note(call, table, selection, states, out))
 
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
@@ -297,9 +316,23 @@ class Runtime:
     def _call(self, group: Group, layer: int, q: Tensor, scale: float, step: Step) -> Call:
         return Call(layer, self.layers[layer], q[:, None], scale, step, group.cache, group.index, group.table)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A decode step of other sequences may run inside this block; the step that has begun goes on after it."""
+        kept = self.step, self.beside, self.between
+        self.step = self.beside = self.between = None
+        try:
+            yield
+        finally:
+            self.step, self.beside, self.between = kept
+
     def join_side(self) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
-        return self._side.join()
+        found = self._side.join()
+        for group in self.groups:
+            if group.audit is not None:
+                group.audit.joined()
+        return found
 
     def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Several new tokens per sequence: dense among themselves, the method's way over the history."""
@@ -398,6 +431,8 @@ class Runtime:
                     group.cache.commit(part)
                     group.index.commit(part)
                     group.upkeep.commit(part)
+                    if group.audit is not None and part.phase is Phase.DECODE:
+                        group.audit.commit(part)
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None
@@ -408,6 +443,8 @@ class Runtime:
         self.step = self.beside = None
         for group in self.groups:
             group.cache.abort()
+            if group.audit is not None:
+                group.audit.abort()
         for part in parts:
             self._end_prompts(part.slots)
             for group in self.groups:
@@ -420,6 +457,8 @@ class Runtime:
         self._end_prompts((slot,))
         for group in self.groups:
             with group.here():
+                if group.audit is not None:
+                    group.audit.truncate(slot, keep)
                 group.upkeep.truncate(slot, length, keep)
                 group.cache.truncate(slot, length, keep)
                 group.index.truncate(slot, keep)
@@ -446,7 +485,18 @@ class Runtime:
 
     def report(self, step: Step) -> dict[str, Any]:
         """What the parts say of the last decode step. May wait for the GPU."""
-        return counts.report(self.groups, step)
+        found = counts.report(self.groups, step)
+        for audit in self.audits():
+            found["audit"] = audit.report()
+        return found
+
+    def audits(self) -> list[Audit]:
+        """What is measured of the promises of rules."""
+        return [group.audit for group in self.groups if group.audit is not None]
+
+    def tallies(self, slot: int) -> list[Tally]:
+        """What audits find of a sequence; they go on as it does."""
+        return [audit.of(slot) for audit in self.audits()]
 
     def attended(self, step: Step) -> tuple[int, int]:
         """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.

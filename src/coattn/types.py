@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from coattn.ops.token_pool import TokenPool
     from coattn.quantise.blocks import PackedBlocks
+    from coattn.state import AttnState, Split
 
 Tier = Literal["gpu", "host"]
 
@@ -161,6 +163,8 @@ class BlockWork:
 
     tier: Tier
     blocks: BlockList
+    state: AttnState | Split | None = None
+    """The result, where the rule had to know it."""
 
     @property
     def kind(self) -> str:
@@ -208,6 +212,7 @@ class ScoredWork:
     table: `[seqs, blocks]` int32 host block ids; tokens: `[seqs]` int32, entries to choose from.
     scores: `[seqs, kv_heads, group, n]` float32; bound: `[seqs, q_heads]` float32.
     mean: `[seqs, q_heads, d]` float32: the value that all others count as, under their scores.
+    pool: entries that lie in GPU memory as well, which are attended there; `seq` `[seqs]` int32 says whose they are.
     """
 
     kind = "scored"
@@ -216,6 +221,8 @@ class ScoredWork:
     scores: Tensor
     bound: Tensor
     mean: Tensor
+    seq: Tensor
+    pool: TokenPool
 
 
 Work = BlockWork | RowWork | ScoredWork | Term

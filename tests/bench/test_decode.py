@@ -135,3 +135,17 @@ def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said
     assert said in done.stderr
     assert "hint:" in done.stderr
     assert done.stdout == ""
+
+
+def test_auto_is_driven_to_fetch_so_many_tokens() -> None:
+    import torch
+
+    from coattn.hf.random_model import random_model
+
+    model = random_model("tiny", torch.device("cpu"), torch.float32)
+    limits = {"hbm_gbps": None, "pcie_gbps": None, "dram_gbps": 10.0}
+    case = Case("auto", 2, 1400, {"pool_share": 0.1, "window_blocks": 2}, fetched=40)
+    (row,) = Bench(model, "tiny", limits, None, 6).run([case], 0.1)
+    assert 20 <= row.notes["row_entries"] / 2 <= 60
+    assert any("about 40 tokens fetched" in said for said in row.simulated)
+    assert row.settings["audit"] is False

@@ -115,3 +115,14 @@ def test_the_same_requests_over_http() -> None:
     assert served["ttft_median_s"] > 0
     refused = list(rows_of(model, [("full", {"block": 0})], items, Setting(2, 64, None, None, {}), 0, run_served))
     assert [list(row) for row in refused] == [["method", "params", "refused"]]
+
+
+def test_picks_that_are_driven_change() -> None:
+    """Under `scout` blocks change from step to step; rows that pick by nothing are not driven."""
+    model = random_model("tiny", CPU, torch.float32)
+    params = {"block": 8, "window_blocks": 1, "budget": 40, "recall_interval": 2}
+    setting = Setting(2, 120, None, None, {"chunk": 32}, change=0.3)
+    scout, full = rows_of(model, [("scout", params), ("full", {})], [Item(0.0, 100, 12)], setting, 0)
+    assert (scout["driven"], full["driven"]) == (True, False)
+    assert scout["failed"] == full["failed"] == 0
+    assert scout["tokens"] == full["tokens"] == 12

@@ -42,6 +42,7 @@ def test_dependencies_are_those_of_the_project() -> None:
         *PROJECT["project"]["optional-dependencies"]["dev"],
         *PROJECT["project"]["optional-dependencies"]["eval"],
         *PROJECT["project"]["optional-dependencies"]["checks"],
+        *PROJECT["project"]["optional-dependencies"]["ray"],
         *PROJECT["build-system"]["requires"],
     ]
     assert listed == dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in wanted)  # type: ignore[union-attr]

@@ -14,9 +14,11 @@ import pytest
 
 from coattn import source
 from coattn.errors import InputError
-from coattn.evaluate.readme_table import HEAD, NONE, read_list
+from coattn.evaluate import readme_tasks
+from coattn.evaluate.readme_table import HEAD, NONE, join, read_list
 from coattn.evaluate.report import BEGIN, END
 from coattn.evaluate.results import fault, read_result
+from coattn.evaluate.tables import EVERY_ROW
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results"
@@ -66,7 +68,9 @@ def test_the_pages_are_as_the_results_say(script: ModuleType) -> None:
 
 def test_every_row_of_the_readme_has_a_file() -> None:
     part = (ROOT / "README.md").read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
-    rows = [line for line in part.splitlines() if line.startswith("| ")][2:]
+    rows = [line for line in part.splitlines() if line.startswith("| `")]
+    heads = [line for line in part.splitlines() if line.startswith("| ") and line not in rows]
+    assert len(heads) == 2 * part.count("| --- |\n"), "a line of a table is a row, a head or a rule"
     assert rows or NONE.strip() in part
     for line in rows:
         files = LINK.findall(line)
@@ -81,6 +85,45 @@ def test_figures_outside_the_table_are_not_in_the_readme() -> None:
     prose = re.sub(r"```.*?```", "", before + after, flags=re.DOTALL)
     found = re.findall(r"\d[\d,.]*\s?(?:tokens/s|ms\b|GB/s|times (?:as|faster|slower)|x (?:faster|slower))", prose)
     assert found == []
+
+
+def test_every_caption_says_what_was_simulated() -> None:
+    """Every word of every row's `simulated`: of all rows below the table, of single ones in the row itself."""
+    part = (ROOT / "README.md").read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    for wanted in read_list(FOLDER / "readme.toml"):
+        found = join(wanted, FOLDER).row
+        (line,) = [each for each in part.splitlines() if is_speed_row(each, wanted.method)]
+        for word in found["simulated"]:
+            if word in EVERY_ROW:
+                assert "Speed is measured on random weights, keys and values" in part
+            else:
+                assert word in line, f"{wanted.method}: {word}"
+    assert "real weights, every choice the row's own" in part
+    assert "Nothing is simulated: every choice is the row's own." in (ROOT / "docs" / "results.md").read_text("utf-8")
+
+
+def is_speed_row(line: str, method: str) -> bool:
+    """Whether a line is the method's row of the speed table."""
+    return line.startswith((f"| `{method}` ", f"| `{method}`,")) and "[speed]" in line
+
+
+MEASURED = re.compile(r"\d[\d,.]*\s?(?:%|points?\b|nats\b|KL\b|perplexity\b)")
+
+
+def test_shares_outside_the_tables_are_in_them() -> None:
+    """A share that README's prose or its plan names is one that a result in its tables has."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = text.split(BEGIN)[1].split(END)[0]
+    prose = re.sub(r"```.*?```", "", text.split(BEGIN)[0] + text.split(END)[1], flags=re.DOTALL)
+    assert [found for found in MEASURED.findall(prose) if found not in part] == []
+
+
+def test_the_page_of_tasks_is_made_of_its_files(script: ModuleType) -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert readme_tasks.BEGIN in page
+    assert readme_tasks.task_folders(FOLDER)
+    outside = page.split(readme_tasks.BEGIN)[0] + page.split(readme_tasks.END)[1]
+    assert not re.search(r"^\| `", outside, re.MULTILINE), "rows stand between the markers"
 
 
 # --- the checks themselves
@@ -116,6 +159,52 @@ def test_a_list_of_absent_files_is_refused_by_the_script(script: ModuleType, roo
     (root / "results" / "readme.toml").write_text("[[row]]\nspeed = 'absent.json'\nmethod = 'full'\n")
     with pytest.raises(InputError, match=r"names absent\.json"):
         script.stale(root)
+
+
+def tasks_result(root: Path, name: str, **more: object) -> None:
+    """One row's answers to one prompt, as a run writes them."""
+    item = {
+        "item": "a#fed", "benchmark": "ruler", "task": "vt", "length": 100, "mode": "fed", "score": 1.0, "tokens": 3,
+        "found_at": 2, "answer": "",
+    }  # fmt: skip
+    data = {
+        "evaluation": "tasks", "model": "small", "model_sha256": "ab", "dtype": "float32", "named": name,
+        "items": [item], "runs": {}, "complete": True, "commit": "a" * 40, "tree": "b", **more,
+    }  # fmt: skip
+    folder = root / "results" / "tasks_x"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{len(list(folder.iterdir()))}.json").write_text(json.dumps(data))
+
+
+LIST = "[tasks]\nfolder = 'tasks_x'\nlength = 100\nrows = ['full', 'duo']\n"
+
+
+def test_rows_on_tasks_have_files_and_a_caption(root: Path) -> None:
+    for name in ("full", "duo"):
+        tasks_result(root, name)
+    (root / "results" / "readme.toml").write_text(LIST)
+    made = readme_tasks.readme_part(root / "results")
+    assert "| `duo` |  |  |  | 100.0 |  |  |  | [tasks](results/tasks_x/1.json) |" in made
+    assert "every choice the row's own" in made
+    assert "| `duo` |" in readme_tasks.results_part(root / "results")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"commit": None}, "names no commit"),
+        ({"commit": "0123-dirty"}, "not a clean one"),
+        ({"complete": False}, "not finished"),
+        ({"named": "duo,heads=alternate"}, "not its own"),
+        ({"named": "other"}, "no tasks of 'duo'"),
+    ],
+)
+def test_rows_on_tasks_that_may_not_be_shown_are_refused(root: Path, more: dict[str, object], said: str) -> None:
+    tasks_result(root, "full")
+    tasks_result(root, "duo", **more)
+    (root / "results" / "readme.toml").write_text(LIST)
+    with pytest.raises(InputError, match=said):
+        readme_tasks.readme_part(root / "results")
 
 
 def test_a_readme_without_markers_stays_as_it_is(script: ModuleType, tmp_path: Path) -> None:

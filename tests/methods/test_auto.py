@@ -24,18 +24,21 @@ GROUP = HEADS // KV_HEADS
 class World:
     """Two layers; every key and value they were given is known."""
 
-    def __init__(self, seqs: int = 2, **params: Any) -> None:
+    def __init__(self, seqs: int = 2, tokens: int | None = 256, **params: Any) -> None:
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
         composed = compose(METHODS["auto"], **{"block": BLOCK, "window_blocks": WINDOW, **params})
-        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, None)
+        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens)
         self.draws = torch.Generator().manual_seed(3)
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
         self.lengths = [0] * seqs
         self.q: list[Tensor] = []
+        self.held: list[Tensor] = []
+        """By layer: which tokens lay in the pools when the last step began."""
 
     def step(self, *new: int) -> list[Tensor]:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
         self.runtime.begin(step)
+        self.held = [pool.place_of >= 0 for pool in self.sketch.pools.values()]
         found, self.q = [], []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -54,6 +57,23 @@ class World:
         assert isinstance(index, Sketch)
         return index
 
+    def check_books(self) -> None:
+        """Every place of a pool holds the token that its books name, and some came while decoding."""
+        for layer, pool in self.sketch.pools.items():
+            young = size = 0
+            for slot in range(len(self.lengths)):
+                for head in range(KV_HEADS):
+                    tokens = pool.token_of[slot, head].long()
+                    assert pool.place_of[slot, head, tokens].tolist() == list(range(len(tokens)))
+                    assert int((pool.place_of[slot, head] >= 0).sum()) == len(tokens)
+                    start = pool.first + slot * len(tokens) // BLOCK
+                    rows = pool.gpu[start : start + len(tokens) // BLOCK, head].transpose(0, 1).flatten(1, 2)
+                    for i in range(2):
+                        torch.testing.assert_close(rows[i], self.kv[slot][layer][i][tokens, head])
+                    young += int((pool.age[slot, head] > 0).sum())
+                    size += len(tokens)
+            assert 0 < young <= size
+
     def slow(self, slot: int, layer: int, floor: float) -> tuple[Tensor, int]:
         """What the last decode step should have given, and entries of DRAM attended over KV heads."""
         cache, index = self.runtime.groups[0].cache, self.sketch
@@ -67,10 +87,13 @@ class World:
         for head in range(KV_HEADS):
             coded = planes[:, head] @ table.worth[head] + table.base[head]
             q = self.q[layer][slot, head * GROUP : (head + 1) * GROUP]
-            scores = torch.cat([q @ coded.T, q @ k[edge:, head].T], 1) * SCALE
+            held = self.held[layer][slot, head, :edge]
+            own = q @ k[:, head].T
+            scores = torch.cat([torch.where(held, own[:, :edge], q @ coded.T), own[:, edge:]], 1) * SCALE
             weights = scores.softmax(-1)[:, :edge]
-            wanted = (weights >= floor).any(0)
+            wanted = (weights >= floor).any(0) & ~held
             attended += int(wanted.sum())
+            wanted |= held
             exact = (q @ k[:, head].T * SCALE).masked_fill(
                 torch.cat([~wanted, torch.zeros(len(k) - edge).bool()]), -1e9
             )
@@ -86,6 +109,7 @@ class World:
 def test_equals_the_rule_written_out(quality: float) -> None:
     world = World(quality=quality, code_bytes=4)
     world.step(150, 90)
+    assert world.sketch.cache.spec.pool_blocks == 2
     for _ in range(12):  # a block becomes full on the way, in both
         got = world.step(1, 1)
     floor = ((1 - quality) / 2) ** 2
@@ -98,6 +122,7 @@ def test_equals_the_rule_written_out(quality: float) -> None:
     report = world.runtime.report(Step.of((0, 1), (161, 101), (1, 1)))
     assert report["row_entries"] == pytest.approx(sum(taken) / 2 / KV_HEADS)
     assert 0 < report["row_entries"] < 240
+    world.check_books()
 
 
 def test_quality_one_is_exact() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from coattn.bench.requests import spread
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
+from coattn.errors import EngineError
 
 STEPS = 64
 """Decode steps that are timed without a prompt."""
@@ -43,19 +45,18 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
 
         llm.warm_up()
         long = prompt(setting.tokens)
-        _first(llm, llm.submit(long, _new(1)))  # what is compiled on the way is not measured
+        _first(llm, llm.submit(long[: max(2, setting.tokens // 4)], _new(1)))  # what is compiled on it is not measured
         alone = _first(llm, llm.submit(long, _new(1)))
-        handles = [llm.submit(prompt(setting.context), _new(SPARE)) for _ in range(setting.batch)]
-        while not all(handle.request.output for handle in handles):
-            llm.step()
+        tokens: list[list[float]] = [[] for _ in range(setting.batch)]
+        handles = _read(llm, [prompt(setting.context) for _ in tokens], tokens)
         rehearsed = llm.submit(prompt(max(2, setting.tokens // 16)), _new(1))
-        _gaps(llm, handles, lambda: rehearsed.done and len(handles[0].request.output) > 8)
-        end = len(handles[0].request.output) + STEPS
-        plain = _gaps(llm, handles, lambda: len(handles[0].request.output) >= end)
+        _gaps(llm, tokens, lambda: rehearsed.done and len(tokens[0]) > 8)
+        end = len(tokens[0]) + STEPS
+        plain = _gaps(llm, tokens, lambda: len(tokens[0]) >= end)
         before = llm.report()
         begin = time.perf_counter()
         reading = llm.submit(long, _new(1))
-        gaps = _gaps(llm, handles, lambda: reading.done)
+        gaps = _gaps(llm, tokens, lambda: reading.done)
         taken = time.perf_counter() - begin
         after = llm.report()
         finished = sum(handle.done for handle in handles)
@@ -77,6 +78,7 @@ def run(model: Any, method: str, setting: Setting) -> dict[str, Any]:
             "prompt_ratio": taken / alone,
             "steps": after["decode_steps"] - before["decode_steps"],
             "mixed_steps": after["mixed_steps"] - before["mixed_steps"],
+            "between_steps": after["between_steps"] - before["between_steps"],
             "not_mixed": after["not_mixed"],
             "finished_early": finished,
             "error": None if reading.request.error is None else str(reading.request.error),
@@ -95,20 +97,32 @@ def _first(llm: LLM, handle: Handle) -> float:
     return time.perf_counter() - begin
 
 
-def _gaps(llm: LLM, handles: list[Handle], over: Any) -> list[float]:
-    """Seconds from token to token of every sequence, until it is over."""
-    counts = [len(handle.request.output) for handle in handles]
-    last = [time.perf_counter()] * len(handles)
-    seen = [False] * len(handles)
-    found = []
+def _read(llm: LLM, prompts: list[list[int]], tokens: list[list[float]]) -> list[Handle]:
+    """Requests that decode, all of them, and note the time of each token. Prompts are read in large chunks: nobody
+    measures these steps."""
+
+    def noter(own: list[float]) -> Callable[[], None]:
+        return lambda: own.append(time.perf_counter())
+
+    pace = llm.engine.pace
+    fixed, pace.fixed = pace.fixed, pace.fixed or pace.most
+    try:
+        handles = [llm.submit(each, _new(SPARE), notify=noter(own)) for each, own in zip(prompts, tokens, strict=True)]
+        while not all(handle.request.output for handle in handles):
+            llm.step()
+            for handle in handles:
+                if handle.done:
+                    raise EngineError(f"A sequence that should decode has ended: {handle.request.error}.")
+    finally:
+        pace.fixed = fixed
+    return handles
+
+
+def _gaps(llm: LLM, tokens: list[list[float]], over: Callable[[], bool]) -> list[float]:
+    """Seconds from token to token of every sequence, from now on until it is over."""
+    first = [len(own) for own in tokens]
     while not over():
         if not llm.step():
             break
-        now = time.perf_counter()
-        for i, handle in enumerate(handles):
-            count = len(handle.request.output)
-            if count > counts[i]:
-                if seen[i]:
-                    found.append(now - last[i])
-                counts[i], last[i], seen[i] = count, now, True
-    return found
+    pairs = (zip(own[start:], own[start + 1 :], strict=False) for own, start in zip(tokens, first, strict=True))
+    return [b - a for each in pairs for a, b in each]

@@ -16,7 +16,7 @@ import torch
 from coattn.bench import kv
 from coattn.bench.drift import Drift
 from coattn.bench.drive import drive_picks
-from coattn.bench.preset import preset_entries
+from coattn.bench.preset import HALVINGS, drive_floor, preset_entries, preset_sketch
 from coattn.cache.ledger import Ledger
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.hf.borders import Borders
@@ -56,6 +56,8 @@ class Case:
     """Steps since the first residents were chosen, under `drift`."""
     warm: int = 0
     """Steps before any is timed."""
+    fetched: float | None = None
+    """Tokens that a KV head fetches in a step, under methods that fetch single ones; None: as random weights do."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,12 @@ class Ready:
         self.tokens = self.runner.best or logits.argmax(-1).tolist()
         self.length += 1
 
+    def stepped(self) -> Step:
+        """The same, and which step it was."""
+        self.step()
+        batch = len(self.tokens)
+        return Step.of(tuple(range(batch)), (self.length - 1,) * batch, (1,) * batch)
+
 
 class Bench:
     """A model of given shapes, and the rates measured beside it."""
@@ -164,6 +172,8 @@ class Bench:
             start = time.perf_counter()
             ready.step()
             first_s = time.perf_counter() - start
+            if case.fetched is not None:
+                drive_floor(ready.runtime, ready.stepped, case.fetched)
             for _ in range(case.warm):
                 ready.step()
             before = _notes(ready)
@@ -188,6 +198,8 @@ class Bench:
         if case.schedule is not None:
             method = method.scheduled(case.schedule)
         params = dict(case.params)
+        if case.fetched is not None:
+            params["audit"] = False  # which would move the floors
         if case.kept and "cap" in compose(method).params:
             shape = _layers(self.model)[0]
             share = statistics.fmean(case.kept)
@@ -202,7 +214,8 @@ class Bench:
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = self.composed(case)
-        first = max(1, case.context - self.steps - case.warm)
+        driven = 0 if case.fetched is None else HALVINGS
+        first = max(1, case.context - self.steps - case.warm - driven)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
             session = undo.enter_context(Session(self.model, self.borders))
@@ -216,6 +229,9 @@ class Bench:
             if case.kept and "cap" not in composed.params:
                 for group in runtime.groups:
                     preset_entries(group, slots, first, case.kept)
+            if case.fetched is not None:
+                for group in runtime.groups:
+                    preset_sketch(group, slots, first)
             if case.drift is not None:
                 for group in runtime.groups:
                     drive_picks(group, case.drift, slots, first, case.age)
@@ -274,6 +290,7 @@ class Bench:
                 **({"handover": True} if case.handover else {}),
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
+                **({"fetched": case.fetched} if case.fetched is not None else {}),
                 **({} if self.borders is None else {"devices": list(self.borders.division.names)}),
             },
             "settings": {} if own is None else dict(own.params),
@@ -316,6 +333,8 @@ def simulated(case: Case, exact: bool) -> list[str]:
     found = ["random weights", "random keys and values"]
     if case.kept:
         found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
+    elif case.fetched is not None:
+        found.append(f"driven choices: about {case.fetched:g} tokens fetched a step and KV head")
     elif case.drift is not None:
         wrong = f"{case.drift.wrong:.0%} of the scores predicted wrongly"
         found.append(f"driven picks: {case.change:.1%} of the blocks change in a step, {wrong}")
@@ -330,7 +349,7 @@ COUNTS = ("recalled_bytes",)
 
 def chosen(runtime: Runtime, step: Step) -> dict[str, float]:
     """What the parts say of the entries they attended to, beside bytes."""
-    skipped = ("attended_gpu", "attended_host", "row_entries", "code_share")
+    skipped = ("attended_gpu", "attended_host", "code_share")
     return {k: v for k, v in runtime.report(step).items() if "bytes" not in k and k not in skipped}
 
 

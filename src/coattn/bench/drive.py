@@ -75,18 +75,25 @@ class DrivenScores:
         return blocks, sums
 
 
+def drive_scores(group: Group, drift: Drift) -> bool:
+    """Decode steps of these layers pick by scores that change as `drift` says, from now on. Whether they can: rows that
+    pick by digests in DRAM. To be called before a step is captured."""
+    cache = group.cache
+    if "digests" not in group.index.provides or cache.host is None:
+        return False
+    cast("Digests", group.index).rescore = DrivenScores(drift, list(cache.spec.layers), cache.spec.device)
+    return True
+
+
 def drive_picks(group: Group, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
     """Decode steps of these layers pick by scores that change as `drift` says; of rows that pick by digests in DRAM.
 
     Residents are what would have been picked `age` steps before these sequences had this length.
     """
-    cache = group.cache
-    if "digests" not in group.index.provides or cache.host is None:
+    cache, layers = group.cache, group.cache.spec.layers
+    if not drive_scores(group, drift) or "pool" not in group.upkeep.provides:
         return
-    index, layers = cast("Digests", group.index), cache.spec.layers
-    index.rescore = DrivenScores(drift, list(layers), cache.spec.device)
-    if "pool" not in group.upkeep.provides:
-        return
+    assert cache.host is not None
     upkeep, blocks = cast("Recall", group.upkeep), cache.gpu.first(length + 1)
     for layer, shape in layers.items():
         whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)

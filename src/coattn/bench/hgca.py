@@ -57,13 +57,19 @@ def breakdown(asked: Asked) -> list[Case]:
 
 
 def methods(asked: Asked) -> list[Case]:
-    """Figure 12: generation by batch size, beside loading, the CPU alone and everything on the GPU."""
+    """Figure 12: generation by batch size, beside loading, the CPU alone, H2O, InfiniGen and everything on the GPU.
+
+    H2O keeps as many tokens as the window has, half of them by weight.
+    """
     cases = []
     for batch in asked.batch:
         for context in asked.context:
             own = window(asked.window)
             cases.append(Case("hgca", batch, context, own, asked.kept))
             cases += [Case(method, batch, context, own) for method in ("offload", "cpu")]
+            half = max(1, min(asked.window, context) // 2)
+            cases.append(Case("h2o", batch, context, {"heavy": half, "recent": half, "block": BLOCK}))
+            cases.append(Case("infinigen", batch, context, {"block": BLOCK}))
             cases.append(Case("full", batch, context, {"block": BLOCK}))
             cases += [Case(peer, batch, context) for peer in asked.peers]
     return cases

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from coattn.runtime import Group
+from coattn.cache.layout import NewestBlocks
+from coattn.runtime import Group, Runtime
+from coattn.types import Step
 from coattn.upkeep.entries.entries import Entries
+
+if TYPE_CHECKING:
+    from coattn.index.sketch import Sketch
+    from coattn.select.weight_floor import WeightFloor
 
 
 def preset_entries(group: Group, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
@@ -31,3 +38,37 @@ def preset_entries(group: Group, slots: Sequence[int], length: int, shares: Sequ
 
     upkeep.keep = keep
     upkeep.preset(list(slots), length, choose)
+
+
+def preset_sketch(group: Group, slots: Sequence[int], length: int) -> None:
+    """Sequences of so many tokens count as fitted, with random tables, and their pools hold tokens here and there."""
+    index, gpu, block = cast("Sketch", group.index), cast("NewestBlocks", group.cache.gpu), group.cache.block
+    tokens = (gpu.first(length) - gpu.sinks) * block
+    for layer, shape in group.cache.spec.layers.items():
+        index.tables[layer].worth.normal_(std=2 / math.sqrt(shape.head_dim))
+        pool = index.pools[layer]
+        count = min(pool.age.shape[-1], tokens) // block * block
+        chosen = torch.arange(count, device=shape.device) * max(1, tokens // max(1, count))
+        rows = torch.randn(shape.kv_heads, count, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        for slot in slots:
+            pool.fill(slot, chosen.expand(shape.kv_heads, -1), rows, rows)
+            gpu.pooled[slot] = count // block
+    index.fitted.update(dict.fromkeys(slots, length // block))
+
+
+HALVINGS = 14
+
+
+def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float) -> None:
+    """Sets the floors so that a KV head fetches about so many tokens in a step. step: one more, captured or not."""
+    rules = [cast("WeightFloor", group.select) for group in runtime.groups]
+    low, high = -30.0, 0.0  # logarithms: the lower the floor, the more is fetched
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        for rule in rules:
+            rule.floors.write([math.exp(middle)] * rule.cache.spec.seqs)
+        done = step()
+        if runtime.report(done)["row_entries"] > fetched * done.seqs:
+            low = middle
+        else:
+            high = middle

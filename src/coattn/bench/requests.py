@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+from coattn.bench.drift import Drift, noise_for
+from coattn.bench.drive import drive_scores
 from coattn.bench.limits import hbm_gbps
 from coattn.bench.prefill import floor_s as prompt_floor_s
+from coattn.bench.scout import PERIOD
 from coattn.bench.stream import Item
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
@@ -35,6 +38,10 @@ class Setting:
     host_kv: int | None
     options: dict[str, Any]
     """More of `coattn.LLM`: chunk, target_ms."""
+    change: float | None = None
+    """Where picks by digests are driven: the share of blocks that is new in a step."""
+    wrong: float = 0.05
+    """Then: the share of scores that a prediction gets wrong."""
 
 
 @dataclass(eq=False)
@@ -81,6 +88,7 @@ def run_method(
 ) -> dict[str, Any]:
     """One row. Raises CoattnError for a method or a request that cannot run at all."""
     with open_llm(model, method, params, setting) as llm:
+        driven = setting.change is not None and _drive(llm, items, setting)
         llm.warm_up()
         # kernels are chosen and compiled on the first prompt: not what is measured
         llm.generate([prompts[0]], SamplingParams(max_new_tokens=2, ignore_eos=True))
@@ -89,7 +97,20 @@ def run_method(
         tracks = _play(llm, items, prompts, begin)
         counts = counted(before, llm.report())
         tiers = {f"{tier}_kv_peak": llm.ledger.peak[tier] for tier in llm.ledger.peak}
-    return {"method": method, "params": params, **summary(tracks, begin), **counts, **tiers}
+    return {"method": method, "params": params, "driven": driven, **summary(tracks, begin), **counts, **tiers}
+
+
+def _drive(llm: LLM, items: list[Item], setting: Setting) -> bool:
+    """Picks by digests change from step to step as stated, at the mean length of the requests. Whether any do."""
+    assert setting.change is not None
+    length = statistics.mean(item.prompt_tokens + item.new_tokens / 2 for item in items)
+    params, found = llm.composed.params, False
+    for group in llm.runner.runtime.groups:
+        blocks = int(length) // group.cache.block
+        picked = int(params.get("budget", 0)) // group.cache.block - int(params.get("window_blocks", 0))
+        noise = noise_for(setting.change, blocks, picked) if 0 < picked < blocks else 0.0
+        found |= drive_scores(group, Drift(noise, PERIOD, setting.wrong))
+    return found
 
 
 def _play(llm: LLM, items: list[Item], prompts: list[list[int]], begin: float) -> list[Track]:

@@ -33,6 +33,8 @@ WARM = 10
 RESERVE = 1 << 30
 """Bytes of a GPU that neither weights nor KV can have: CUDA's own, activations, graphs."""
 SPARE_TOKENS = 32
+PARTIAL = 0.2
+"""Of every key, what InfiniGen keeps in GPU memory."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Fits:
         host = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
         if case.method == "scout":
             return int(case.params["budget"]) * self.token + window + digests, host
+        if case.method == "infinigen":  # a fifth of every key beside a window of one block
+            return int(tokens * self.token * PARTIAL / 2) + 2 * block * self.token, host
         return window + block * self.token, host + int(host * float(case.params.get("capacity", 0.0)))
 
 
@@ -148,6 +152,11 @@ def hgca(asked: Asked, context: int, batch: int = 1) -> Case:
     return Case("hgca", batch, context, params, (kept,))
 
 
+def infinigen(asked: Asked, context: int, batch: int = 1) -> Case:
+    """With the same budget, all of it fetched by the GPU but for the newest block."""
+    return Case("infinigen", batch, context, {"budget": asked.budget, "block": BLOCK, "partial": PARTIAL})
+
+
 def methods(asked: Asked, fits: Fits) -> list[Case]:
     """Figure 8: throughput by input length, each method with the largest batch that fits."""
     cases = []
@@ -157,6 +166,7 @@ def methods(asked: Asked, fits: Fits) -> list[Case]:
             Case("offload", 1, context, {"block": BLOCK, "window_blocks": asked.budget // BLOCK}),
             Case("quest", 1, context, {"block": BLOCK, "budget": asked.budget}),
             hgca(asked, context),
+            infinigen(asked, context),
             scout(asked, context),
         ]
         cases += largest(rows, asked, fits)
@@ -165,7 +175,7 @@ def methods(asked: Asked, fits: Fits) -> list[Case]:
 
 def batches(asked: Asked, fits: Fits) -> list[Case]:
     """Figure 9: throughput by batch size."""
-    rows = [make(asked, c, b) for c in asked.context for b in asked.batch for make in (hgca, scout)]
+    rows = [make(asked, c, b) for c in asked.context for b in asked.batch for make in (hgca, infinigen, scout)]
     return [row for row in rows if fits.batch(row, row.batch) == row.batch]
 
 

@@ -79,10 +79,13 @@ class KVCache:
     def __init__(self, config: CacheConfig, spec: CacheSpec, side: BlockMemory | None = None) -> None:
         """side: what an index keeps of every block, in the GPU tier."""
         self.reading: Reading | None = None
-        """Prompts whose later chunks need keys that the cache does not keep."""
+        """Prompts whose later chunks need keys that the cache does not keep, or would fetch them from DRAM."""
         if config.host == "v":
             spec = replace(spec, reading=spec.block_bytes(1))
             self.reading = Reading(spec, config.block)
+        elif config.host == "kv" and spec.fixed and (spec.device.type == "cuda" or spec.ledger.limit("gpu")):
+            # fixed: whatever sequences will need of the budget was taken at first
+            self.reading = Reading(spec, config.block, spare_room=True)
         self.config, self.spec, self.block = config, spec, config.block
         self.host: HostTier | None = None
         self.turned: TurnedSinks | None = None
@@ -176,6 +179,8 @@ class KVCache:
         length = step.history[step.slots.index(slot)]
         if slot in self.reading.held:
             return DenseHistory(*self.reading.read(layer, slot, length), 0, None)
+        if self.reading.spare_room:
+            return None
         first = self.gpu.first(length)
         middle = range(self.gpu.sinks, first)
         cut = min(length, self.gpu.sinks * self.block)
@@ -202,7 +207,8 @@ class KVCache:
 
     def commit(self, step: Step) -> None:
         """The step is over: its tokens are history now."""
-        self._once.clear()
+        if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
+            self._once.clear()
         self.gpu.commit(step)
         for slot in step.slots if self.reading is not None else ():
             if slot not in step.more:
@@ -279,13 +285,17 @@ class KVCache:
     def _table_memory(self) -> TableMemory:
         """Made anew where the sequences have outgrown it."""
         numbers = dict.fromkeys(("seq", "write_block", "write_offset", "gpu_lens"), 0)
-        columns = {**numbers, "gpu_blocks": self.gpu.width} | ({"position": 0} if self.gpu.numbered else {})
+        columns = {**numbers, "gpu_blocks": self._list_width()} | ({"position": 0} if self.gpu.numbered else {})
         if self.host is not None:
             columns |= {"flush_to": 0, "host_lens": 0, "host_blocks": self.host.table.rows.shape[1]}
         made = getattr(self, "tables", None)
         if made is None or made.columns != columns:
             self.tables = made = TableMemory(columns, self.spec.seqs, self.spec.device)
         return made
+
+    def _list_width(self) -> int:
+        """Blocks in GPU memory that a decode step may attend to, of one sequence."""
+        return self.gpu.width + (self.spec.pool_blocks if self.spec.pool_listed else 0)
 
     def _write(self, step: Step) -> None:
         memory, gpu, block = self._table_memory(), self.gpu, self.block
@@ -294,8 +304,14 @@ class KVCache:
             at = gpu.stored_tokens(slot, history)
             seen = at + 1
             places.append(gpu.place(slot, at))
-            lens.append(gpu.entries(slot, seen))
-            memory.set_list("gpu_blocks", row, gpu.key(slot, seen), lambda s=slot, n=seen: gpu.list(s, n))  # type: ignore[misc]
+            pool = gpu.pool(slot)
+            lens.append(len(pool) * block + gpu.entries(slot, seen))
+            memory.set_list(
+                "gpu_blocks",
+                row,
+                (gpu.key(slot, seen), len(pool)),
+                lambda s=slot, n=seen, p=pool: torch.cat([p, gpu.list(s, n)]),  # type: ignore[misc]
+            )
             if self.host is None:
                 continue
             table, first = self.host.table, gpu.first(length)
@@ -361,10 +377,12 @@ class KVCache:
                 keys, values = keys[: full * self.block], values[: full * self.block]
                 ids = self.host.table.owned[slot][first : first + full]
                 self.host.write(layer, ids, keys, values)
-            if self.reading is not None and slot in step.more:
-                self.reading.write(layer, slot, history, new_k, new_v)
-            elif self.reading is not None and slot in self.reading.held:
-                filled += self._read_through(layer, slot, history, new_k, new_v)
+            held = self.reading is not None and slot in self.reading.held
+            if held and slot in step.more:
+                self.reading.write(layer, slot, history, new_k, new_v)  # type: ignore[union-attr]
+            if held and self.config.host == "v":
+                if slot not in step.more:
+                    filled += self._read_through(layer, slot, history, new_k, new_v)
             elif full:
                 filled.append(Filled(slot, first, ids, keys, values))
         return filled
@@ -393,10 +411,9 @@ class KVCache:
         """Prompts that a decode step follows although more was to come: it takes their last token."""
         for slot, history in zip(step.slots, step.history, strict=True) if self.reading is not None else ():
             if slot in self.reading.held:  # type: ignore[union-attr]
-                assert self.fill is not None
-                for layer, s in self.spec.layers.items():
+                for layer, s in self.spec.layers.items() if self.fill is not None else ():
                     none = torch.empty(0, s.kv_heads, s.head_dim, dtype=s.dtype, device=s.device)
-                    self.fill(layer, self._read_through(layer, slot, history, none, none))
+                    self.fill(layer, self._read_through(layer, slot, history, none, none))  # type: ignore[misc]
                 self.reading.end(slot)  # type: ignore[union-attr]
 
     def _read_through(self, layer: int, slot: int, history: int, k: Tensor, v: Tensor) -> list[Filled]:

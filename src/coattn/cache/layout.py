@@ -50,6 +50,10 @@ class Layout(ABC):
         """Tokens attended here, of a sequence of so many."""
         return tokens
 
+    def pool(self, slot: int) -> Tensor:
+        """int32 ids of full blocks that decode steps attend to beside these."""
+        return torch.empty(0, dtype=torch.int32)
+
     @abstractmethod
     def key(self, slot: int, tokens: int) -> Hashable:
         """Two equal keys mean the same list of blocks."""
@@ -80,6 +84,11 @@ class Layout(ABC):
 
     def shrink(self, slot: int, keep: int) -> None:  # noqa: B027
         """A sequence has only its first tokens from now on."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that are there for a prompt while it is read, and for nothing else."""
+        return 0
 
     def release(self) -> None:
         self.memory.release()
@@ -154,8 +163,16 @@ class KeptTokens(AllBlocks):
 
     def _most(self, width: int) -> int:
         """One prompt is read while the other sequences have only what stays."""
-        few = ceil_div(self.spec.kept, self.block) if self.spec.kept else width
-        return min(self.spec.seqs * width, self.spec.seqs * few + width)
+        return min(self.spec.seqs * width, self.spec.seqs * self._few(width) + width)
+
+    def _few(self, width: int) -> int:
+        return ceil_div(self.spec.kept, self.block) if self.spec.kept else width
+
+    @property
+    def spare_bytes(self) -> int:
+        side = 0 if self.memory.side is None else self.memory.side.block_bytes
+        stay = self.spec.seqs * self._few(ceil_div(self.spec.tokens or 1, self.block)) + self.spec.padding
+        return max(0, self.memory.capacity - stay) * (self.memory.block_bytes + side)
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -211,6 +228,8 @@ class NewestBlocks(Layout):
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.sinks, self._window = sinks, window
         self.ring = 0
+        self.pooled: dict[int, int] = {}
+        """By sequence: full blocks of its pool, where decode steps attend to them all."""
 
     def open(self) -> None:
         spec = self.spec
@@ -226,6 +245,11 @@ class NewestBlocks(Layout):
     def pools(self) -> int:
         """The block at which the upkeep's pools begin."""
         return self.spec.seqs * self.width + self.spec.padding
+
+    def pool(self, slot: int) -> Tensor:
+        """int32 ids of the full blocks of a sequence's pool."""
+        first = self.pools + slot * self.spec.pool_blocks
+        return torch.arange(first, first + self.pooled.get(slot, 0), dtype=torch.int32)
 
     def _choose(self) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""

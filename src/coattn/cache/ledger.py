@@ -45,6 +45,11 @@ class Ledger:
         """The ledger of a device; this one, where there is but one."""
         return self.parts[section] if self.parts else self
 
+    def gpu_in_all(self) -> int | None:
+        """The limits of the GPU tier, of all devices; None: some have none."""
+        limits = [part.gpu for part in self.parts or [self]]
+        return None if None in limits else sum(limit or 0 for limit in limits)
+
     def describe(self) -> dict[str, int]:
         """KV bytes of each tier, now and at most, as reports name them."""
         now = {f"{tier}_kv_bytes": count for tier, count in self.held.items()}

@@ -1,4 +1,4 @@
-"""Keys and values of prompts that are read chunk by chunk, as they are, where the cache keeps only codes of keys."""
+"""Keys and values of prompts that are read chunk by chunk, as they are and in one piece, for the chunks that follow."""
 
 from __future__ import annotations
 
@@ -50,12 +50,16 @@ class Held:
 class Reading:
     """Prompts of which more is to come. Pages lie in GPU memory where the budget has room for them, else in DRAM.
 
+    Where the cache has every key in DRAM anyway (`spare_room`), pages lie in GPU memory alone: they save each chunk the
+    way of all that came before over PCIe. A prompt that finds no room there any more loses its pages, and is read from
+    DRAM like one that follows stored tokens.
+
     Owner and writer: the KV cache. Reader: the next chunk of the same prompt. Pages in DRAM are kept for the next
     prompt, since memory that a GPU can read takes long to make.
     """
 
-    def __init__(self, spec: CacheSpec, block: int) -> None:
-        self.spec, self.block = spec, block
+    def __init__(self, spec: CacheSpec, block: int, spare_room: bool = False) -> None:
+        self.spec, self.block, self.spare_room = spec, block, spare_room
         self.held: dict[int, Held] = {}
         self.token_bytes = sum(shape.token_bytes for shape in spec.layers.values())
         self._spare: list[Page] = []
@@ -64,19 +68,25 @@ class Reading:
     def plan(self, step: Step) -> list[int]:
         """Makes room for the chunks that are not the last of their prompts -> slots that are new here, with history.
 
-        Raises BudgetError; what was taken so far stays until the prompt ends.
+        Raises BudgetError; what was taken so far stays until the prompt ends. In spare room there is no error.
         """
         fresh = []
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if slot not in step.more:
                 continue
             if slot not in self.held:
+                if self.spare_room and history:
+                    continue
                 self.held[slot] = Held(history // self.block)
                 if history:
                     fresh.append(slot)
             held = self.held[slot]
             while held.room < length:
-                held.pages.append(self._page(held.room, length - held.room))
+                page = self._page(held.room, length - held.room)
+                if page is None:
+                    self.end(slot)
+                    break
+                held.pages.append(page)
         return fresh
 
     def write(self, layer: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
@@ -106,7 +116,7 @@ class Reading:
 
     def known(self, slot: int, blocks: int) -> int:
         """Of the first blocks of a sequence, those that the index has heard of."""
-        return min(blocks, self.held[slot].known) if slot in self.held else blocks
+        return min(blocks, self.held[slot].known) if slot in self.held and not self.spare_room else blocks
 
     def end(self, slot: int) -> None:
         """The prompt is over, or gone."""
@@ -123,8 +133,8 @@ class Reading:
         self.spec.ledger.give("host", sum(page.nbytes for page in self._spare))
         self._spare.clear()
 
-    def _page(self, first: int, wanted: int) -> Page:
-        """As large as what there is already, so that many small chunks do not make many pages."""
+    def _page(self, first: int, wanted: int) -> Page | None:
+        """As large as what there is already, so that many small chunks do not make many pages; None: no spare room."""
         size = min(PAGE, max(wanted, first))
         size = -(-size // self.block) * self.block
         nbytes, ledger = size * self.token_bytes, self.spec.ledger
@@ -137,6 +147,8 @@ class Reading:
             else:
                 ledger.take("gpu", nbytes, WHAT)
                 return Page("gpu", first, size, nbytes, kv)
+        if self.spare_room:
+            return None
         for page in self._spare:
             if page.size >= min(wanted, PAGE):
                 self._spare.remove(page)

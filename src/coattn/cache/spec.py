@@ -27,6 +27,8 @@ class CacheSpec:
     """GPU blocks beside those of the sequences, for the padding rows of a captured step: 1 or none."""
     pool_blocks: int = 0
     """GPU blocks of each sequence beside its window, which belong to the upkeep."""
+    pool_listed: bool = False
+    """Whether decode steps attend to a sequence's pool as they do to its window."""
     kept: int = 0
     """Entries of a sequence in a decode step at most, where upkeep drops the others after the prompt."""
     lag: int = 0

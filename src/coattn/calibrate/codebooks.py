@@ -94,16 +94,17 @@ def fit_layers(
     seed: int,
     turned: bool = True,
     progress: Progress | None = None,
+    device: torch.device | None = None,
 ) -> dict[int, Codebook]:
-    """A codebook of each layer's keys; turned: in a basis that the queries suggest."""
+    """A codebook of each layer's keys; turned: in a basis that the queries suggest. device: where to cluster them."""
 
     def each() -> Iterator[tuple[int, Codebook]]:
         for i, found in enumerate(layers):
             keys = found.keys
             basis = fit_basis(keys, found.moment, groups) if turned else None
             pieces = (keys if basis is None else basis.keys(keys)).flatten(0, 1)
-            book = fit(pieces, groups, count, shared=shared, seed=seed)
-            yield i, replace(book, basis=basis)
+            book = fit(pieces if device is None else pieces.to(device), groups, count, shared=shared, seed=seed)
+            yield i, replace(book, centroids=book.centroids.cpu(), basis=basis)
             if progress:
                 progress("layers clustered", i + 1, len(layers))
 

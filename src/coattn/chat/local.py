@@ -14,7 +14,7 @@ from coattn.errors import InputError
 class Local:
     """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one."""
 
-    def __init__(self, open: Callable[[str], LLM], method: str, session: str | None = None) -> None:
+    def __init__(self, open: Callable[[str | None], LLM], method: str | None, session: str | None = None) -> None:
         self._open, self._method, self._name = open, method, session
         self.llm = open(method)
         try:

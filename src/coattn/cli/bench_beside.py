@@ -54,7 +54,7 @@ def beside(target: str | None, as_json: bool, **options: Any) -> None:
         print_json(result)
         return
     table = Table(title=f"{options['shapes']}, {setting.batch} x {setting.context:,} beside {setting.tokens:,} tokens")
-    for name in ("method", "between, ms", "beside, ms", "p99", "x", "prompt alone, s", "beside, s", "x", "mixed steps"):
+    for name in ("method", "between, ms", "beside, ms", "p99", "x", "prompt alone, s", "beside, s", "x", "steps"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
         if "refused" in row:
@@ -64,6 +64,11 @@ def beside(target: str | None, as_json: bool, **options: Any) -> None:
             row["method"], f"{row['between_median_s'] * 1e3:.1f}",
             *("" if row[key] is None else f"{row[key] * 1e3:.1f}" for key in ("beside_median_s", "beside_p99_s")),
             "" if row["between_ratio"] is None else f"{row['between_ratio']:.2f}", f"{row['prompt_alone_s']:.2f}",
-            f"{row['prompt_beside_s']:.2f}", f"{row['prompt_ratio']:.2f}", f"{row['mixed_steps']} of {row['steps']}",
+            f"{row['prompt_beside_s']:.2f}", f"{row['prompt_ratio']:.2f}", _steps(row),
         )  # fmt: skip
     out.print(table)
+
+
+def _steps(row: dict[str, Any]) -> str:
+    """How sequences decoded while the prompt was read."""
+    return f"{row['steps']}, {row['mixed_steps']} mixed, {row['between_steps']} between layers"

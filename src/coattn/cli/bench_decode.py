@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--context", default="8192", show_default=True, callback=numbers, help="Context lengths.")
 @click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
+@click.option(
+    "--fetched",
+    type=float,
+    help="Tokens that a KV head fetches in a step, under auto; random weights fetch any number.",
+)
 @click.option("--kept", help="Shares of DRAM's entries that heads attend to, with commas, under methods that choose.")
 @click.option("--change", type=click.FloatRange(0, 0.9), help="Drive scout's picks: share of blocks new in a step.")
 @click.option(
@@ -130,6 +136,8 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 used |= set(params)
                 chooses = bool({"beta", "share", "cap"} & set(known))
                 case = bench_decode.Case(name, batch, context, params, kept if chooses else ())
+                if options["fetched"] is not None and find_method(name).index == "sketch":
+                    case = replace(case, fetched=options["fetched"])
                 if options.get("change") is not None and "recall_interval" in known:
                     case = driven(case, options["change"], options["wrong"])
                 cases.append(case)

@@ -39,8 +39,11 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--gpu-kv", metavar="SIZE", help="The cap on GPU KV memory.")
 @click.option("--host-kv", metavar="SIZE", help="The cap on KV memory in DRAM.")
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
-@click.option("--chunk", type=Count(1), help="Prompt tokens between two decode steps; default: set by --target-ms.")
+@click.option("--chunk", type=Count(1), help="Prompt tokens of a step; default: set by --target-ms.")
 @click.option("--target-ms", type=Number(0, min_open=True), help="Most time between two tokens while prompts are read.")
+@click.option("--change", type=Number(0, 0.9), help="Drive picks by digests in DRAM: share of blocks new in a step; "
+              "random weights have no locality.")  # fmt: skip
+@click.option("--wrong", default=0.05, show_default=True, type=Number(0, 1), help="With --change: scores mispredicted.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--http", is_flag=True, help="Also serve every method over HTTP, to clients in another process.")
@@ -56,6 +59,8 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
     if options["max_batch"] > MOST_BATCH:
         raise ConfigError(f"--max-batch is {options['max_batch']:,}.", f"Give {MOST_BATCH:,} or less.")
 
+    if options["http"] and options["change"] is not None:
+        raise ConfigError("Both --http and --change are given.", "Leave one out: a server's picks are not driven.")
     if options["http"]:
         check_serve()
 
@@ -80,6 +85,8 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         parse_bytes(options["gpu_kv"], "--gpu-kv"),
         parse_bytes(options["host_kv"], "--host-kv"),
         given,
+        options["change"],
+        options["wrong"],
     )
     device = choose_device(options["device"])
     if options["model"]:
@@ -100,6 +107,9 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         prompts = bench_requests.prompts_of(items, int(model.config.vocab_size), options["seed"])
         rows.append(http.run_url(options["url"], os.environ.get("COATTN_API_KEY"), items, prompts))
     simulated = ["random tokens"] if options["model"] else ["random weights", "random tokens"]
+    if any(row.get("driven") for row in rows):
+        simulated.append(f"driven picks: {setting.change:.1%} of the blocks change in a step, "
+                         f"{setting.wrong:.0%} of the scores predicted wrongly")  # fmt: skip
     result = {
         "rows": rows,
         "model": options["model"] or options["shapes"],

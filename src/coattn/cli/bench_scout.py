@@ -49,10 +49,10 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
 
     \b
     2       reading DRAM from the GPU by size of the piece
-    3, 11   how long the GPU waits, beside hgca at the same batch
+    3, 11   how long the GPU waits, beside hgca and infinigen at the same batch
     6       the CPU's share of the budget, step by step, with recall and without; of a real model
     8       throughput by context, each method with the largest batch that fits
-    9       throughput by batch size, beside hgca
+    9       throughput by batch size, beside hgca and infinigen
     10      throughput by block size
     12      without pre-computation, without recall, without both
     table1  cosine of predicted and real queries, layer by layer; of a real model

@@ -9,7 +9,6 @@ import click
 from coattn.cli.evaluate import load_model
 from coattn.cli.options import Count, Number, json_option, model_options
 from coattn.cli.output import err, out, print_json, progress, writable
-from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
 from coattn.units import format_bytes
 
@@ -42,50 +41,20 @@ def hcattention(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
-    from coattn.calibrate.codebooks import choose_samples, collect, fit_layers
+    from coattn.calibrate.files import write_codebook
     from coattn.hf.architectures import describe_layers
-    from coattn.hf.generate import positions
     from coattn.quantise.codebook import book_bytes
-    from coattn.quantise.file import Origin, save
 
     shapes = describe_layers(loaded.model)
-    head_dim = shapes[0].head_dim
-    groups = options["groups"] or head_dim // 2
-    if head_dim % groups:
-        raise ConfigError(
-            f"--groups is {groups}, which does not divide the head size {head_dim}.",
-            f"Give {head_dim // 2} or {head_dim // 4}.",
-        )
-    ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
-    length = min(options["length"], positions(loaded) or options["length"])
-    samples = choose_samples(ids, options["samples"], length, options["seed"])
-    if sum(map(len, samples)) * shapes[0].kv_heads * groups < options["centroids"]:
-        raise InputError(
-            f"{text.name} has too few tokens for {options['centroids']:,} centroids.", "Give a longer text."
-        )
+    shared, turned, count = not options["separate"], not options["plain"], options["centroids"]
     with progress("calibrating", None) as bar:
 
         def report(what: str, done: int, of: int) -> None:
             bar.update(bar.task_ids[0], description=what, completed=done, total=of)
 
-        layers = collect(loaded.model, samples, report)
-        shared, turned = not options["separate"], not options["plain"]
-        count, seed = options["centroids"], options["seed"]
-        books = fit_layers(layers, groups, count, shared=shared, seed=seed, turned=turned, progress=report)
-    origin = Origin(
-        loaded.name,
-        text.name,
-        text.sha256,
-        groups,
-        options["centroids"],
-        shared,
-        head_dim,
-        tuple(shape.mark for shape in shapes),
-        len(samples),
-        max(map(len, samples)),
-        seed,
-    )
-    save(target, books, origin)
+        chosen = {name: options[name] for name in ("groups", "centroids", "samples", "length", "seed")}
+        made = write_codebook(loaded, text, target, shared=shared, turned=turned, progress=report, **chosen)
+    groups = made.groups
     found = {
         "codebook": str(target),
         "model": loaded.name,
@@ -93,9 +62,9 @@ def hcattention(**options: Any) -> None:
         "groups": groups,
         "centroids": options["centroids"],
         "shared": shared,
-        "tokens": sum(map(len, samples)),
+        "tokens": made.tokens,
         "basis": turned,
-        "relative_error": [error(book, each.keys) for book, each in zip(books.values(), layers, strict=True)],
+        "relative_error": [error(b, each.keys) for b, each in zip(made.books.values(), made.layers, strict=True)],
         "bytes": sum(book_bytes(s, groups, count, shared, turned) for s in shapes),
     }
     if options["as_json"]:
@@ -139,32 +108,22 @@ def duo(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
-    import random
+    from coattn.calibrate.files import write_heads
 
-    from coattn.calibrate.heads import make_prompt, score_heads
-    from coattn.hf.architectures import describe_layers
-    from coattn.hf.generate import positions
-    from coattn.select.head_labels import HeadLabels, retrieval_heads
-
-    shapes, most = describe_layers(loaded.model), positions(loaded)
-    lengths = sorted({length if most is None else min(length, most) for length in options["lengths"] or (2048, 4096)})
-    rho = (0.5 if shapes[0].kv_heads < shapes[0].q_heads else 0.25) if options["rho"] is None else options["rho"]
-    draws, ids = random.Random(options["seed"]), loaded.tokenizer(text.body, verbose=False).input_ids
-    made = [make_prompt(loaded.tokenizer, ids, n, draws) for n in lengths for _ in range(options["samples"])]
-    with progress("reading prompts", len(made)) as bar:
+    chosen = {name: options[name] for name in ("rho", "samples", "sinks", "recent", "seed")}
+    with progress("reading prompts", None) as bar:
 
         def report(what: str, done: int, of: int) -> None:
             bar.update(bar.task_ids[0], description=what, completed=done, total=of)
 
-        scores = score_heads(loaded.model, made, options["sinks"], options["recent"], report)
-    labels = HeadLabels(
-        loaded.name, [shape.mark for shape in shapes], options["sinks"], options["recent"], rho, scores,
-        retrieval_heads(scores, rho), prompts=len(made), text=text.name,
-    )  # fmt: skip
-    labels.save(target)
+        lengths = options["lengths"] or (2048, 4096)
+        labels = write_heads(loaded, text, target, lengths=lengths, progress=report, **chosen)
+    scores = labels.scores
     found = sum(map(sum, labels.retrieval))
     if options["as_json"]:
-        print_json({"heads": str(target), "model": loaded.name, "retrieval": found, "rho": rho, "scores": scores})
+        print_json(
+            {"heads": str(target), "model": loaded.name, "retrieval": found, "rho": labels.rho, "scores": scores}
+        )
         return
     total = sum(len(layer) for layer in labels.retrieval)
     known = [score for layer in scores for score in layer if score is not None]
@@ -191,36 +150,23 @@ def infinigen(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
-    from coattn.calibrate.skews import read_skews
-    from coattn.hf.architectures import describe_layers
-    from coattn.hf.generate import positions
-    from coattn.quantise.skew import SkewOrigin, save
+    from coattn.calibrate.files import write_skew
 
-    ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
-    ids = ids[: min(options["length"], positions(loaded) or options["length"])]
-    if not len(ids):
-        raise InputError(f"{text.name} has no tokens.", "Give a longer text.")
     with progress("reading the text", None):
-        found = read_skews(loaded.model, ids)
-    marks = tuple(shape.mark for shape in describe_layers(loaded.model))
-    save(
-        target,
-        dict(enumerate(each for each, _ in found)),
-        SkewOrigin(loaded.name, text.name, text.sha256, len(ids), marks),
-    )
-    kept = [share for _, share in found]
+        made = write_skew(loaded, text, target, length=options["length"])
+    kept = made.kept
     report = {
         "skew": str(target),
         "model": loaded.name,
         "text": text.name,
-        "tokens": len(ids),
+        "tokens": made.tokens,
         "kept": kept,
     }
     if options["as_json"]:
         print_json(report)
         return
     out.print(
-        f"{target}: {len(kept)} layers, {len(ids):,} tokens; a fifth of the columns holds "
+        f"{target}: {len(kept)} layers, {made.tokens:,} tokens; a fifth of the columns holds "
         f"{sum(kept) / len(kept):.1%} of the queries' squared length",
         soft_wrap=True,
     )

@@ -79,7 +79,7 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
 
     loaded = engine.load()
 
-    def open_engine(name: str) -> LLM:
+    def open_engine(name: str | None) -> LLM:
         own = engine.params if name == engine.method else {}
         options: dict[str, Any] = {**engine.memory, **own}
         return LLM(loaded, name, max_batch=1, max_length=max_length, **options)

@@ -1,34 +1,91 @@
-"""`coattn eval table`: result folders of tasks as one table."""
+"""`coattn eval table`: the table of a model, or of result folders that are there."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.evaluate import evaluate
-from coattn.cli.options import json_option
-from coattn.cli.output import err, print_json, writable
+from coattn.cli.bench import numbers
+from coattn.cli.evaluate import evaluate, load_model
+from coattn.cli.options import Count, json_option, model_options, parse_settings
+from coattn.cli.output import err, print_json, progress, writable
+from coattn.errors import CoattnError, ConfigError, InputError
+from coattn.text import read_text
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from coattn.evaluate.tasks.run import Progress
+
+LENGTH, DEPTHS = 2048, 5
+ROWS = "full,auto,scout,hcattention,hgca,quest,snapkv,duo,streaming,h2o,tova,infinigen,pqcache,oracle"
+"""What is compared where nobody names rows."""
+RUNS = ("rows", "budget", "prompts")
+"""Any of these options runs rows; without them results are only merged."""
 
 
 @evaluate.command()
-@click.argument("folders", nargs=-1, required=True, metavar="DIR...")
+@click.argument("folders", nargs=-1, metavar="[DIR]...")
+@click.option("--rows", multiple=True, help=f"Run these rows, with commas.  [default: {ROWS}]")
+@click.option("--budget", help="Set each row's size so that its KV on the GPU is this share: 6%,12.5%,25%.")
+@click.option("--prompts", metavar="FILE", help="Prompts of `coattn eval tasks make`; default: needles, made now.")
+@click.option(
+    "--length",
+    callback=numbers,
+    help=f"Tokens of prompts, with commas.  [default: {LENGTH}, or all of --prompts]",
+)
+@click.option("--limit", type=Count(1), help="Only so many prompts of each task and length, the first ones.")
+@click.option("--modes", default="fed,read", show_default=True, help="Question fed as steps; read with the prompt.")
+@click.option("--batch", default=4, show_default=True, type=Count(1), help="Prompts that are answered at a time.")
+@click.option("--hold", metavar="SIZE", help="KV of prompts held at a time; default: 75% of the free GPU memory.")
+@click.option(
+    "--kl", default=16, show_default=True, type=Count(0), help="Tokens of full attention's answers to compare along."
+)
+@click.option("--raw", is_flag=True, help="No chat template: for a base model.")
+@click.option(
+    "--text",
+    "text_file",
+    metavar="FILE",
+    help="What is calibrated on, and needles lie in; default: the help topics of Python.",
+)
+@click.option("--files", metavar="DIR", help="Where what is calibrated lies; default: in the folder of the results.")
+@model_options
 @click.option("--out", "target", metavar="FILE", help="Write the JSON there, and Markdown and a figure beside it.")
 @json_option
-def table(folders: tuple[str, ...], target: str | None, as_json: bool) -> None:
-    """Merge folders of `coattn eval tasks run` into one table: score, interval, GPU bytes, tokens to the answer.
+def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options: Any) -> None:
+    """One table of many rows: tasks, KL, GPU bytes, tokens read, milliseconds of a step. Runs them, or merges results.
 
-    Results of several seeds or lengths add up. Every row stands beside `full` on the same prompts. Sweeps in the
-    folders (`coattn eval sweep --out`) add the KL of rows of the same name. Without --out the table is printed.
+    With --rows, --budget or --prompts it runs the rows on your model and keeps their results in the folder FILE without
+    its ending, from where a run that was cut off goes on. At a budget each row's own size parameters are set so that
+    its KV in GPU memory is that share of all; a row that cannot meet it says why. What a row has to know beforehand
+    (heads of duo, the skew of infinigen, the codebook of hcattention) is made where no file is given.
+
+    \b
+    coattn eval table --budget 12.5%,25% --limit 1 --out table.json
+    coattn eval table --rows full,auto,scout --model model.gguf --prompts p.jsonl.gz --out table.json
+
+    Folders of `coattn eval tasks run` are merged with it. Results of several seeds or lengths add up. Every row stands
+    beside `full` on the same prompts. Sweeps in the folders (`coattn eval sweep --out`) add the KL of rows of the same
+    name. Without --out the merged table is printed.
     """
     path = writable(target)
+    runs = any(options[name] for name in RUNS)
+    if not runs and not folders:
+        raise ConfigError("There is nothing to make a table of.", "Give folders of results, or --rows or --budget.")
+    failed: dict[str, CoattnError] = {}
+    if runs:
+        if path is None:
+            raise ConfigError("--out is missing: rows that are run are kept there.", "Give --out table.json.")
+        folder = path.with_suffix("")
+        failed = run_rows(folder, options)
+        folders = (*folders, str(folder))
 
     from coattn.evaluate.results import write_json
     from coattn.evaluate.tasks.table import lines, page, read_results
     from coattn.provenance import provenance
 
-    rows = read_results([Path(folder) for folder in folders])
+    rows = read_results([Path(each) for each in folders])
     found = lines(rows)
     faults = [why for row in rows for why in row.faults]
     result: dict[str, Any] = {"evaluation": "table", "lines": found, "faults": faults, **provenance()}
@@ -42,5 +99,49 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool) -> None:
         err.print(f"wrote {path}, {path.with_suffix('.md')} and {picture}", soft_wrap=True)
     if as_json:
         print_json(result)
-    elif path is None:
+    elif path is None or runs:
         click.echo(page(found, rows, None), nl=False)
+    for name, error in failed.items():
+        err.print(f"row {name} failed: {error}", soft_wrap=True, highlight=False)
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
+    """Runs what the options ask for into a folder -> rows that failed, and why."""
+    from coattn.evaluate.tasks.budget import parse_budgets
+    from coattn.evaluate.tasks.leaderboard import Asked, make_needles, run_all
+    from coattn.evaluate.tasks.prompts import read_prompts
+    from coattn.evaluate.tasks.run import parse_rows
+
+    rows = parse_rows(options["rows"] or (ROWS,), parse_settings)
+    if not any(row.name == "full" for row in rows):
+        rows = [*parse_rows(("full",), parse_settings), *rows]
+    budgets = parse_budgets(options["budget"]) if options["budget"] else []
+    text = read_text(options["text_file"])
+    given = None if options["prompts"] is None else read_prompts(Path(options["prompts"]))
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, but results are to be kept there.", "Choose another --out.")
+    hold = parse_bytes(options["hold"], "hold")
+    loaded = load_model(options)
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths = options["length"] or ([] if given else [LENGTH])
+    prompts = given or make_needles(loaded, text, lengths, DEPTHS, 42, folder / "prompts.jsonl.gz")
+    plan = {
+        "modes": [word.strip() for word in options["modes"].split(",") if word.strip()],
+        "limit": options["limit"],
+        "batch": options["batch"],
+        "chat": not options["raw"],
+        "hold": hold,
+    }
+    files = None if options["files"] is None else Path(options["files"])
+    asked = Asked(rows, budgets, lengths, text, options["kl"], plan, files)
+    with progress("table", None) as bar:
+
+        def started(total: int) -> Progress:
+            bar.reset(bar.task_ids[0], total=total)
+            return lambda what, by: bar.update(bar.task_ids[0], description=what, advance=by)
+
+        return run_all(
+            loaded, prompts, asked, folder, lambda said: err.print(said, soft_wrap=True, highlight=False), started
+        )

@@ -73,7 +73,9 @@ def generate(
             click.echo()  # the answer so far has a line of its own
         raise
     measured = (
-        measure(loaded, result, row, gpu_kv=engine.gpu_kv, host_kv=engine.host_kv, **params) if fidelity else None
+        measure(loaded, result, row or result.report["method"], gpu_kv=engine.gpu_kv, host_kv=engine.host_kv, **params)
+        if fidelity
+        else None
     )
     summary = {
         "text": result.text,
@@ -146,4 +148,11 @@ def footer(summary: dict[str, Any]) -> str:
     )
     if summary["fidelity"]:
         line += f"; fidelity to full: KL {summary['fidelity']['kl']:.2g}, top-1 {summary['fidelity']['top1']:.1%}"
+    audit = summary.get("audit")
+    if audit and audit["audits"]:
+        low_high = "" if audit["error_95"] is None else " (95%: {:.2g} to {:.2g})".format(*audit["error_95"])
+        line += (
+            f"; audited error {audit['error']:.2g}{low_high} of {audit['error_target']:.2g} allowed, missed mass "
+            f"{audit['missed_mass']:.2%}, {audit['audits']} cases"
+        )
     return line

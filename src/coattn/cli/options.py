@@ -83,8 +83,11 @@ def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], l
         ) from None
 
 
-def method_options(default: str = "full") -> Callable[[F], F]:
-    """--method, --gpu-kv, --host-kv, --set."""
+CHOSEN = "full where the KV fits in GPU memory or there is none, else auto"
+
+
+def method_options(default: str | None = "full") -> Callable[[F], F]:
+    """--method, --gpu-kv, --host-kv, --set. default: of the method; None: the engine chooses."""
 
     def decorate(command: F) -> F:
         for option in (
@@ -96,7 +99,7 @@ def method_options(default: str = "full") -> Callable[[F], F]:
             click.option(
                 "--method",
                 default=default,
-                show_default=True,
+                show_default=CHOSEN if default is None else True,
                 help="A name from `coattn methods`, or rows.toml[:name].",
             ),
         ):
@@ -123,7 +126,7 @@ class Engine:
     model: str
     dtype: str
     device: str
-    method: str
+    method: str | None
     gpu_kv: str | None
     host_kv: str | None
     settings: tuple[str, ...]
@@ -144,13 +147,18 @@ class Engine:
         return parse_settings(self.settings)
 
     @cached_property
-    def row(self) -> Method:
-        """The method. Raises what is wrong with it, its parameters or the sizes, before a model is loaded."""
+    def row(self) -> Method | None:
+        """The method; None: the engine's choice. Raises what is wrong with it, its parameters or the sizes, before a
+        model is loaded."""
+        from coattn.engine.choose import candidates
         from coattn.method import compose
         from coattn.methods import find_method
 
-        found = find_method(self.method)
-        compose(found, **self.params)
+        found = None if self.method is None else find_method(self.method)
+        if found is None:
+            candidates(self.params)
+        else:
+            compose(found, **self.params)
         asked = parse_devices(self.devices, self.device_shares)
         for name, given in (("--gpu-kv", self.gpu_kv), ("--host-kv", self.host_kv)):
             for size in given.split(",") if given and asked is not None and name == "--gpu-kv" else (given,):
@@ -180,7 +188,7 @@ def engine_options(command: F) -> F:
     def run(**given: Any) -> Any:
         return command(engine=Engine(**{name: given.pop(name) for name in names}), **given)
 
-    return model_options(devices_options(method_options()(weights_option(cast("F", run)))))
+    return model_options(devices_options(method_options(None)(weights_option(cast("F", run)))))
 
 
 def length_option(what: str) -> Callable[[F], F]:

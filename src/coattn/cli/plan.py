@@ -7,7 +7,15 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import Count, devices_options, json_option, parse_devices, parse_settings, weights_option
+from coattn.cli.options import (
+    Count,
+    Number,
+    devices_options,
+    json_option,
+    parse_devices,
+    parse_settings,
+    weights_option,
+)
 from coattn.cli.output import out, print_json
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -24,9 +32,27 @@ from coattn.units import format_bytes, parse_bytes
 @devices_options
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU, or of each: do weights and KV fit?")
 @click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
+@click.option(
+    "--hbm",
+    default=4200.0,
+    show_default=True,
+    type=Number(0, min_open=True),
+    help="GB/s at which the GPU reads its memory.",
+)
+@click.option(
+    "--pcie",
+    default=40.0,
+    show_default=True,
+    type=Number(0, min_open=True),
+    help="GB/s at which it gathers single tokens over PCIe.",
+)
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
-    """Bytes per tier of a method at a model's shapes and a context, and whether they fit. Takes no memory."""
+    """Bytes per tier of a method at a model's shapes and a context, and whether they fit. Takes no memory.
+
+    Of `full` and `auto` also what a decode step takes at best: its bytes over --hbm and --pcie, whose defaults were
+    measured on an NVIDIA H200. With --gpu-memory, which method would be taken where none is named.
+    """
     import torch
 
     from coattn.hf.load import choose_dtype
@@ -34,6 +60,7 @@ def plan(as_json: bool, **options: Any) -> None:
     from coattn.method import compose
     from coattn.methods import find_method
     from coattn.plan.kv import plan as found_by
+    from coattn.plan.speed import Rates
 
     composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
     limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
@@ -46,6 +73,7 @@ def plan(as_json: bool, **options: Any) -> None:
         raise ConfigError("Both --devices and --weights-on-gpu are given.", "Leave one out.")
     division = None if asked is None else _divide(model, composed, options["batch"], options["context"], *asked)
     found = found_by(model, composed, options["batch"], options["context"], gpu, host, share, division)
+    found |= predict(model, composed, found, gpu, Rates(1e9 * options["hbm"], 1e9 * options["pcie"]))
     if as_json:
         print_json({"shapes": options["shapes"], **found})
         return
@@ -60,14 +88,39 @@ def plan(as_json: bool, **options: Any) -> None:
     table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
     table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))
     out.print(table)
-    if "devices" not in found:
-        return
-    each = Table("device", "layers", "weights", "KV in the GPU tier", "GPU memory", "fits", title="On each device")
-    for row in found["devices"]:
-        sizes = [format_bytes(row[name]) for name in ("weight_bytes", "gpu_kv_bytes", "gpu_bytes")]
-        first, last = row["layers"]
-        each.add_row(row["device"], f"{first} to {last}", *sizes, _word(row["fits"]))
-    out.print(each)
+    if "devices" in found:
+        each = Table("device", "layers", "weights", "KV in the GPU tier", "GPU memory", "fits", title="On each device")
+        for row in found["devices"]:
+            sizes = [format_bytes(row[name]) for name in ("weight_bytes", "gpu_kv_bytes", "gpu_bytes")]
+            first, last = row["layers"]
+            each.add_row(row["device"], f"{first} to {last}", *sizes, _word(row["fits"]))
+        out.print(each)
+    if found["step"] is not None and found["fits_gpu"] is not False:
+        step = found["step"]
+        parts = {"weights": "weight_bytes", "KV": "kv_bytes", "sketches": "scan_bytes", "over PCIe": "pulled_bytes"}
+        read = ", ".join(f"{name} {format_bytes(step[key])}" for name, key in parts.items() if step[key])
+        out.print(
+            f"a decode step at best: {step['ms']:.2f} ms, {step['tokens_per_s']:,.0f} tokens/s ({read})",
+            highlight=False,
+        )
+    if found["taken"] is not None:
+        out.print(f"where no method is named: {found['taken']} ({found['taken_why']})", highlight=False)
+
+
+def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, rates: Any) -> dict[str, Any]:
+    """step: what a decode step takes, where that is known; taken: the method that an engine would choose, and why."""
+    from coattn.engine.choose import candidates, choose
+    from coattn.engine.devices import SHARE
+    from coattn.hf.architectures import describe_layers
+    from coattn.plan.speed import step
+
+    layers, weights = describe_layers(model), found["gpu_weight_bytes"]
+    made = step(layers, composed, found["batch"], found["context"], weights, rates)
+    if gpu is None:
+        return {"step": made, "taken": None, "taken_why": None}
+    room = max(0, int(SHARE * (gpu - weights)))
+    row, why = choose(candidates({}), layers, room, found["batch"], found["context"])
+    return {"step": made, "taken": row.name, "taken_why": why}
 
 
 def _divide(model: Any, composed: Any, batch: int, context: int, devices: list[str], shares: list[float] | None) -> Any:

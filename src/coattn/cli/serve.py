@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from coattn.cli.options import Count, Engine, Number, engine_options, length_option
 from coattn.cli.output import err
-from coattn.errors import ConfigError, InputError
-from coattn.text import decode, read_bytes
+from coattn.errors import ConfigError
+from coattn.serve.keys import KEY, read_keys
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from coattn.hf.load import Loaded
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
-KEY = "COATTN_API_KEY"
-"""The environment variable that holds a key."""
 
 
 @click.command()
@@ -30,6 +26,7 @@ KEY = "COATTN_API_KEY"
 @length_option("a sequence")
 @click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
 @click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
+@click.option("--no-reuse", is_flag=True, help="Share nothing between prompts that begin alike.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=Count(0), help="Port to listen on; 0 takes a free one.")
 @click.option("--api-key-file", metavar="FILE", help=f"API keys, one on each line; {KEY} holds one more.")
@@ -50,6 +47,7 @@ def serve(
     max_length: int | None,
     chunk: int | None,
     max_waiting: int,
+    no_reuse: bool,
     host: str,
     port: int,
     api_key_file: str | None,
@@ -104,11 +102,12 @@ def serve(
 
         if not loaded:  # after a failure the weights are still there
             loaded.append(engine.load())
-        options: dict[str, Any] = {**engine.memory, "max_length": max_length, **params}
+        options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **params}
         llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
         if warm_up:
             llm.warm_up()
-        err.print(f"ready: {llm.name} under {row.name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
+        name = llm.composed.method.name
+        err.print(f"ready: {llm.name} under {name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
         return llm
 
     service = Service(chosen, open_engine)
@@ -126,22 +125,6 @@ def check_serve() -> None:
         raise ConfigError(
             f"Serving needs {', '.join(missing)}, which is not installed.", 'Run `pip install "coattn[serve]"`.'
         )
-
-
-def read_keys(file: str | None) -> tuple[str, ...]:
-    """Keys of a file, one per line, and of the environment. Empty lines and those that begin with # are left out."""
-    found: list[str] = []
-    if file is not None:
-        lines = [line.strip() for line in decode(read_bytes(Path(file)), file).splitlines()]
-        found = [line for line in lines if line and not line.startswith("#")]
-        if not found:
-            raise InputError(f"{file} holds no API key.", "Write one on each line.")
-    if KEY in os.environ:
-        own = os.environ[KEY].strip()
-        if not own:
-            raise InputError(f"{KEY} is empty.", "Set it to a key, or unset it.")
-        found.append(own)
-    return tuple(found)
 
 
 def start_logging(verbose: bool) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -180,7 +181,8 @@ class Engine:
                 for close in self.closers:
                     close()
 
-    def _do(self, work: Extend | Decode | Mixed) -> None:
+    def _do(self, work: Extend | Decode | Mixed, inside: bool = False) -> None:
+        """inside: whether a chunk is being read, whose sequences must stay as they are."""
         requests: tuple[Request, ...] = (work.request,) if isinstance(work, Extend) else work.requests
         drawing = list(requests)
         if isinstance(work, Mixed):
@@ -190,7 +192,7 @@ class Engine:
         try:
             logits = self._run(work)
         except BudgetError as error:
-            if not self.scheduler.preempt():
+            if not inside and not self.scheduler.preempt():
                 self._fail(handles, error)
             return
         except Exception as error:
@@ -239,7 +241,8 @@ class Engine:
             tokens = request.tokens(stored, work.end)
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
-            return self.runner.extend(request.slot, tokens, stored, work.last)
+            with self._decoding_between(len(tokens)):
+                return self.runner.extend(request.slot, tokens, stored, work.last)
         slots, tokens, history = [], [], []
         for request in work.requests:
             assert request.slot is not None
@@ -256,8 +259,31 @@ class Engine:
             slot, stored = chunk.request.slot, chunk.request.stored
             assert slot is not None
             chunks.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
-        self.counts["prefill_tokens"] += sum(len(chunk.tokens) for chunk in chunks)
-        return self.runner.mix(chunks, slots, tokens, history)
+        total = sum(len(chunk.tokens) for chunk in chunks)
+        self.counts["prefill_tokens"] += total
+        with self._decoding_between(0 if slots else total):
+            return self.runner.mix(chunks, slots, tokens, history)
+
+    @contextmanager
+    def _decoding_between(self, tokens: int) -> Iterator[None]:
+        """Decode steps run between the layers of the chunks that are read inside this block, of so many tokens."""
+        if not tokens or self.pace.layers == 1:
+            yield
+            return
+        runtime = self.runner.runtime
+        runtime.between = partial(self._decode_between, tokens)
+        try:
+            yield
+        finally:
+            runtime.between = None
+
+    def _decode_between(self, tokens: int) -> None:
+        requests = self.scheduler.passed(tokens)
+        while requests:
+            with self.runner.runtime.aside():
+                self._do(Decode(requests), inside=True)
+            self.counts["between_steps"] += 1
+            requests = self.scheduler.waiting_for_token() if self.pace.unsure else ()
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
         if drawn.error is not None:
@@ -269,8 +295,16 @@ class Engine:
             self._end(handle, "error", error)
             return
         self.counts["fed_tokens" if handle.feeding else "new_tokens"] += 1
+        self._note_audits(handle.request)
         if handle.take(drawn):
             self._leave(handle)
+
+    def _note_audits(self, request: Request) -> None:
+        """What is found of a request belongs to it, also when its memory goes to others."""
+        if request.slot is not None:
+            for tally in self.runner.runtime.tallies(request.slot):
+                if all(tally is not known for known in request.tallies):
+                    request.tallies.append(tally)
 
     def _fail(self, handles: Sequence[Handle], error: Exception) -> None:
         for handle in handles:

@@ -16,6 +16,7 @@ import torch
 
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
+from coattn.engine.choose import candidates, choose
 from coattn.engine.devices import Devices
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
@@ -36,7 +37,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
 from coattn.hf.weights import StagedWeights
 from coattn.method import Composed, Method, compose
-from coattn.methods import find_method
+from coattn.methods import METHODS, find_method
 from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
@@ -63,16 +64,18 @@ class LLM:
 
     model: a name, folder or GGUF file (as `coattn generate` takes it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
-    method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`.
+    method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`. Left out,
+        `full` where the KV of `max_batch` sequences of `max_length` tokens fits in the GPU tier, and without a GPU;
+        else `auto`.
     gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
         `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product
         and, on a GPU, 80% of the memory that is free there.
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
-    chunk: tokens of a prompt that are read between two decode steps. Left out, exact methods read as many as
-        `target_ms` allows, others 2,048: what they forget may depend on it.
-    target_ms: the time between two tokens that holds while prompts are read; left out, three times that without. Not
-        beside `chunk`.
+    chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
+        many as `target_ms` allows, others 2,048, on a GPU 4,096: what they forget may depend on it.
+    target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
+        and ten times while several prompts are read or wait. Not beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
@@ -95,7 +98,7 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
-        method: str | Method = "full",
+        method: str | Method | None = None,
         *,
         gpu_kv: int | float | str | Sequence[int | float | str] | None = None,
         host_kv: int | float | str | None = None,
@@ -119,9 +122,11 @@ class LLM:
             check_count("sizes", size, 1, max_batch)
         if max_waiting is not None:
             check_count("max_waiting", max_waiting, 0)
-        self.composed = compose(find_method(method), **method_params)
-        pace = _pace(chunk, target_ms, self.composed.exact)
-        share = _share(weights_on_gpu, self.composed)
+        # what is wrong is said before a model is loaded
+        given = None if method is None else compose(find_method(method), **method_params)
+        rows = candidates(method_params) if given is None else []
+        _pace(chunk, target_ms, exact=True)
+        share = _share(weights_on_gpu, given)
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
         loaded = _loaded(model, dtype, device, on_host=share is not None or asked.several, first=asked.first)
@@ -136,11 +141,17 @@ class LLM:
             self._weights = None if share is None else _stage(loaded, share, device)
             if self._weights is not None:
                 undo.callback(self._weights.close)
-            self.devices = asked.settle(loaded.model, self.composed, max_batch, self.max_length)
+            self.devices = asked.settle(loaded.model, given or compose(METHODS["full"]), max_batch, self.max_length)
             if self.devices.borders is not None:
                 undo.callback(self.devices.borders.close)
             session = undo.enter_context(Session(loaded.model, self.devices.borders))
             self.ledger = self.devices.ledger(session, host)
+            if given is None:
+                row, why = choose(rows, session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
+                log.log(logging.WARNING if row.name != "full" else logging.INFO, "Method %s: %s.", row.name, why)
+                given = compose(row, **method_params)
+            self.composed = given
+            pace = _pace(chunk, target_ms, given.exact)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
@@ -152,9 +163,15 @@ class LLM:
             model_key = digest(FORMAT, config_fingerprint(loaded.model), marks)
             self.reuse = Reuse(runtime, model_key, reuse)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
-            if session.device.type == "cuda" and target_ms is None:
-                # a step that reads is not captured: its launches take as long as hundreds of tokens, so that fewer of
-                # them would save little time and prompts would hardly get on
+            if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
+                # a step that reads is not captured, and its launches take longer than many decode steps: they run
+                # between its layers
+                pace.layers = len(session.layers)
+                if chunk is None and pace.fixed is not None:
+                    pace.fixed = LARGEST // 2  # a layer of it is short enough
+                self.not_mixed = self.not_mixed or "decode steps are captured, and run between the layers of prompts"
+            elif session.device.type == "cuda" and target_ms is None:
+                # fewer tokens save little time beside the launches of a step that is not captured
                 pace.least = FIRST
             self.engine = Engine(
                 self.runner,
@@ -164,7 +181,7 @@ class LLM:
                 ends=ends,
                 max_waiting=max_waiting,
                 reuse=self.reuse,
-                mixes=self.not_mixed is None,
+                mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
@@ -316,10 +333,12 @@ class LLM:
         with weights_on_gpu only.
         devices: what lies on each, with several only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
+        audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
+        between_steps: decode steps between the layers of a prompt.
         """
         scheduler, counts = self.engine.scheduler, self.engine.counts
-        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "new_tokens", "failed_steps")
+        names = ("prefill_steps", "prefill_tokens", "decode_steps", "mixed_steps", "between_steps", "new_tokens")
         reasons = ("stop", "length", "error", "cancelled")
         return {
             **self.composed.describe(),
@@ -329,12 +348,14 @@ class LLM:
             "preemptions": counts["preemptions"] + scheduler.preemptions,
             "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
+            "failed_steps": counts["failed_steps"],
             **self.reuse.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),
             **self.devices.report(self.ledger),
             "not_mixed": self.not_mixed,
+            "audit": next((audit.report() for audit in self.runner.runtime.audits()), None),
             "requests": {reason: counts[f"requests_{reason}"] for reason in reasons},
         }
 
@@ -398,11 +419,13 @@ def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:
     return Pace(chunk)
 
 
-def _share(weights_on_gpu: float | None, composed: Composed) -> float | None:
+def _share(weights_on_gpu: float | None, composed: Composed | None) -> float | None:
     """The share of the layers' weights on the GPU, where some lie elsewhere."""
     if weights_on_gpu is None:
         return None
     check_number("weights_on_gpu", weights_on_gpu, 0, 1)
+    if composed is None:  # what is chosen predicts nothing
+        return weights_on_gpu
     parts = composed.build()
     if parts.schedule.predicts(MOST):
         raise ConfigError(

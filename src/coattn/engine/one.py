@@ -45,7 +45,7 @@ class Generation:
 def generate(
     loaded: Loaded,
     ids: Tensor,
-    method: str | Method,
+    method: str | Method | None,
     *,
     sampling: SamplingParams,
     gpu_kv: int | str | None = None,

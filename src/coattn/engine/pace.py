@@ -1,4 +1,4 @@
-"""How many prompt tokens are read between two decode steps: so many that the promised time between tokens holds."""
+"""How much of prompts is read between two decode steps: so much that the promised time between tokens holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections import deque
 
 FIRST, LEAST = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
-SLOWER = 3.0
-"""The time between tokens while prompts are read, as a multiple of that without, where no time was promised."""
+SLOWER, CROWDED = 2.5, 10.0
+"""The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
+where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
+long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch."""
 KEPT = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""
+SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
+"""Chunks that decode steps run between the layers of, and about how fast tokens are in them: for tiles."""
 RENEW = 32
 """Decode steps after which one runs without reading before it, so that its own time stays known."""
 
@@ -20,31 +24,56 @@ class Pace:
 
     The time from one decode step to the next is that of the decode step and of what was read before it. Steps without
     reading tell the first; the others, less the first, tell what a token of a prompt costs at the moment.
+
+    A chunk may be larger than what is read between two decode steps where these can run between its layers.
     """
 
     def __init__(self, fixed: int | None = None, target_s: float | None = None, most: int = 8192) -> None:
         self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, LEAST
+        self.crowded = False
+        """Whether several prompts are read or wait to be: set by who knows."""
+        self.layers = 1
+        """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)
         self._token: deque[float] = deque(maxlen=KEPT)
         self._since = 0
         """Decode steps since one without reading."""
 
     def budget(self, decoding: bool) -> int:
-        """Prompt tokens before the next decode step; 0: it comes at once. decoding: whether anybody waits for it."""
+        """Prompt tokens of the next chunk; 0: a decode step comes first. decoding: whether anybody waits for one."""
         if self.fixed is not None:
             return self.fixed
         if not decoding:
             return self.most
-        if (not self._alone and self._since) or self._since >= RENEW:
+        if self.layers == 1 and self.unsure:
             return 0
-        if not self._alone or not self._token:
-            return min(FIRST, self.most)
-        alone = statistics.median(self._alone)
-        target = SLOWER * alone if self.target_s is None else self.target_s
-        room = (target - alone) / max(statistics.median(self._token), 1e-9)
-        return min(self.most, _round(max(self.least, int(min(room, self.most)))))
+        room = self.room()
+        if room is None:
+            return self.most if self.layers > 1 else min(FIRST, self.most)
+        fits = [size for size in SIZES if size <= min(room * self.layers, self.most)] if self.layers > 1 else []
+        if fits:
+            return max(fits, key=lambda size: SIZES[size] * self._used(size, room))
+        return min(self.most, _round(max(self.least, int(min(room * self.layers, self.most)))))
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def _used(self, size: int, room: float) -> float:
+        """Tokens of a layer that are read between two decode steps, as whole layers of chunks of a size."""
+        return room * self.layers // size * size
+
+    def room(self) -> float | None:
+        """Prompt tokens between two decode steps, of all layers; None: not known yet."""
+        if not self._alone or not self._token:
+            return None
+        alone = statistics.median(self._alone)
+        slower = CROWDED if self.crowded else SLOWER
+        target = slower * alone if self.target_s is None else self.target_s
+        return (target - alone) / max(statistics.median(self._token), 1e-9)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a decode step should come right after another one: what it takes by itself is not known any more."""
+        return (not self._alone and self._since > 0) or self._since >= RENEW
+
+    def note(self, tokens: float, seconds: float) -> None:
         """From one decode step to the next it took so long, with so many prompt tokens read between them."""
         if not tokens:
             self._alone.append(seconds)

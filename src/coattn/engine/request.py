@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from coattn.engine.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled
 
 if TYPE_CHECKING:
+    from coattn.audit.tally import Tally
     from coattn.engine.reuse import Trail
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
@@ -55,6 +56,8 @@ class Request:
     """Tokens that were stored already when it first got a slot."""
     trail: Trail | None = None
     """What is known of its blocks while it runs."""
+    tallies: list[Tally] = field(default_factory=list)
+    """What audits have found of it; one for each time that it ran."""
     slot: int | None = None
     """The number by which the cache knows it while it runs."""
     preemptions: int = 0
@@ -85,6 +88,13 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def audit(self) -> dict[str, Any] | None:
+        """All that was found of it, where it is audited."""
+        from coattn.audit.tally import Tally
+
+        found = Tally.of(self.tallies)
+        return None if found is None else found.summary()
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Prompt and output as one sequence, from `start` to `end`."""
@@ -118,6 +128,9 @@ class RequestOutput:
     first_token_s: float | None = None
     """Until its first token, waiting included."""
     total_s: float | None = None
+    audit: dict[str, Any] | None = None
+    """At the end, under a method that is audited: the error that was measured, its interval and what is allowed; see
+    `coattn.audit.tally.Tally.summary`. `over_target` says by how much it is larger, where it is."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -149,4 +162,5 @@ def output_of(
         since(request.started),
         since(request.first),
         since(request.ended),
+        request.audit() if request.finished else None,
     )

@@ -111,8 +111,10 @@ class Scheduler:
         self.running: list[Request] = []
         self.preemptions = 0
         self._slots = list(range(slots))
-        self._spent = 0
+        self._spent = 0.0
         """Tokens read since the last decode step."""
+        self._passed = 0.0
+        """Of these, what the layers have passed of the running chunk, which is not done."""
         self._decoded: float | None = None
         """When the last decode step ended, unless nobody has decoded since."""
         self._oldest_read = False
@@ -161,6 +163,9 @@ class Scheduler:
 
     def done(self, work: Extend | Decode | Mixed) -> None:
         """The tokens of `work` are stored."""
+        if not isinstance(work, Decode):
+            self._spent -= self._passed
+            self._passed = 0.0
         for chunk in _chunks(work):
             start = chunk.request.stored
             self._spent += chunk.end - start
@@ -172,9 +177,29 @@ class Scheduler:
         now = time.perf_counter()
         if self._decoded is not None:
             self.pace.note(self._spent, now - self._decoded)
-        self._decoded, self._spent = now, 0
+        self._decoded, self._spent = now, 0.0
         for request in work.requests:
             request.stored += 1
+
+    def passed(self, tokens: int) -> tuple[Request, ...]:
+        """Another layer of a chunk of so many tokens has begun -> who decodes before it goes on."""
+        share = tokens / self.pace.layers
+        self._spent += share
+        self._passed += share
+        return self.waiting_for_token() if self._late(tokens) else ()
+
+    def _late(self, tokens: int) -> bool:
+        """Whether a decode step comes before the next layer of a chunk of so many tokens."""
+        room = self.pace.room()
+        return self._spent > 0 and (room is None or self._spent + tokens / self.pace.layers > room)
+
+    def waiting_for_token(self) -> tuple[Request, ...]:
+        """Who can get a token in the middle of a chunk: nobody has to give way for it."""
+        busy = self._busy()
+        found = tuple(request for request in self.running if request.decodes and request.slot not in busy)
+        growth = self._growth(Decode(found))
+        fits = not any(growth.values()) or self._excess(growth, self.memory.free()) is None
+        return found if fits else ()
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its memory back."""
@@ -238,23 +263,31 @@ class Scheduler:
 
     def _choose(self) -> Extend | Decode | Mixed:
         """At most a budget of reading between two decode steps, or in one."""
+        self._passed = 0.0
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
         busy = self._busy()
         ready = tuple(request for request in decoding if request.slot not in busy)
         decoding = ready if ready or readers else decoding
         if not decoding:
-            self._decoded, self._spent = None, 0
+            self._decoded, self._spent = None, 0.0
+        between = self.pace.layers > 1  # decode steps run between the layers of chunks
         if readers:
+            self.pace.crowded = len(readers) > 1 or bool(self.waiting)
             readers = readers if self.reuse is None else self.reuse.ready(readers)
             budget = self.pace.budget(bool(decoding))
             apart = next((request for request in readers if request.alone or _is_known(request)), None)
             if self.mixes and budget and apart is None:
+                before, rows = self._oldest_read, () if between else decoding
                 chunks = self._share(readers, budget)
-                return Mixed(chunks, decoding) if decoding or len(chunks) > 1 else chunks[0]
+                if between and decoding and self._late(sum(map(_size, chunks))):
+                    self._oldest_read = before
+                    return Decode(decoding)
+                return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
             request = self._reader(readers) if apart is None else apart
             chunk = _chunk(request, budget, self._tail)
-            if budget and (not decoding or not self._spent or self._spent + _size(chunk) <= budget):
+            late = self._late(_size(chunk)) if between else self._spent + _size(chunk) > budget
+            if budget and (not decoding or not self._spent or not late):
                 self._oldest_read = request is readers[0]
                 return chunk
         return Decode(decoding)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from coattn.evaluate.ends import Ends, Moved
 from coattn.evaluate.forced import Progress, force
 from coattn.evaluate.locality import Drift, Mass
 from coattn.evaluate.look import Shown
@@ -32,6 +33,7 @@ def analyse(
     progress hears of tokens over all windows.
     """
     ahead, where, drift = QueryAhead(model), Mass(mass), Drift(budget, block)
+    ends, moved = Ends(), Moved()
     cut = windows.of(ids)
 
     with ahead.hooked():
@@ -43,6 +45,7 @@ def analyse(
                     progress(done + now * count, cut.numel())
 
             drift.forget()
-            ahead.shown = Shown([where, drift, ahead])
+            ahead.shown = Shown([where, drift, ahead, ends, moved])
             force(model, part, windows.prefill, "full", progress=report, score_prefill=False, probes=[ahead.shown])
-    return {"locality": where.summary(), "drift": drift.summary(), "query_ahead": ahead.summary()}
+    found = {"locality": where.summary(), "drift": drift.summary(), "query_ahead": ahead.summary()}
+    return found | {"ends": ends.summary(), "moved": moved.summary()}

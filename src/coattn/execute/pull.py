@@ -75,15 +75,14 @@ class Pull(Executor):
             return
         self.staging = Staging(cache.spec.layers, cache.spec.ledger, cache.block)
         if cache.spec.tokens is not None:
-            self.staging.reserve(cache.spec.seqs * (cache.spec.tokens // cache.block))
+            # sequences are read one after another
+            self.staging.reserve(cache.spec.tokens // cache.block)
 
     def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
-            found = attend_scored(
-                call.q, memory, work.table, work.tokens, work.scores, work.bound, work.mean, call.scale, cap
-            )
+            found = attend_scored(call.q, memory, work, call.scale, cap)
             self._taken[call.layer] = found.count
             return found.states
         if call.table is None:

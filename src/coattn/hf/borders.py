@@ -59,12 +59,17 @@ class Borders:
 
     @contextmanager
     def through(self) -> Iterator[None]:
-        """A forward call and its head run inside this block; afterwards the device is the first one again."""
+        """A forward call and its head run inside this block, also between two layers of another one; afterwards the
+        device is what it was."""
+        kept, self._there = self._there, {}
+        before = torch.cuda.current_device() if self.last.type == "cuda" else 0
+        self._set_device(0)
         try:
             yield
         finally:
-            self._there.clear()
-            self._set_device(0)
+            self._there = kept
+            if self.last.type == "cuda":
+                torch.cuda.set_device(before)
 
     @contextmanager
     def crossing(self, carry: Carry, enter: Callable[[int], None]) -> Iterator[None]:

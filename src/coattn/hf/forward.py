@@ -101,11 +101,11 @@ class Session:
                 f"The attention implementation was set to {self.model.config._attn_implementation!r} under an engine.",
                 "Choose it before the engine is made or after it is closed.",
             )
-        self._runtime = runtime
+        before, self._runtime = self._runtime, runtime
         try:
             out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
         finally:
-            self._runtime = None
+            self._runtime = before
         return cast("Tensor", out.last_hidden_state[0])
 
     @contextmanager

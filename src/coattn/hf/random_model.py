@@ -51,6 +51,40 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     },
+    "llama-2-7b": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 1 << 20,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "opt-6.7b": {
+        "model_type": "opt",
+        "hidden_size": 4096,
+        "word_embed_proj_dim": 4096,
+        "ffn_dim": 16384,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 50272,
+        "max_position_embeddings": 1 << 16,
+        "tie_word_embeddings": True,
+    },
+    "gpt-neox-20b": {
+        "model_type": "gpt_neox",
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "rotary_pct": 0.25,
+        "vocab_size": 50432,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": False,
+    },
     "smollm2-135m": {
         "model_type": "llama",
         "hidden_size": 576,
@@ -74,14 +108,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Name -> config, as their model cards give it."""
+"""Name -> config, as their model cards give it, with room for more positions than they were trained on."""
 
 
 def heads_of(shapes: str) -> tuple[int, int, int]:
     """Query heads, KV heads and head size of shapes by name."""
     found = _shapes(shapes)
     heads = found["num_attention_heads"]
-    return heads, found["num_key_value_heads"], found.get("head_dim") or found["hidden_size"] // heads
+    return heads, found.get("num_key_value_heads", heads), found.get("head_dim") or found["hidden_size"] // heads
 
 
 def _shapes(shapes: str) -> dict[str, Any]:

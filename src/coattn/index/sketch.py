@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import Filled, KVCache
+from coattn.cache.layout import NewestBlocks
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
@@ -20,6 +21,7 @@ from coattn.index.base import Index
 from coattn.index.codes.means import Means
 from coattn.ops.flush import sum_values
 from coattn.ops.sketch import flush_sketch, score_sketch
+from coattn.ops.token_pool import TokenPool
 from coattn.part import check_count
 from coattn.quantise.sketch import LEFT, WORD, Sketcher, fit
 from coattn.types import LayerShape, Step
@@ -28,6 +30,8 @@ SAMPLE = 4096
 """Keys that a fit looks at, evenly spaced."""
 PIECE = 4096
 """Keys that are coded at a time."""
+FIRST = 4096
+"""Tokens of a sequence that books are made for where nobody says how many come."""
 
 
 class WordMemory(BlockMemory):
@@ -45,6 +49,10 @@ class WordMemory(BlockMemory):
 
     def dtype(self, shape: LayerShape) -> torch.dtype:
         return torch.int32
+
+    def fill_randomly(self) -> None:
+        for layer in self.layers:
+            self[layer].random_(-(1 << 31), (1 << 31) - 1)
 
 
 @dataclass
@@ -68,6 +76,8 @@ class Sketch(Index):
     tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
     """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
     means: Means = field(init=False, repr=False)
+    pools: dict[int, TokenPool] = field(init=False, repr=False, default_factory=dict)
+    """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
     _taken: int = field(init=False, repr=False, default=0)
@@ -92,7 +102,11 @@ class Sketch(Index):
             (spec.seqs + 1) * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
             for s in spec.layers.values()
         )
-        return tables + Means.bytes(spec.layers, spec.seqs)
+        places = spec.pool_blocks * config.block
+        pools = sum(
+            TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places) for s in spec.layers.values()
+        )
+        return tables + pools + Means.bytes(spec.layers, spec.seqs)
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         words = self.planes(spec.shape) // WORD
@@ -108,7 +122,24 @@ class Sketch(Index):
             lead = (spec.seqs + 1, s.kv_heads)
             self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
         self.means = Means(spec.layers, spec.seqs)
+        self._make_pools(spec.tokens or FIRST)
         cache.reports = True
+
+    def _make_pools(self, tokens: int) -> None:
+        cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
+        places = cache.spec.pool_blocks * cache.block
+        self.pools = {
+            layer: TokenPool.make(gpu.memory[layer], gpu.pools, cache.spec.seqs + 1, tokens, places)
+            for layer in cache.spec.layers
+        }
+        gpu.pooled.clear()
+
+    def reserve(self, tokens: int) -> bool:
+        """Books of the pools for sequences of so many tokens; whether they had to be made anew, all empty."""
+        if tokens <= self.pools[next(iter(self.pools))].place_of.shape[-1]:
+            return False
+        self._make_pools(2 * tokens)
+        return True
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         for part in filled:
@@ -122,8 +153,14 @@ class Sketch(Index):
         sum_values(gpu, self.means.sums[layer], block, to, table.seq)
         flush_sketch(gpu, self.memory[layer], block, to, table.seq, self.tables[layer])
 
-    def fit(self, slot: int, blocks: int, moments: Mapping[int, Tensor]) -> None:
-        """Fits the sketch to a sequence's first `blocks` full blocks, by layer, and codes them."""
+    def fit(
+        self, slot: int, blocks: int, first: int, moments: Mapping[int, Tensor], last: Mapping[int, Tensor]
+    ) -> None:
+        """Fits the sketch to a sequence's first `blocks` full blocks, by layer, and codes them.
+
+        first: the block up to which steps attend in DRAM: of those, what the last queries `[n, q_heads, d]` attend to
+        most fills the pool.
+        """
         cache = self.cache
         assert cache.host is not None
         ids = cache.host.table.owned[slot][:blocks]
@@ -134,32 +171,53 @@ class Sketch(Index):
             pieces = [
                 cache.read(layer, slot, range(start, min(start + each, blocks))) for start in range(0, blocks, each)
             ]
-            keys = torch.cat([k for k, _ in pieces])
+            keys, values = (torch.cat(x) for x in zip(*pieces, strict=True))
             sample = keys[taken.start * cache.block :: stride].cpu()
             moment = moments.get(layer)
             made = fit(sample, None if moment is None else moment.cpu(), self.planes(shape), shape.dtype)
             self.tables[layer][slot].copy_(made)
             for i in range(0, blocks, each):
                 self._store(layer, slot, ids[i : i + each], keys[i * cache.block : (i + each) * cache.block])
+            self._fill(layer, slot, first, keys, values, last.get(layer))
         self.fitted[slot] = blocks
+
+    def _fill(self, layer: int, slot: int, first: int, keys: Tensor, values: Tensor, last: Tensor | None) -> None:
+        gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
+        start, end = gpu.sinks * block, first * block
+        count = min(pool.age.shape[-1], max(0, end - start)) // block * block
+        k, v = (x[start:end].transpose(0, 1) for x in (keys, values))
+        if last is None:
+            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1)  # the newest, for want of better
+        else:
+            q = last.view(len(last), k.shape[0], -1, last.shape[-1]).to(k.dtype) * k.shape[-1] ** -0.5
+            # the scale of scores does not change which weigh most, nearly
+            weight = torch.stack([
+                (q[:, h].flatten(0, 1) @ k[h].T).float().softmax(-1).amax(0) for h in range(k.shape[0])
+            ])  # fmt: skip
+        chosen = weight.topk(count, dim=-1).indices
+        at = chosen[..., None].expand(-1, -1, k.shape[-1])
+        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at))
+        gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
         """A new sequence begins there."""
         self.fitted.pop(slot, None)
+        cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def truncate(self, slot: int, keep: int) -> None:
-        """Codes of the blocks that are left stay good; the mean value is counted again."""
+        """Codes of the blocks that are left stay good; the mean value is counted again, and the pool is filled anew."""
+        self.forget(slot)
         self.means.recount(self.cache, slot, keep // self.cache.block)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> tuple[Tensor, Tensor]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM.
 
-        -> float32 scores `[rows, kv_heads, group, n]`, scaled and soft-capped, and their lse `[rows, q_heads]`. What
-        lies past a sequence's end may be anything.
+        -> float32 scores `[rows, kv_heads, group, n]`, scaled and soft-capped, and the lse `[rows, parts, q_heads]` of
+        those that have no place in the pool. What lies past a sequence's end may be anything.
         """
         softcap = self.cache.spec.layers[layer].softcap
-        blocks, lens = table.column("host_blocks"), table.column("host_lens")
-        return score_sketch(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap)
+        blocks, lens, held = table.column("host_blocks"), table.column("host_lens"), self.pools[layer].place_of
+        return score_sketch(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap, held)
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""
@@ -172,6 +230,7 @@ class Sketch(Index):
             self.tables.clear()
             self.means = Means({}, 0)
             self.fitted.clear()
+            self.pools.clear()
 
     def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> None:
         kept = self.memory[layer]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from coattn.ops.reference.weighted_sum import gather_rows
 from coattn.ops.softcap import softcap as capped
+from coattn.ops.token_pool import FRESH, TOUCH, TokenPool
 from coattn.state import Split
+
+if TYPE_CHECKING:
+    from coattn.types import ScoredWork
 
 
 @dataclass(frozen=True)
@@ -20,37 +25,30 @@ class Taken:
     count: Tensor
 
 
-def attend_scored(
-    q: Tensor,
-    memory: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    scores: Tensor,
-    bound: Tensor,
-    mean: Tensor,
-    scale: float,
-    softcap: float | None,
-) -> Taken:
+def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None) -> Taken:
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, which a GPU reads where it lies.
 
-    table `[rows, blocks]`, tokens `[rows]` int32, on the query's device. scores `[rows, kv_heads, group, n]`, bound
-    `[rows, q_heads]`: an entry that any query head of a group wants is attended by all of them, with its own key. mean
-    `[rows, q_heads, d]` float32: what the others count as, under their estimated scores.
+    An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
+    left out, since it is attended there. Entries that were read come into the pool, as far as it has places to give.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, table, tokens, scores, bound, mean, scale, softcap)
+        return kernel(q, memory, work, scale, softcap)
     rows, _, q_heads, d = q.shape
-    kv_heads, n = scores.shape[1], scores.shape[-1]
-    there = torch.arange(n) < tokens[:, None]
-    wanted = (scores >= bound.view(rows, kv_heads, -1, 1)).any(2) & there[:, None]
+    kv_heads, n = work.scores.shape[1], work.scores.shape[-1]
+    scores, bound, pool = work.scores, work.bound.view(rows, kv_heads, -1, 1), work.pool
+    there = (torch.arange(n) < work.tokens[:, None])[:, None]
+    places = pool.place_of[work.seq.long(), :, :n].long()
+    held = (places >= 0) & there
+    touched = (scores >= bound - TOUCH).any(2) & held
+    wanted = (scores >= bound).any(2) & there & ~held
     count = wanted.sum(-1, dtype=torch.int32)
     longest = int(count.max()) if count.numel() else 0
     # the positions of wanted entries in front, in order
     index = wanted.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
     used = torch.arange(longest) < count[..., None]
-    listed = table[:, None]
+    listed = work.table[:, None]
     keys, values = (gather_rows(index, memory[:, :, i], listed) for i in range(2))
     grouped = q[:, 0].float().view(rows, kv_heads, -1, d)
     exact = capped(torch.einsum("rhgd,rhnd->rhgn", grouped, keys) * scale, softcap)
@@ -58,6 +56,27 @@ def attend_scored(
     lse = exact.logsumexp(-1) if longest else exact.new_full(exact.shape[:-1], -torch.inf)
     weights = (exact - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     out = torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d)
-    left = scores.masked_fill((wanted | ~there[:, None])[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
-    states = Split(torch.stack([out, mean], 1), torch.stack([lse.view(rows, q_heads), left], 1))
+    rest = there & ~wanted & ~held
+    left = scores.masked_fill(~rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
+    _admit(pool, work.seq, index, used, keys, values, places, touched)
+    states = Split(torch.stack([out, work.mean], 1), torch.stack([lse.view(rows, q_heads), left], 1))
     return Taken(states, count[..., None])
+
+
+def _admit(
+    pool: TokenPool, seq: Tensor, index: Tensor, used: Tensor, k: Tensor, v: Tensor, places: Tensor, touched: Tensor
+) -> None:
+    """Rows that were read come into the places to be given next; tokens of the pool that were wanted get young."""
+    block, size = pool.gpu.shape[3], pool.age.shape[-1]
+    for row, slot in enumerate(seq.tolist()):
+        if slot == len(pool.clock) - 1:
+            continue
+        for head in range(index.shape[1]):
+            pool.age[slot, head, places[row, head][touched[row, head]]] = pool.clock[slot, head]
+            here = used[row, head].nonzero()[:FRESH, 0]
+            to = pool.next[slot, head, : len(here)].long()
+            here, to = here[to >= 0], to[to >= 0]
+            pool.coming[slot, head, : len(here)] = index[row, head, here].int()
+            ids, at = pool.first + slot * (size // block) + to // block, to % block
+            pool.gpu[ids, head, 0, at] = k[row, head, here].to(pool.gpu.dtype)
+            pool.gpu[ids, head, 1, at] = v[row, head, here].to(pool.gpu.dtype)

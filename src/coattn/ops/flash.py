@@ -52,7 +52,15 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
 
 
 def rows(blocks: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """The first tokens of listed blocks: k, v `[tokens, kv_heads, d]`, in one copy, the rows of a head side by side."""
+    """The first tokens of listed blocks: k, v `[tokens, kv_heads, d]`, in one copy.
+
+    On a CPU the rows of a head lie side by side, as its kernel wants them. On a GPU token after token: cuDNN compiles a
+    program for every stride, and the strides of this form are the same for any number of tokens.
+    """
+    if blocks.device.type == "cuda":
+        from coattn.ops.triton.listed_rows import listed_rows
+
+        return listed_rows(blocks, ids, tokens)
     found = blocks.permute(2, 1, 0, 3, 4)[:, :, ids].flatten(2, 3)
     k, v = found[:, :, :tokens].transpose(1, 2)
     return k, v

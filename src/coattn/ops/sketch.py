@@ -18,24 +18,42 @@ def score_sketch(
     seq: Tensor,
     scale: float,
     softcap: float | None,
+    place_of: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
 
     table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. -> float32 scores
-    `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, q_heads]`. On a GPU: Triton.
+    `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, parts, q_heads]` of those that have
+    no place in a pool, `place_of` `[slots, kv_heads, n or more]`. On a GPU scores have 16 bits where the query has.
     """
     if q.device.type == "cuda":
-        from coattn.ops.triton.sketch import score_sketch as kernel
+        from coattn.ops.cuda import score_sketch as cuda
+        from coattn.ops.triton.sketch import score_sketch as general
 
-        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap)
+        kernel = general if cuda.refuses(q, kept) else cuda.score_sketch
+        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, place_of)
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
     found = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]
     found = capped(found * scale, softcap)
-    past = torch.arange(found.shape[-1], device=q.device) >= tokens[:, None]
-    found = found.masked_fill(past[:, None, None], -torch.inf)
-    return found, found.logsumexp(-1).view(rows, q_heads)
+    past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
+    found = found.masked_fill(past[:, :, None], -torch.inf)
+    held = place_of[seq.long(), :, : found.shape[-1]] >= 0
+    return found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
+
+
+def bound_scores(parts: Tensor, near: Tensor, floors: Tensor) -> Tensor:
+    """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
+
+    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is. floors: `[rows]`, their logarithms.
+    """
+    if parts.device.type == "cuda":
+        from coattn.ops.cuda import choose_scored, nvrtc
+
+        if nvrtc.available(parts.device):
+            return choose_scored.bound_scores(parts, near, floors)
+    return torch.cat([parts, near], 1).logsumexp(1) + floors[:, None]
 
 
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:

@@ -102,7 +102,9 @@ def fit(keys: Tensor, moment: Tensor | None, planes: int, dtype: torch.dtype) ->
     spread, main = torch.linalg.eigh(root @ (x.mT @ x / x.shape[1]) @ root)
     spread = spread.clamp_min(spread[:, -1:] * 1e-12).clamp_min(1e-30)
     bits, channel, bit = _deal(spread, planes)
-    known = torch.tensor(STEPS, dtype=x.dtype, device=x.device)[bits] * spread.sqrt()
+    order = _order(spread.sqrt().gather(1, channel) * (1 << bit) * _steps(bits.gather(1, channel)))
+    channel, bit = channel.gather(1, order), bit.gather(1, order)
+    known = _steps(bits) * spread.sqrt()
     to, back = main.mT @ root, inverse @ main
     per = channel[:, :, None].expand(-1, -1, d)
     step, half = known.gather(1, channel), (1 << bits.gather(1, channel)) / 2
@@ -114,6 +116,22 @@ def fit(keys: Tensor, moment: Tensor | None, planes: int, dtype: torch.dtype) ->
     base = mean + torch.einsum("hdc,hc->hd", back, lowest)
     start = torch.einsum("hpd,hd->hp", of, mean)
     return Sketcher(of.to(dtype), start.float(), half.float(), bit.int(), worth.to(dtype), base.float())
+
+
+def _steps(bits: Tensor) -> Tensor:
+    return torch.tensor(STEPS, dtype=torch.float64, device=bits.device)[bits]
+
+
+def _order(worth: Tensor) -> Tensor:
+    """What planes are worth on average, `[heads, planes]` -> which plane stands where.
+
+    A kernel counts bit i of a byte (of half a byte, where planes are few) as 2^i in what it adds up: so those bits are
+    for the planes that are worth most.
+    """
+    planes = worth.shape[1]
+    place = torch.arange(planes, device=worth.device)
+    high = place % 8 if planes % 256 == 0 else place % 4
+    return worth.argsort(1).gather(1, high.argsort(stable=True).argsort().expand_as(worth))
 
 
 def _deal(spread: Tensor, planes: int) -> tuple[Tensor, Tensor, Tensor]:

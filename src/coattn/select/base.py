@@ -27,6 +27,8 @@ class Select(Part):
     """Parameters of other parts that the rule works with one value of only."""
 
     cache: KVCache = field(init=False, repr=False)
+    target = 0.0
+    """The error of attention's output that it promises to keep below; audited where it is above 0."""
 
     def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
         """Meets what it will pick from, after they were opened."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,9 +10,11 @@ from coattn.cache.kv import KVCache
 from coattn.call import Call
 from coattn.index.base import Index
 from coattn.ops.attend import attend
+from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
-from coattn.types import ScoredWork, Selection
+from coattn.select.floors import Floors
+from coattn.types import BlockWork, ScoredWork, Selection
 
 if TYPE_CHECKING:
     from coattn.index.sketch import Sketch
@@ -35,17 +36,23 @@ class WeightFloor(Select):
     capturable = True
     help_text = {
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
+        "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
+        "where the error is larger than allowed",
     }
 
     quality: float = 0.98
+    audit: bool = True
+    floors: Floors = field(init=False, repr=False)
     _sketch: Sketch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
+        self.target = 1 - self.quality if self.audit else 0.0
 
     def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
+        self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
@@ -65,12 +72,11 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        scores, lse = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
-        if visible.gpu is not None:
-            # so few that attending to them twice is less than keeping what was found
-            near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
-            lse = lse.logaddexp(near.lse.logsumexp(1))
-        bound = lse + math.log(self.floor) if self.floor else lse.new_full(lse.shape, -math.inf)
+        scores, parts = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        assert visible.gpu is not None, "the new token lies there"
+        near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        bound = bound_scores(parts, near.lse, self.floors.rows(len(parts)))
         mean = self._sketch.means.of(call.layer, table, call.shape)
-        work = ScoredWork(table.column("host_blocks"), table.column("host_lens"), scores, bound, mean)
-        return Selection.of(visible.gpu, None, work)
+        blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[call.layer]
+        far = ScoredWork(blocks, lens, scores, bound, mean, table.seq, pool)
+        return Selection((BlockWork("gpu", visible.gpu, near), far))

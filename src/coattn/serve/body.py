@@ -24,14 +24,7 @@ async def read(request: Request, kind: type[M], settings: Settings) -> M:
         raise ApiError(415, "The body must be JSON. Send Content-Type: application/json.", code="content_type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "Compressed bodies are not read. Send the JSON as it is.", code="content_encoding")
-    try:
-        raw = await asyncio.wait_for(_bytes(request, settings.max_body), settings.body_timeout)
-    except TimeoutError:
-        raise ApiError(
-            408, f"The body did not arrive within {settings.body_timeout:g} s.", code="body_timeout"
-        ) from None
-    except ClientDisconnect:
-        raise ApiError(400, "The body was cut off.", code="body_cut_off") from None
+    raw = await read_raw(request, settings)
     try:
         found = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -40,6 +33,18 @@ async def read(request: Request, kind: type[M], settings: Settings) -> M:
     if extra and log.isEnabledFor(logging.DEBUG):
         log.debug("%s: fields that are not known here were ignored: %s", request.url.path, ", ".join(sorted(extra)))
     return found
+
+
+async def read_raw(request: Request, settings: Settings) -> bytes:
+    """The body as it came. Raises ApiError where it is too long, too slow or cut off."""
+    try:
+        return await asyncio.wait_for(_bytes(request, settings.max_body), settings.body_timeout)
+    except TimeoutError:
+        raise ApiError(
+            408, f"The body did not arrive within {settings.body_timeout:g} s.", code="body_timeout"
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(400, "The body was cut off.", code="body_cut_off") from None
 
 
 async def _bytes(request: Request, most: int) -> bytes:

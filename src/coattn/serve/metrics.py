@@ -127,6 +127,7 @@ class _Engine:
             yield _counter(what, text, [((name,), report[key])], "model_name")
         ended = [((name, reason), count) for reason, count in report["requests"].items()]
         yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
+        yield from _audit(report["audit"], name)
         yield from self._tiers(llm, report)
         yield from self._step()
 
@@ -159,6 +160,35 @@ class _Engine:
             ("step_sequences", trace.sequences, "Sequences of that step."),
         ):
             yield _gauge(what, text, [((), value)])
+
+
+def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
+    """What was measured of a method that promises an error."""
+    if found is None:
+        return
+    yield _counter(
+        "audits", "Cases that were compared with exact attention.", [((name,), found["audits"])], "model_name"
+    )
+    yield _gauge(
+        "audit_error_target",
+        "Error of attention's output that is allowed, in units of the values' spread.",
+        [((name,), found["error_target"])],
+        "model_name",
+    )
+    yield _gauge(
+        "audit_floor_factor",
+        "What the rule's floor is multiplied by to keep it.",
+        [((name,), found["floor_factor"])],
+        "model_name",
+    )
+    for what, text in (
+        ("error", "Error of attention's output as audited, in units of the values' spread."),
+        ("missed_mass", "Share of the softmax that was not attended by its own keys, as audited."),
+    ):
+        low, high = found[f"{what}_95"] or (None, None)
+        values = (("mean", found[what]), ("low_95", low), ("high_95", high))
+        shown = [((name, key), value) for key, value in values if value is not None]
+        yield _gauge(f"audit_{what}", text, shown, "model_name", "value")
 
 
 def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
 from coattn.index.sketch import Sketch
+from coattn.ops.token_pool import renew_pool
+from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.types import Phase, Step
 from coattn.upkeep.base import Upkeep
@@ -22,31 +27,67 @@ AGAIN = 2
 """A sequence that has grown by this factor since it was fitted is fitted again."""
 
 
+QUERIES = 32
+"""Last queries by which the pool is filled at first."""
+MOST = 8192
+"""Tokens of a pool at most."""
+UNKNOWN = 2048
+"""Tokens of a pool where nobody says how long sequences get."""
+
+
 @dataclass
 class Fit(Upkeep):
-    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled."""
+    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled: fits the sketch, and
+    fills a pool in GPU memory with the tokens that the last queries attend to most. Steps attend to all of the pool;
+    what they fetch takes the places of tokens that were wanted longest ago."""
 
     name = "fit"
     needs = frozenset({"sketch"})
     provides = frozenset({"fits"})
+    beside = True
+    help_text = {
+        "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
+        "the longest sequence",
+    }
+
+    pool_share: float = 0.0625
 
     _sketch: Sketch = field(init=False, repr=False)
     _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By sequence and layer `[kv_heads, d, d]` float32: the sum of `q q^T`, weighted; only its shape matters."""
 
+    _last: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By sequence and layer `[n, q_heads, d]`: the last queries of its prompt."""
+
+    def __post_init__(self) -> None:
+        check_number("pool_share", self.pool_share, 0, 1)
+
+    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+        tokens = UNKNOWN if spec.tokens is None else int(spec.tokens * self.pool_share)
+        blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
+        if room is not None:  # the window and the sketches come first
+            blocks = max(1, min(blocks, room // 4 // (spec.seqs * spec.block_bytes(config.block))))
+        return replace(spec, pool_blocks=blocks, pool_listed=True)
+
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         self._sketch = cast("Sketch", index)
+        cache.settle = self._settle
 
-    def plan(self, step: Step) -> None:
+    def _settle(self, step: Step) -> None:
+        """Before a step's table is written, which lists the pools."""
+        if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
+            self._sketch.fitted.clear()
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
                 self._moments.pop(slot, None)
+                self._last.pop(slot, None)
                 self._sketch.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
-                blocks = history // self.cache.block
+                blocks, first = history // self.cache.block, self.cache.gpu.first(length)
                 if blocks >= AGAIN * self._sketch.fitted.get(slot, 0):
-                    self._sketch.fit(slot, blocks, self._moments.get(slot, {}))
+                    moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
+                    self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         shape = self.cache.spec.layers[layer]
@@ -59,6 +100,13 @@ class Fit(Upkeep):
             if layer in kept:
                 moment += kept[layer] * math.exp(-(end - start) / SPAN)
             kept[layer] = moment
+            self._last.setdefault(slot, {})[layer] = q[max(start, end - QUERIES) : end].clone()
+
+    def after(self, layer: int, table: StepTable) -> None:
+        super().after(layer, table)
+        if table.host:
+            renew_pool(self._sketch.pools[layer], table.seq)
 
     def release(self) -> None:
         self._moments.clear()
+        self._last.clear()

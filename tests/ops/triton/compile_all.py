@@ -17,6 +17,7 @@ from coattn.ops.triton import (
     flush,
     handover,
     linear,
+    listed_rows,
     mean_values,
     merge,
     merge_rows,
@@ -105,6 +106,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
     (read_keys._read_keys, {"SIZE": 4096, "STEP": 2048}),
+    (listed_rows._listed_rows, {"BLOCK": 32, "ROWS": 32, "D": 128, "D_PAD": 128}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
     (
         nearest._nearest_in_cells,
@@ -146,7 +148,9 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*i32"
     if kernel is read_keys._read_keys and name == "ids_ptr":
         return "*i32"
-    if kernel is read_keys._read_keys and name == "out_ptr":
+    if kernel is listed_rows._listed_rows and name == "ids_ptr":
+        return "*i64"
+    if kernel in (read_keys._read_keys, listed_rows._listed_rows) and name == "out_ptr":
         return "*bf16"
     if kernel is read_kernel._read:
         return "*i32"

@@ -21,6 +21,7 @@ from coattn.ops.triton import append as append_kernel
 from coattn.ops.triton import attend as attend_kernel
 from coattn.ops.triton import average as average_kernel
 from coattn.ops.triton import linear as linear_kernel
+from coattn.ops.triton import listed_rows as listed_rows_kernel
 from coattn.ops.triton import merge as merge_kernel
 from coattn.ops.triton import model as model_kernels
 from coattn.ops.triton import recall as recall_kernel
@@ -164,6 +165,18 @@ def test_recall(block: int, d: int) -> None:
     assert torch.equal(gpu[0], gpu[1])
     assert torch.equal(gpu[0][5, 2], host[source[1, 2, 0], 2])
     assert torch.equal(gpu[0][7], random(9, 3, 2, block, d, dtype=torch.float32, seed=2)[7])
+
+
+@pytest.mark.parametrize(("block", "d", "tokens"), [(32, 128, 96), (16, 80, 77), (48, 64, 1)])
+def test_listed_rows(block: int, d: int, tokens: int) -> None:
+    blocks = random(9, 3, 2, block, d, dtype=torch.bfloat16)
+    ids = torch.randperm(9, generator=torch.Generator().manual_seed(1))[: -(-tokens // block)].to(DEVICE)
+    wanted = blocks[ids].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens]
+    k, v = listed_rows_kernel.listed_rows(blocks, ids, tokens)
+    assert torch.equal(k, wanted[0])
+    assert torch.equal(v, wanted[1])
+    assert k.is_contiguous()
+    assert v.is_contiguous()
 
 
 @pytest.mark.parametrize(("group", "d", "m"), [(1, 64, 3), (3, 80, 64), (7, 128, 150)])

@@ -7,11 +7,14 @@ import torch
 
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
+from coattn.ops.token_pool import TokenPool, renew_pool
 from coattn.quantise.sketch import WORD, Sketcher, fit
+from coattn.types import ScoredWork
 
 pytest.importorskip("triton")
 from coattn.ops.triton import attend_scored as attending
 from coattn.ops.triton import sketch as kernel
+from coattn.ops.triton import token_pool as renewing
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KV_HEADS, BLOCK, D = 2, 16, 32
@@ -26,34 +29,83 @@ def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
     return Sketcher(*(x.to(device) for x in sketcher.tensors()))
 
 
+def filled_pool(memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor, slots: int, tokens: int) -> TokenPool:
+    """Pools of four blocks that hold some tokens of every row."""
+    made = TokenPool.make(torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D), 0, slots, tokens, 4 * BLOCK)
+    for row, slot in enumerate(seq.tolist()):
+        if slot == slots - 1:
+            continue
+        chosen = torch.stack([torch.randperm(128)[: 4 * BLOCK] for _ in range(KV_HEADS)])
+        k, v = (torch.stack([rows_of(memory, table[row], chosen[h], h, i) for h in range(KV_HEADS)]) for i in range(2))
+        made.fill(slot, chosen, k, v)
+    return made
+
+
+def rows_of(memory: torch.Tensor, blocks: torch.Tensor, tokens: torch.Tensor, head: int, which: int) -> torch.Tensor:
+    return memory[blocks[tokens // BLOCK].long(), head, which, tokens % BLOCK]
+
+
+def copied(pool: TokenPool, device: torch.device) -> TokenPool:
+    moved = [x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()]
+    return TokenPool(*moved)
+
+
+def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor) -> None:
+    """Books agree with each other and with what lies there."""
+    pool = copied(pool, torch.device("cpu"))
+    for row, slot in enumerate(seq.tolist()):
+        for head in range(KV_HEADS) if slot < len(pool.clock) - 1 else ():
+            tokens = pool.token_of[slot, head].long()
+            assert pool.place_of[slot, head, tokens].tolist() == list(range(len(tokens)))
+            held = pool.gpu[4 * slot : 4 * slot + 4, head].transpose(0, 1).flatten(1, 2)
+            for i in range(2):
+                torch.testing.assert_close(held[i], rows_of(memory, table[row], tokens, head, i))
+            given = pool.next[slot, head]
+            assert len(set(given[given >= 0].tolist())) == int((given >= 0).sum())
+            assert (pool.age[slot, head, given[given >= 0].long()] < pool.clock[slot, head] - 1).all()
+
+
 @pytest.mark.parametrize(("planes", "group", "cap"), [(64, 3, None), (96, 1, 5.0)])
 def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None) -> None:
     torch.manual_seed(0)
-    rows, blocks, width = 3, 6, 18
+    rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)
     kept = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
-    tokens = torch.tensor([width * BLOCK, 0, 140], dtype=torch.int32)
+    tokens = torch.tensor([width * BLOCK, 0, 130], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
-    want, want_lse = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap)
+    memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
+    pool = filled_pool(memory, table, seq, 4, width * BLOCK)
+    want, want_lse = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool.place_of)
     there = [x.to(DEVICE) for x in (q, kept, table, tokens)]
-    got, lse = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap)
+    got, lse = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
     torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(lse.cpu(), want_lse, atol=1e-4, rtol=1e-4)
+    want_lse = want_lse.logsumexp(1)
+    torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse, atol=1e-4, rtol=1e-4)
 
-    memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
     # so that a fifth is wanted, nothing, everything
-    bound = want_lse - 4.5
-    for shift in (0.0, 100.0, -100.0):
-        args = (q[:, None], memory, table, tokens, want, bound + shift, mean)
-        first = plain_attend.attend_scored(*args, 0.2, cap)
-        second = attending.attend_scored(*(x.to(DEVICE) for x in args), 0.2, cap)
+    bound = want_lse - 3.8
+    for shift in (0.0, -100.0) if cap is None else (0.0, 100.0):
+        args = (table, tokens, want, bound + shift, mean, seq)
+        one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
+        first = plain_attend.attend_scored(q[:, None], memory, ScoredWork(*args, one), 0.2, cap)
+        work = ScoredWork(*(x.to(DEVICE) for x in args), two)
+        second = attending.attend_scored(q[:, None].to(DEVICE), memory.to(DEVICE), work, 0.2, cap)
         assert second.count.sum(-1).cpu().equal(first.count.sum(-1))
         a, b = first.states.merged(), second.states.merged()
         torch.testing.assert_close(b.out.cpu(), a.out, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(b.lse.cpu(), a.lse, atol=1e-5, rtol=1e-4)
+        assert two.age.cpu().equal(one.age)
+        renew_pool(one, seq)
+        renewing.renew_pool(two, seq.to(DEVICE))
+        assert two.clock.cpu().equal(one.clock)
+        check(one, memory, table, seq)
+        check(two, memory, table, seq)
+        # a program has a share of the places to give, so that fewer may come
+        came = [int((x.age == 1).sum()) for x in (one, two)]
+        assert came[1] <= came[0] if shift else 0 < came[1] <= came[0]
 
 
 def test_full_blocks_are_sketched_and_others_stay() -> None:

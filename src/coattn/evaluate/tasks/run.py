@@ -11,19 +11,26 @@ from typing import Any
 
 import torch
 
+from coattn.bench.reused import Reused, reusing
 from coattn.errors import BudgetError, CoattnError, ConfigError
 from coattn.evaluate.results import Results, describe
 from coattn.evaluate.sweep import expand
-from coattn.evaluate.tasks import plain
+from coattn.evaluate.tasks import following, plain
+from coattn.evaluate.tasks.calibrated import FILES
 from coattn.evaluate.tasks.prompts import PromptFile
-from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, read_all, waves
-from coattn.evaluate.tasks.running import Row, Running, ask_name, run_row
+from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, kv_bytes, read_all, waves
+from coattn.evaluate.tasks.row import Row
+from coattn.evaluate.tasks.running import Running, ask_name, run_row
 from coattn.evaluate.tasks.summary import summarise
+from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
+from coattn.models.hashing import sha256_of
 from coattn.units import parse_share
 
 SAVE = 5.0
 """Seconds between two writes of a row's file: what is lost when a run is cut off."""
+SLACK = 64 << 20
+"""Bytes beside the KV of a batch: memory is handed out in pieces of whole pages."""
 Progress = Callable[[str, int], None]
 """`(what is done, by how much the bar advances)`; tokens of prompts are counted, read and answered."""
 
@@ -87,6 +94,8 @@ class Plan:
     whole: bool
     hold: int | None
     model_sha256: str | None
+    kl: int = 0
+    """Tokens of full attention's answers along which rows are compared with it; 0: they are not."""
 
     def modes_of(self, row: Row) -> tuple[str, ...]:
         """Plain Transformers reads questions; it has no steps to feed them in."""
@@ -99,9 +108,12 @@ class Plan:
             "model": self.loaded.name,
             "model_sha256": self.model_sha256,
             "dtype": str(self.loaded.model.dtype).removeprefix("torch."),
-            **({"method": row.name} if row.composed is None else describe(row.composed)),
+            **({"method": row.name} if row.composed is None else _described(row)),
             "named": row.name,
             "gpu_share": row.gpu_share,
+            "budget": row.budget,
+            "budget_why": row.why,
+            "files": _files(row),
             "prompts": self.prompts.sha256,
             "made": {key: self.prompts.about.get(key) for key in ("command", "commit", "sources")},
             "lengths": sorted({ask.prompt.length for ask in self.asks}),
@@ -110,6 +122,22 @@ class Plan:
             "chat": self.chat,
             "whole_answers": self.whole,
         }
+
+
+def _described(row: Row) -> dict[str, Any]:
+    """Files by their names alone: where they lie decides nothing."""
+    assert row.composed is not None
+    found = describe(row.composed)
+    params = {k: Path(v).name if k in FILES and v is not None else v for k, v in found["params"].items()}
+    return {**found, "params": params}
+
+
+def _files(row: Row) -> dict[str, Any] | None:
+    """What the files of a row hold, and what they were made of where that is known."""
+    params = {} if row.composed is None else row.composed.params
+    named = {name: Path(params[name]) for name in FILES if params.get(name)}
+    known = {name: sha256_of(path) for name, path in named.items() if path.is_file()}
+    return {name: {"sha256": sha, "origin": row.files.get(name)} for name, sha in known.items()} or None
 
 
 def plan(
@@ -124,6 +152,7 @@ def plan(
     chat: bool = True,
     whole: bool = False,
     hold: int | None = None,
+    kl: int = 0,
 ) -> Plan:
     """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones."""
     for name, wanted, there in (
@@ -146,7 +175,8 @@ def plan(
     if not chosen:
         raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
     asks = tuple(encode_all(chosen, loaded, chat))
-    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, loaded.weights_sha256())
+    sha256 = loaded.weights_sha256()
+    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl)
 
 
 def run(
@@ -204,19 +234,52 @@ def _wave(
         for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
     }
     _give_back()
-    for row in rows:
-        if missing[row.name]:
-            try:
-                _row(plan, row, results[row.name], missing[row.name], held, most, progress)
-            except CoattnError as error:
-                failed[row.name] = error
-            except torch.OutOfMemoryError:
-                failed[row.name] = BudgetError(
-                    f"{row.name} at {length:,} tokens needs more GPU memory than there is.", "Lower --batch or --hold."
-                )
-            _give_back()
+    left = [row for row in rows if missing[row.name]]
+    with reusing(_mapped(plan, left, most), describe_layers(plan.loaded.model)[0].device) as pieces:
+        _rows_of_wave(plan, left, results, missing, held, most, failed, progress, pieces)
     held.clear()
     _give_back()
+
+
+def _mapped(plan: Plan, rows: Sequence[Row], most: int) -> int:
+    """Bytes of DRAM that one row after another has: a GPU takes longer to map them than many a row to answer."""
+    tiered = any(row.composed is not None and row.composed.build().config.host is not None for row in rows)
+    return plan.batch * kv_bytes(plan.loaded.model, most) + SLACK if tiered else 0
+
+
+def _rows_of_wave(
+    plan: Plan,
+    rows: Sequence[Row],
+    results: dict[str, Results],
+    missing: dict[str, list[tuple[Ask, str]]],
+    held: dict[str, Held],
+    most: int,
+    failed: dict[str, CoattnError],
+    progress: Progress,
+    pieces: Reused | None,
+) -> None:
+    """Row after row over the prompts that were read."""
+    reference = None
+    for row in rows:
+        length = missing[row.name][0][0].prompt.length
+        if pieces is not None:
+            pieces.reset()
+        compared = row.composed is not None and plan.kl and not _has_kl(results[row.name], length)
+        if compared and reference is None:
+            chosen = following.choose(list(held.values()), plan.kl, most)
+            if chosen:
+                reference = following.refer(plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most)
+                _give_back()
+        beside = reference if compared else None
+        try:
+            _row(plan, row, results[row.name], missing[row.name], held, most, progress, beside)
+        except CoattnError as error:
+            failed[row.name] = error
+        except torch.OutOfMemoryError:
+            failed[row.name] = BudgetError(
+                f"{row.name} at {length:,} tokens needs more GPU memory than there is.", "Lower --batch or --hold."
+            )
+        _give_back()
 
 
 def _row(
@@ -227,6 +290,7 @@ def _row(
     held: dict[str, Held],
     most: int,
     progress: Progress,
+    reference: following.Reference | None,
 ) -> None:
     def note(found: Running) -> None:
         keep_run(result, found)
@@ -235,12 +299,19 @@ def _row(
         answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note)
     else:
         pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
-        answers = run_row(plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note)
+        answers = run_row(
+            plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note, reference=reference
+        )
     tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
     for item in answers:
         result.add(item)
         progress(f"{item['length']:,} tokens: {row.name}", tokens[item["item"]])
     result.save()
+
+
+def _has_kl(result: Results, length: int) -> bool:
+    run = (result.notes.get("runs") or {}).get(str(length)) or {}
+    return run.get("answer_kl") is not None
 
 
 def _give_back() -> None:
@@ -257,6 +328,8 @@ def keep_run(result: Results, found: Running) -> None:
     if old is not None:
         seconds = round(old["seconds"] + new["seconds"], 2)
         preemptions = old["preemptions"] + new["preemptions"]
-        new = {**(old if old["batch"] >= new["batch"] else new), "seconds": seconds, "preemptions": preemptions}
+        kl = old.get("answer_kl") or new["answer_kl"]
+        larger = old if old["batch"] >= new["batch"] else new
+        new = {**larger, "seconds": seconds, "preemptions": preemptions, "answer_kl": kl}
     runs[str(found.length)] = new
     result.notes["seconds"] = round(sum(each["seconds"] for each in runs.values()), 1)

@@ -11,24 +11,17 @@ from typing import Any
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
+from coattn.evaluate.tasks.budget import Size, limit_of, reading_bytes
+from coattn.evaluate.tasks.following import Reference, compare
 from coattn.evaluate.tasks.prompts import Prompt
 from coattn.evaluate.tasks.reading import Held, kv_bytes
+from coattn.evaluate.tasks.row import Row
 from coattn.evaluate.tasks.rules import is_decided, score
+from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
-from coattn.method import Composed
 
 LOOK = 16
 """A trace is taken every so many steps."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method with its parameters as the user wrote it; gpu_share: its GPU memory, of what full attention takes."""
-
-    name: str
-    composed: Composed | None
-    """None: plain Transformers, without coattn."""
-    gpu_share: float | None = None
 
 
 @dataclass
@@ -48,6 +41,9 @@ class Running:
     captured: bool = False
     preemptions: int = 0
     seconds: float = 0.0
+    reading: int = 0
+    """GPU bytes for a prompt while it is read, of all sequences together; not in `gpu_kv`."""
+    answer_kl: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -64,6 +60,8 @@ class Running:
             "captured": self.captured,
             "preemptions": self.preemptions,
             "seconds": round(self.seconds, 2),
+            "reading_bytes": self.reading,
+            "answer_kl": self.answer_kl,
         }
 
 
@@ -81,8 +79,11 @@ def run_row(
     most: int,
     whole: bool = False,
     note: Callable[[Running], None] = lambda _: None,
+    reference: Reference | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answers, as they finish. wanted: prompts and modes. most: tokens of the longest sequence.
+
+    reference: what full attention said, beside which the row's predictions are measured first.
 
     whole: answers run to their end; else they end where nothing could change their score any more. On a GPU one batch
     size is captured: a row opens dozens of engines, and a capture takes longer than the steps it would make cheaper.
@@ -90,7 +91,8 @@ def run_row(
     assert row.composed is not None, "plain Transformers has no engine"
     batch = min(batch, len(wanted))
     found = Running(wanted[0][0].ask.prompt.length, batch, most, whole=kv_bytes(loaded.model, most))
-    budget = None if row.gpu_share is None else int(row.gpu_share * batch * found.whole)
+    size = Size(describe_layers(loaded.model), batch, most)
+    budget = limit_of(row.composed, row.gpu_share, row.budget is not None, size)
     started = time.perf_counter()
     with LLM(
         loaded,
@@ -100,8 +102,11 @@ def run_row(
         max_length=most,
         chunk=batch * most,  # a batch is filled before its first step
         sizes=(batch,),
+        reuse=False,  # every row does all of its own work
         **row.composed.params,
     ) as llm:
+        if reference is not None:
+            found.answer_kl = compare(llm.runner, reference, batch)
         handles = [(held, mode, _submit(llm, held, mode)) for held, mode in wanted]
         try:
             while handles:
@@ -119,7 +124,9 @@ def run_row(
             for _, _, handle in handles:
                 handle.cancel()
         report = llm.report()
-        found.gpu_kv, found.host_kv = (int(report[f"{tier}_kv_peak"]) // batch for tier in ("gpu", "host"))
+        found.reading = reading_bytes(llm.runner.runtime)
+        gpu, host = (int(report[f"{tier}_kv_peak"]) for tier in ("gpu", "host"))
+        found.gpu_kv, found.host_kv = (gpu - found.reading) // batch, host // batch
         found.captured, found.preemptions = bool(report["captured"]), int(report["preemptions"])
     found.seconds = time.perf_counter() - started
     note(found)

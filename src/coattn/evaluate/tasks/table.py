@@ -10,7 +10,9 @@ from typing import Any
 from coattn.errors import InputError
 from coattn.evaluate.results import fault, read_result
 from coattn.evaluate.tables import markdown
+from coattn.evaluate.tasks.budget import CLOSE
 from coattn.evaluate.tasks.summary import difference, groups, interval, mean_of_tasks, scores, tokens_to_answer
+from coattn.evaluate.wording import share
 from coattn.units import format_bytes
 
 FULL = "full"
@@ -31,6 +33,9 @@ class Merged:
     files: list[str] = field(default_factory=list)
     kl: dict[str, float] = field(default_factory=dict)
     """By the text and length that a sweep measured it on."""
+    budget: float | None = None
+    why: str | None = None
+    """Why it misses its budget, where it has one and does."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -81,6 +86,7 @@ def _add(row: Merged, data: Mapping[str, Any], path: Path) -> None:
     row.items |= {item["item"]: item for item in data["items"]}
     row.runs |= {length: run for length, run in (data.get("runs") or {}).items() if length not in row.runs}
     row.files.append(path.name)
+    row.budget, row.why = data.get("budget"), data.get("budget_why")
     why = fault(data)
     if why is not None:
         row.faults.append(f"{path.name}: {why}")
@@ -99,9 +105,12 @@ def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
                 "dtype": row.dtype,
                 "model_sha256": row.sha256,
                 "row": row.name,
+                "budget": row.budget,
+                "budget_missed": missed(row, run.get("gpu_share")),
                 "mode": mode,
                 "length": length,
                 **{key: run.get(key) for key in RUN},
+                "answer_kl": run.get("answer_kl"),
                 "kl": row.kl,
                 "files": row.files,
             }
@@ -111,6 +120,13 @@ def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
                     line[benchmark] = _scores(items, None if full is None or full is row else full.items.values())
             found.append(line)
     return found
+
+
+def missed(row: Merged, taken: float | None) -> str | None:
+    """Why a row's KV in GPU memory is more than a tenth off its budget, as measured; None where it is not."""
+    if row.budget is None or taken is None or abs(taken / row.budget - 1) <= CLOSE:
+        return None
+    return row.why or "the run took another share than was planned"
 
 
 RUN = ("gpu_kv_bytes", "host_kv_bytes", "gpu_share", "read_share", "ms_per_step", "batch", "captured")
@@ -149,6 +165,9 @@ def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged], figure: str
         parts.append(f"## {model} ({dtype}), {length:,} tokens, {READ_AS.get(mode, mode)}\n")
         parts.append(markdown(_head(there), [_row(each, there) for each in sorted(here, key=_rank)]))
     parts.append(NOTE)
+    reasons = {each["row"]: each["budget_missed"] for each in found if each["budget_missed"]}
+    if reasons:
+        parts.append("Not at their budget:\n\n" + "".join(f"- `{row}`: {why}.\n" for row, why in reasons.items()))
     if figure is not None:
         parts.append(f"![Quality over GPU memory]({figure})\n")
     faults = [why for row in rows for why in row.faults]
@@ -159,8 +178,10 @@ def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged], figure: str
 
 NOTE = """Scores are in percent, the mean over tasks that count the same, with 95% of what comes out when prompts are
 drawn anew; behind them the difference to `full` on the same prompts. GPU KV and DRAM KV are bytes of a sequence of that
-length, and their share of its KV; read is the KV that a step reads, of all. Tokens to the answer are counted where the
-whole answer was found.
+length, and their share of its KV, the budget behind it where a row was sized to meet one; read is the KV that a step
+reads, of all. Tokens to the answer are counted where the whole answer was found. KL is that of a row's predictions from
+full attention's, in nats, along the first tokens of full attention's answers to the first prompt of each task, the
+question fed under the row; its interval is over prompts. Nothing is simulated: every choice is the row's own.
 """
 
 
@@ -176,8 +197,8 @@ def _head(there: Sequence[str]) -> list[str]:
 
 def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
     cells = [
-        f"`{line['row']}`",
-        "" if line["gpu_kv_bytes"] is None else f"{format_bytes(line['gpu_kv_bytes'])} ({line['gpu_share']:.0%})",
+        f"`{_named(line['row'])}`",
+        _memory(line),
         "" if line["host_kv_bytes"] is None else format_bytes(line["host_kv_bytes"]),
         "" if line["read_share"] is None else f"{line['read_share']:.1%}",
         "" if line["ms_per_step"] is None else f"{line['ms_per_step']:.2f} ({line['batch']})",
@@ -189,8 +210,27 @@ def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
         cells.append("" if gap is None or each is None else f"{gap:+.1f}{_spread(each['difference_95'], '+')}")
     known = [line[name]["tokens_to_answer"] for name in there if name in line]
     cells.append(", ".join("-" if each is None else f"{each:.1f}" for each in known))
-    cells.append(", ".join(f"{value:.2g} ({where})" for where, value in line["kl"].items()))
+    own = line["answer_kl"]
+    kls = [] if own is None or line["row"] == FULL else [f"{own['kl']:.2g}{_around(own['kl_95'])}"]
+    cells.append(", ".join([*kls, *(f"{value:.2g} ({where})" for where, value in line["kl"].items())]))
     return cells
+
+
+def _named(row: str) -> str:
+    """Files by their names alone."""
+    words = [word.split("=", 1) for word in row.split(",")]
+    return ",".join("=".join([*word[:-1], Path(word[-1]).name if "/" in word[-1][:1] else word[-1]]) for word in words)
+
+
+def _memory(line: Mapping[str, Any]) -> str:
+    if line["gpu_kv_bytes"] is None:
+        return ""
+    budget = "" if line["budget"] is None else f" of {share(line['budget'])}"
+    return f"{format_bytes(line['gpu_kv_bytes'])} ({line['gpu_share']:.1%}{budget})"
+
+
+def _around(interval_95: Sequence[float] | None) -> str:
+    return "" if interval_95 is None else f" ({interval_95[0]:.2g} to {interval_95[1]:.2g})"
 
 
 def _spread(interval_95: Sequence[float] | None, sign: str = "") -> str:

@@ -18,8 +18,8 @@ from coattn.ops.reference.attend_causal import attend_causal
 from coattn.state import AttnState
 
 TILES = (8192, 4096, 2048)
-"""Numbers of queries that cuDNN is asked for. It compiles a program for every shape, which takes hundreds of
-milliseconds, so other numbers are cut into these, and what is left over goes to another kernel."""
+"""Numbers of queries that cuDNN is asked for. It compiles a program for every shape and its strides, which takes
+hundreds of milliseconds, so other numbers are cut into these, and what is left over goes to another kernel."""
 PIECES = (65536, 32768, 16384, *TILES)
 """Numbers of keys, likewise."""
 HALVES = (torch.bfloat16, torch.float16)
@@ -51,7 +51,9 @@ def _cudnn_refuses(shape: Shape) -> str | None:
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> AttnState:
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    # a program is compiled for every set of strides: values that lie between queries and keys are copied, so that there
+    # is one set
+    queries, keys, values = (x.contiguous().transpose(0, 1)[None] for x in (q, k, v))
     done = torch.ops.aten._scaled_dot_product_cudnn_attention(
         queries, keys, values, None, True, 0.0, mask.causal, False, scale=scale
     )

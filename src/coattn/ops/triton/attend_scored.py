@@ -1,4 +1,4 @@
-"""`attend_scored` on a GPU: entries are chosen and attended in one kernel, which fetches them out of mapped memory."""
+"""`attend_scored` on a GPU: entries are chosen, then fetched out of mapped memory and attended."""
 
 from __future__ import annotations
 
@@ -8,59 +8,94 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.attend_scored import Taken
-from coattn.ops.triton.attend import splits_of
+from coattn.ops.cuda import choose_scored as cuda
+from coattn.ops.token_pool import FRESH, TOUCH
 from coattn.ops.triton.softcap import capped
 from coattn.state import Split
+from coattn.types import ScoredWork
 
 LOOK = 256
 """Scores that are looked at at a time."""
-ROWS = 32
+ROWS = 16
 """Entries that are fetched at a time."""
+MANY = 64
+"""Pairs of a sequence and a KV head from which half as many pieces are enough."""
 
 
 @triton.jit
-def _attend(
-    q_ptr, memory_ptr, table_ptr, tokens_ptr, scores_ptr, bound_ptr, ids_ptr,
-    out_ptr, lse_ptr, tail_ptr, count_ptr, scale, softcap, kv_heads, n, splits,
-    q_seq, q_head, block_stride, head_stride, table_seq,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+def _choose(
+    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
+    touch, kv_heads, n, splits, most, places, score_head, score_group, score_token,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     count = tl.load(tokens_ptr + row)
     each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
     first = split * each
     last = tl.minimum(first + each, count)
-    g, d, x, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, LOOK), tl.arange(0, ROWS)
-    real, inside = g < GROUP, d < D
-    own = (row * kv_heads + head) * GROUP + g
-    bound = tl.load(bound_ptr + own, mask=real, other=float("inf"))
-    ids_ptr += (row * kv_heads + head) * n + first
-    # which: positions of wanted entries, in order, where this program alone writes and reads
+    g, x = tl.arange(0, GROUP_PAD), tl.arange(0, LOOK)
+    real = g < GROUP
+    own = row * kv_heads + head
+    bound = tl.load(bound_ptr + own * GROUP + g, mask=real, other=float("inf"))
+    ids_ptr += own * n + first
+    pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
+    clock = tl.load(clock_ptr + pool)
+    place_ptr += pool * most
+    age_ptr += pool * places
     found = 0
     tail_top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     tail_sum = tl.zeros([GROUP_PAD], tl.float32)
     for start in range(first, last, LOOK):
         token = start + x
         seen = token < last
-        at = scores_ptr + own[:, None] * n + token[None, :]
-        scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf"))
-        wanted = (tl.max(((scores >= bound[:, None]) & real[:, None]).to(tl.int32), 0) > 0) & seen
+        at = scores_ptr + own * score_head + g[:, None] * score_group + token[None, :] * score_token
+        scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf")).to(tl.float32)
+        margin = tl.max(tl.where(real[:, None], scores - bound[:, None], float("-inf")), 0)
+        held = tl.load(place_ptr + token, mask=seen, other=0).to(tl.int32)
+        outside = held < 0
+        tl.store(age_ptr + held, tl.zeros([LOOK], tl.int32) + clock, mask=seen & ~outside & (margin >= -touch))
+        wanted = (margin >= 0) & seen & outside
         place = tl.cumsum(wanted.to(tl.int32), 0) - 1
         tl.store(ids_ptr + found + place, token, mask=wanted)
         found += tl.sum(wanted.to(tl.int32), 0)
-        rest = tl.where(wanted[None, :], float("-inf"), scores)
+        rest = tl.where((wanted | ~outside)[None, :], float("-inf"), scores)
         higher = tl.maximum(tail_top, tl.max(rest, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         tail_sum = tail_sum * tl.exp(tail_top - shift) + tl.sum(tl.exp(rest - shift[:, None]), 1)
         tail_top = higher
-    tl.debug_barrier()
+    some = tail_sum > 0
+    tail = tl.where(some, tail_top + tl.log(tl.where(some, tail_sum, 1.0)), float("-inf"))
+    tl.store(tail_ptr + (row * splits + split) * kv_heads * GROUP + head * GROUP + g, tail, mask=real)
+    tl.store(count_ptr + own * splits + split, found)
+
+
+@triton.jit
+def _fetch(
+    q_ptr, memory_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
+    seq_ptr, gpu_ptr, next_ptr, coming_ptr, scale, softcap, kv_heads, n, splits, places, fresh, first_block,
+    q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
+    g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
+    real, inside = g < GROUP, d < D
+    own = row * kv_heads + head
+    found = tl.load(count_ptr + own * splits + split)
+    ids_ptr += own * n + split * each
+    slot = tl.load(seq_ptr + row).to(tl.int64)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
     memory_ptr += head * head_stride
+    # of the places to be given away, so many are for what this program finds
+    quota = fresh // splits
+    given = (slot * kv_heads + head) * fresh + split * quota
+    for start in range(0, quota, ROWS):
+        tl.store(coming_ptr + given + start + r, tl.full([ROWS], -1, tl.int32), mask=start + r < quota)
     for start in range(0, found, ROWS):
         used = start + r < found
         token = tl.load(ids_ptr + start + r, mask=used, other=0)
@@ -69,6 +104,14 @@ def _attend(
         wanted = used[:, None] & inside[None, :]
         k = tl.load(at, mask=wanted, other=0.0)
         v = tl.load(at + BLOCK * D, mask=wanted, other=0.0)
+        admitted = used & (start + r < quota)
+        to = tl.load(next_ptr + given + start + r, mask=admitted, other=-1)
+        admitted = to >= 0
+        tl.store(coming_ptr + given + start + r, token, mask=admitted)
+        home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head + (to % BLOCK) * D
+        home_at = gpu_ptr + home[:, None] + d[None, :]
+        tl.store(home_at, k, mask=admitted[:, None] & inside[None, :])
+        tl.store(home_at + BLOCK * D, v, mask=admitted[:, None] & inside[None, :])
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
             scores = capped(scores, softcap)
@@ -82,43 +125,52 @@ def _attend(
     some = total > 0
     acc = acc / tl.where(some, total, 1.0)[:, None]
     lse = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
-    rest = tail_sum > 0
-    tail = tl.where(rest, tail_top + tl.log(tl.where(rest, tail_sum, 1.0)), float("-inf"))
     heads = kv_heads * GROUP
     to = (row * (splits + 1) + split) * heads + head * GROUP + g
     tl.store(lse_ptr + to, lse, mask=real)
     tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
-    tl.store(tail_ptr + (row * splits + split) * heads + head * GROUP + g, tail, mask=real)
-    tl.store(count_ptr + (row * kv_heads + head) * splits + split, found)
+    if split == 0:
+        # the mean value stands in for all that was left out
+        s = tl.arange(0, SPLITS_PAD)
+        at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
+        tail = tl.load(at, mask=(s < splits)[:, None] & real[None, :], other=float("-inf"))
+        high = tl.max(tail, 0)
+        shift = tl.where(high == float("-inf"), 0.0, high)
+        rest = high + tl.log(tl.sum(tl.exp(tail - shift[None, :]), 0))
+        to = (row * (splits + 1) + splits) * heads + head * GROUP + g
+        tl.store(lse_ptr + to, tl.where(high == float("-inf"), high, rest), mask=real)
+        wide = real[:, None] & inside[None, :]
+        mean = tl.load(mean_ptr + (row * heads + head * GROUP + g[:, None]) * D + d[None, :], mask=wide, other=0.0)
+        tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
 
 
-def attend_scored(
-    q: Tensor,
-    memory: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    scores: Tensor,
-    bound: Tensor,
-    mean: Tensor,
-    scale: float,
-    softcap: float | None,
-) -> Taken:
+def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
-    (_, kv_heads, _, block, _), n = memory.shape, scores.shape[-1]
-    group, splits = q_heads // kv_heads, splits_of(rows, kv_heads, n)
+    (_, kv_heads, _, block, _), n, pool = memory.shape, work.scores.shape[-1], work.pool
+    group, splits = q_heads // kv_heads, FRESH // ROWS // (2 if rows * kv_heads > MANY else 1)
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     tail = torch.empty(rows, splits, q_heads, dtype=torch.float32, device=q.device)
     count = torch.empty(rows, kv_heads, splits, dtype=torch.int32, device=q.device)
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=q.device)
-    _attend[(rows, kv_heads, splits)](
-        q, memory, table, tokens, scores, bound, ids, out, lse, tail, count, scale, softcap or 1.0, kv_heads, n, splits,
-        q.stride(0), q.stride(2), memory.stride(0), memory.stride(1), table.stride(0),
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, LOOK=LOOK, ROWS=ROWS,
-        D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
+    sizes = {"GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group))}
+    if cuda.refuses(work.scores):
+        _choose[(rows, kv_heads, splits)](
+            work.tokens, work.scores, work.bound, ids, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
+            TOUCH, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1],
+            work.scores.stride(1), work.scores.stride(2), work.scores.stride(3), **sizes, LOOK=LOOK, num_warps=4,
+        )  # fmt: skip
+        look = LOOK
+    else:
+        cuda.choose_scored(work, TOUCH, ids, count, tail)
+        look = cuda.LOOK
+    _fetch[(rows, kv_heads, splits)](
+        q, memory, work.table, work.tokens, ids, count, tail, work.mean, out, lse,
+        work.seq, pool.gpu, pool.next, pool.coming, scale, softcap or 1.0, kv_heads, n, splits, pool.age.shape[-1],
+        FRESH, pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1), work.table.stride(0),
+        pool.gpu.stride(0), pool.gpu.stride(1), **sizes, BLOCK=block, LOOK=look, ROWS=ROWS,
+        SPLITS_PAD=triton.next_power_of_2(splits), D=d, D_PAD=max(16, triton.next_power_of_2(d)),
+        CAP=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
-    out[:, splits] = mean
-    lse[:, splits] = tail.logsumexp(1)
     return Taken(Split(out, lse), count)

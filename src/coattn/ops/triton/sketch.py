@@ -41,8 +41,8 @@ def _worth(
 
 @triton.jit
 def _score(
-    worth_ptr, rest_ptr, kept_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr, softcap, kv_heads, n, tiles,
-    block_stride, head_stride, table_seq,
+    worth_ptr, rest_ptr, kept_ptr, table_ptr, tokens_ptr, seq_ptr, place_ptr, out_ptr, lse_ptr,
+    softcap, kv_heads, n, tiles, most, block_stride, head_stride, table_seq,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
     WORDS_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -67,10 +67,14 @@ def _score(
         scores += tl.load(rest_ptr + own, mask=real, other=0.0)[:, None]
         if CAP:
             scores = capped(scores, softcap)
-        tl.store(out_ptr + own[:, None] * n + token[None, :], scores, mask=real[:, None] & seen[None, :])
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        at = out_ptr + own[:, None] * n + token[None, :]
+        tl.store(at, scores.to(out_ptr.dtype.element_ty), mask=real[:, None] & seen[None, :])
+        pool = place_ptr + (tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head) * most
+        outside = seen & (tl.load(pool + token, mask=seen, other=0) < 0)
+        scores = tl.where(outside[None, :], scores, float("-inf"))
         top = tl.max(scores, 1)
-        lse = top + tl.log(tl.sum(tl.exp(scores - top[:, None]), 1))
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        lse = top + tl.log(tl.sum(tl.exp(scores - shift[:, None]), 1))
     heads = kv_heads * GROUP
     tl.store(lse_ptr + (row * tiles + tile) * heads + head * GROUP + g, lse, mask=real)
 
@@ -84,6 +88,7 @@ def score_sketch(
     seq: Tensor,
     scale: float,
     softcap: float | None,
+    place_of: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """See `ops/sketch.py`; scores of tiles that a row does not reach are not written."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
@@ -99,15 +104,15 @@ def score_sketch(
         D_PAD=max(16, triton.next_power_of_2(d)), PRECISION=precision, num_warps=4,
     )  # fmt: skip
     tiles = triton.cdiv(n, ROWS)
-    out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32, device=q.device)
+    out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32 if plain else torch.float16, device=q.device)
     lse = torch.empty(rows, tiles, q_heads, dtype=torch.float32, device=q.device)
     _score[(rows, kv_heads, tiles)](
-        worth, rest, kept, table, tokens, out, lse, softcap or 1.0, kv_heads, n, tiles,
-        kept.stride(0), kept.stride(1), table.stride(0),
+        worth, rest, kept, table, tokens, seq, place_of, out, lse, softcap or 1.0, kv_heads, n, tiles,
+        place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    return out, lse.logsumexp(1)
+    return out, lse
 
 
 @triton.jit

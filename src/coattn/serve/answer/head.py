@@ -64,7 +64,8 @@ def total_cached(outputs: Mapping[int, RequestOutput], choices: int) -> int:
 
 
 def about(llm: LLM, outputs: Sequence[tuple[int, RequestOutput]]) -> Json:
-    """The object `coattn`: the method, and for each answer its times, its KV bytes per tier and its preemptions."""
+    """The object `coattn`: the method, and for each answer its times, its KV bytes per tier, its preemptions and, where
+    the method is audited, the error that was measured."""
     row = llm.composed.describe()
     return {
         "method": row["method"],
@@ -80,6 +81,7 @@ def about(llm: LLM, outputs: Sequence[tuple[int, RequestOutput]]) -> Json:
                 },
                 "kv_bytes": dict(llm.runner.needs(max(0, each.prompt_tokens + each.new_tokens - 1))),
                 "preemptions": each.preemptions,
+                **({} if each.audit is None else {"audit": each.audit}),
             }
             for index, each in outputs
         ],

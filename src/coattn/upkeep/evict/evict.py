@@ -139,8 +139,9 @@ class Evict(Upkeep):
 
     def _settle(self, step: Step) -> None:
         """Before a step is planned: sequences that have grown keep what fits, if decoding goes on."""
-        self._asked = None  # of a step that failed
-        self._found.clear()
+        if step.phase is not Phase.DECODE:  # which may run between the layers of another one
+            self._asked = None  # of a step that failed
+            self._found.clear()
         for slot, history in zip(step.slots, step.history, strict=True):
             if not history:
                 self._forget(slot)

@@ -1,0 +1,50 @@
+"""Which method runs where none is named: exact in GPU memory where the KV fits there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coattn.method import Method, compose
+from coattn.methods import METHODS
+from coattn.ops.blockwise import NAMES
+from coattn.types import LayerShape
+from coattn.units import format_bytes
+
+
+def kv_bytes(layers: Sequence[LayerShape], batch: int, tokens: int) -> int:
+    """Of full attention; layers with a window of their own hold no more than it."""
+    return batch * sum(
+        shape.token_bytes * (tokens if shape.sliding_window is None else min(tokens, shape.sliding_window))
+        for shape in layers
+    )
+
+
+def candidates(params: Mapping[str, Any]) -> list[Method]:
+    """Of the methods that may be chosen, those that know these parameters. Raises what is wrong where none does."""
+    rows = (METHODS["full"], METHODS["auto"])
+    known = [row for row in rows if params.keys() - set(NAMES) <= compose(row).params.keys()]
+    if known:
+        compose(known[0], **params)
+        return known
+    compose(rows[0], **params)
+    raise AssertionError("compose refuses parameters that it does not know")
+
+
+def choose(
+    rows: Sequence[Method], layers: Sequence[LayerShape], gpu: int | None, batch: int, tokens: int
+) -> tuple[Method, str]:
+    """Of candidates, the method for so many sequences of so many tokens, and why.
+
+    gpu: bytes that the KV may take in the GPU tier. Without a GPU that tier is ordinary memory: nothing is gained by
+    leaving it, so all is kept there and attended exactly.
+    """
+    if len(rows) == 1:
+        return rows[0], "its parameters are given"
+    if all(shape.device.type == "cpu" for shape in layers):
+        return METHODS["full"], "there is no GPU"
+    need = kv_bytes(layers, batch, tokens)
+    amount = f"{batch:,} x {tokens:,} tokens are {format_bytes(need)} of KV"
+    if gpu is None or need <= gpu:
+        return METHODS["full"], f"{amount}, which fits in GPU memory"
+    return METHODS["auto"], f"{amount}, but the GPU tier has {format_bytes(gpu)}"

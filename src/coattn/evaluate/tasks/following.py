@@ -1,0 +1,114 @@
+"""How far a row's predictions are from full attention's on the same prompts: along full attention's own answers.
+
+The question is fed under the row, a token a step; then the tokens that full attention would say, whatever the row says.
+So predictions stay comparable step by step, and no prompt is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.decode.runner import Runner
+from coattn.engine.llm import LLM
+from coattn.evaluate.fidelity import kl_divergence
+from coattn.evaluate.tasks.reading import Held
+from coattn.evaluate.tasks.summary import interval
+from coattn.hf.load import Loaded
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What full attention said. answers: by prompt, its greedy tokens. logits: `[prompts, steps, vocabulary]`."""
+
+    held: tuple[Held, ...]
+    answers: tuple[tuple[int, ...], ...]
+    logits: Tensor
+
+    @property
+    def steps(self) -> int:
+        return self.logits.shape[1]
+
+
+def choose(held: Sequence[Held], steps: int, most: int) -> tuple[Held, ...]:
+    """The first prompt of each task, as far as `steps` tokens after it are within `most`."""
+    first: dict[str, Held] = {}
+    for each in held:
+        if len(each.ask.ids) + steps <= most:
+            first.setdefault(each.ask.prompt.task, each)
+    return tuple(first.values())
+
+
+@torch.no_grad()
+def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int) -> Reference:
+    """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
+    batch = min(batch, len(held))
+    with LLM(loaded, "full", max_batch=batch, max_length=most, sizes=(batch,), reuse=False) as llm:
+        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps)]
+    answers = tuple(tuple(int(logits.argmax()) for logits in each) for each in found)
+    return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
+
+
+@torch.no_grad()
+def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
+    """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty."""
+    own = _all(runner, reference.held, batch, reference.answers, reference.steps)
+    kls, same = [], []
+    for logits, exact in zip(own, reference.logits, strict=True):
+        mine = torch.stack(logits)
+        kls.append(float(kl_divergence(exact, mine).mean()))
+        same.append(float((mine.argmax(-1) == exact.argmax(-1)).double().mean()))
+    spread = interval({"kl": kls})
+    return {
+        "kl": sum(kls) / len(kls),
+        "kl_95": None if spread is None else list(spread),
+        "top1": sum(same) / len(same),
+        "prompts": len(kls),
+        "steps": reference.steps,
+    }
+
+
+def _all(
+    runner: Runner, held: Sequence[Held], batch: int, answers: Sequence[Sequence[int]] | None, steps: int
+) -> Iterator[list[Tensor]]:
+    """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time."""
+    for start in range(0, len(held), batch):
+        some = held[start : start + batch]
+        yield from _batch(runner, some, None if answers is None else answers[start : start + batch], steps)
+
+
+def _batch(
+    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int
+) -> list[list[Tensor]]:
+    """Questions end together, so that the steps after them are of all prompts."""
+    stored = [0] * len(held)
+    found: list[list[Tensor]] = [[] for _ in held]
+    try:
+        for slot, each in enumerate(held):
+            runner.import_kv(slot, each.fed, 0, len(each.fed.tokens))
+            stored[slot] = len(each.fed.tokens)
+        fed = [list(each.ask.ids[each.ask.split :]) for each in held]
+        longest = max(map(len, fed))
+        late = [longest - len(question) for question in fed]
+        for at in range(longest + steps - 1):
+            now = [slot for slot in range(len(held)) if at >= late[slot]]
+            tokens = [fed[slot][at - late[slot]] for slot in now]
+            logits = runner.decode(now, tokens, [stored[slot] for slot in now])
+            for slot in now:
+                stored[slot] += 1
+            if at < longest - 1:
+                continue
+            for slot in now:
+                row = logits[slot].float().clone()
+                said = int(row.argmax()) if answers is None else answers[slot][len(found[slot])]
+                found[slot].append(row)
+                fed[slot].append(said)
+    finally:
+        for slot, length in enumerate(stored):
+            if length:
+                runner.forget(slot, length)
+    return found

@@ -1,0 +1,110 @@
+"""A pool of single tokens in GPU memory: which of a sequence's tokens lie there, when they were wanted last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FRESH = 256
+"""Tokens that may come into the pool of a sequence and KV head in one step."""
+NONE = -1
+"""Of a place or a token: there is none."""
+NEVER = (1 << 31) - 1
+"""The age of a place that holds nothing: it is never given away."""
+TOUCH = 1.0986
+"""A token is wanted, for its place in the pool, down to a third of the floor: log 3."""
+
+
+@dataclass(frozen=True)
+class TokenPool:
+    """One layer's pools. Place p of slot s is row `p % block` of block `first + s * places / block + p // block`.
+
+    The last slot is for padding rows. Positions count from the first token that a step may attend to in DRAM.
+
+    gpu: `[n, kv_heads, 2, block, d]`, the layer's GPU memory. place_of: `[slots, kv_heads, tokens]` int16, the place of
+    each token; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in which it was
+    wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the tokens that
+    came into them in this step. clock: `[slots, kv_heads]` int32, steps so far.
+
+    Writers: the upkeep that fills it; in a decode step `attend_scored` (rows, age, coming), then `renew_pool` (the
+    rest), beside what follows. Reader: the step after.
+    """
+
+    gpu: Tensor
+    first: int
+    place_of: Tensor
+    token_of: Tensor
+    age: Tensor
+    next: Tensor
+    coming: Tensor
+    clock: Tensor
+
+    @staticmethod
+    def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int) -> TokenPool:
+        heads, device = gpu.shape[1], gpu.device
+
+        def whole(width: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.full((slots, heads, width), value, dtype=dtype, device=device)
+
+        clock = torch.ones(slots, heads, dtype=torch.int32, device=device)
+        return TokenPool(
+            gpu, first, whole(tokens, NONE, torch.int16), whole(places, NONE), whole(places, NEVER), whole(FRESH, NONE),
+            whole(FRESH, NONE), clock,
+        )  # fmt: skip
+
+    @staticmethod
+    def bytes(heads: int, slots: int, tokens: int, places: int) -> int:
+        return slots * heads * (2 * tokens + 8 * places + 8 * FRESH + 4)
+
+    def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
+        """tokens `[kv_heads, n]` int64 positions, those wanted most first, n a multiple of the block; k, v
+        `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
+        for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
+            held[slot] = value
+        self.coming[slot], self.clock[slot] = NONE, 1
+        heads, n = tokens.shape
+        if not n:
+            return
+        block, d = self.gpu.shape[3:]
+        order = torch.arange(n, device=tokens.device)
+        self.place_of[slot].scatter_(1, tokens, order.to(torch.int16).expand(heads, -1))
+        self.token_of[slot, :, :n] = tokens.int()
+        self.age[slot, :, :n] = -order.int()
+        fresh = min(FRESH, n)
+        self.next[slot, :, :fresh] = order.flip(0)[:fresh].int()
+        start = self.first + slot * (self.age.shape[-1] // block)
+        for i, x in enumerate((k, v)):
+            rows = x.view(heads, n // block, block, d).transpose(0, 1)
+            self.gpu[start : start + n // block, :, i] = rows.to(self.gpu.dtype)
+
+
+def renew_pool(pool: TokenPool, seq: Tensor) -> None:
+    """After a step: what came has its places, and the places wanted longest ago are the next to be given away.
+
+    seq: `[rows]` int32, the slots of the step. On a GPU: Triton.
+    """
+    if seq.device.type == "cuda":
+        from coattn.ops.triton.token_pool import renew_pool as kernel
+
+        kernel(pool, seq)
+        return
+    for slot in seq.tolist():
+        if slot == len(pool.clock) - 1:
+            continue
+        for head in range(pool.clock.shape[1]):
+            coming = pool.coming[slot, head]
+            came = coming >= 0
+            places, tokens = pool.next[slot, head][came].long(), coming[came].long()
+            pool.place_of[slot, head, pool.token_of[slot, head, places].long()] = NONE
+            pool.place_of[slot, head, tokens] = places.to(torch.int16)
+            pool.token_of[slot, head, places] = tokens.int()
+            pool.age[slot, head, places] = pool.clock[slot, head]
+            age = pool.age[slot, head]
+            oldest = age.argsort(stable=True)[: min(FRESH, len(age))]
+            oldest = oldest[age[oldest] < pool.clock[slot, head]]
+            pool.next[slot, head] = NONE
+            pool.next[slot, head, : len(oldest)] = oldest.int()
+            pool.clock[slot, head] += 1
+            pool.coming[slot, head] = NONE

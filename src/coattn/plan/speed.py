@@ -1,0 +1,82 @@
+"""What a decode step would take: its bytes over the rates of memory and PCIe. A bound from below, not a measurement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from coattn.method import Composed
+from coattn.types import LayerShape
+from coattn.upkeep.fit import MOST
+
+CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
+"""By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
+1e-4: with the length they hardly grow."""
+FETCHED = 0.5
+"""Of the entries that `auto` wants in a step, those that are not in its pool and cross PCIe: 47% with a pool of as many
+rows as a step reads, in simulation (docs/log/auto.md); fewer with a larger one."""
+SCAN = 0.6
+"""Of the rate of GPU memory, what a scan of sketches is given."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes a second. As measured on an NVIDIA H200: HBM read; rows of one token gathered over PCIe by a kernel."""
+
+    hbm: float = 4.2e12
+    pcie: float = 40e9
+
+
+def entries(floor: float, context: int) -> float:
+    """How many a KV head reads in DRAM, in between those that were measured, and beyond as the nearest two say."""
+    if floor <= 0:
+        return float(context)
+    found = CHOSEN[-1]
+    (f0, n0), (f1, n1) = next((p for p in pairwise(CHOSEN) if floor >= p[1][0]), (CHOSEN[-2], found))
+    slope = math.log(n1 / n0) / math.log(f1 / f0)
+    return min(float(context), 1 / floor, n0 * math.pow(floor / f0, slope))
+
+
+def step(
+    layers: Sequence[LayerShape], composed: Composed, batch: int, context: int, weights: int, rates: Rates
+) -> dict[str, Any] | None:
+    """Bytes and milliseconds of a decode step of `full` or `auto`; None for others.
+
+    weights: bytes that a step reads of them in GPU memory.
+    """
+    parts = composed.build()
+    whole = [shape for shape in layers if shape.sliding_window is None]
+    windows = batch * sum(
+        s.token_bytes * min(context, s.sliding_window) for s in layers if s.sliding_window is not None
+    )
+    if composed.method.name == "full":
+        kv = windows + batch * context * sum(shape.token_bytes for shape in whole)
+        return _step(batch, rates, weights=weights, kv=kv)
+    if composed.method.name != "auto":
+        return None
+    index: Any = parts.index
+    select: Any = parts.select
+    config: Any = parts.config
+    upkeep: Any = parts.upkeep
+    near = min(context, config.window_blocks * config.block)
+    scan = batch * max(0, context - near) * sum(s.kv_heads * index.planes(s) // 8 for s in whole)
+    pool = min(MOST, int(context * upkeep.pool_share))
+    chosen = entries(select.floor, max(0, context - near))
+    pulled = batch * chosen * FETCHED * sum(shape.token_bytes for shape in whole)
+    kv = windows + batch * (near + pool) * sum(shape.token_bytes for shape in whole)
+    return {**_step(batch, rates, weights=weights, kv=kv, scan=scan, pulled=round(pulled)), "entries": round(chosen)}
+
+
+def _step(batch: int, rates: Rates, weights: int, kv: int, scan: int = 0, pulled: int = 0) -> dict[str, Any]:
+    seconds = (weights + kv) / rates.hbm + scan / (SCAN * rates.hbm) + pulled / rates.pcie
+    return {
+        "weight_bytes": weights,
+        "kv_bytes": kv,
+        "scan_bytes": scan,
+        "pulled_bytes": pulled,
+        "ms": 1e3 * seconds,
+        "tokens_per_s": batch / seconds,
+    }

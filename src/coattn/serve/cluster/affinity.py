@@ -1,0 +1,104 @@
+"""What a request's body says of where its KV may lie: its session, and how its prompt begins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
+
+from coattn.engine.prefix import digest
+
+BORDERS = tuple(1 << n for n in range(8, 17))
+"""A prompt has a key at each of these bytes of text, 256 to 65,536, that it reaches."""
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LENGTH = 16
+"""Hexadecimal digits of a key: a collision costs one request a hit, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """Keys of one request. Requests with a key in common may share KV."""
+
+    session: str | None = None
+    prefix: tuple[str, ...] = ()
+    """At the borders, the shortest beginning first."""
+    size: int = 0
+    """Bytes of the prompt that were looked at."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.prefix if self.session is None else (self.session, *self.prefix)
+
+
+NOWHERE = Affinity()
+
+
+def affinity(path: str, raw: bytes, tenant: bytes) -> Affinity:
+    """tenant: who asks. A body that cannot be read says nothing: whoever answers will say what is wrong with it."""
+    if path not in (CHAT, TEXT):
+        return NOWHERE
+    try:
+        body = from_json(raw)
+    except ValueError:
+        return NOWHERE
+    if not isinstance(body, dict):
+        return NOWHERE
+    own, name = body.get("cache_salt"), body.get("session_id")
+    salt = digest("tenant", tenant, own if isinstance(own, str) else "")
+    session = digest("session", salt, name).hex()[:LENGTH] if isinstance(name, str) else None
+    text = _beginning(_messages(body) if path == CHAT else _prompt(body.get("prompt")))
+    return Affinity(session, tuple(_keys(salt, text)), len(text))
+
+
+def _keys(salt: bytes, text: bytes) -> Iterator[str]:
+    made, last = hashlib.sha256(digest("prefix", salt)), 0
+    for border in BORDERS:
+        if border > len(text):
+            return
+        made.update(text[last:border])
+        last = border
+        yield made.hexdigest()[:LENGTH]
+
+
+def _beginning(parts: Iterator[bytes]) -> bytes:
+    found = b""
+    for part in parts:
+        found += part[: BORDERS[-1] - len(found)]
+        if len(found) == BORDERS[-1]:
+            break
+    return found
+
+
+def _messages(body: dict[str, Any]) -> Iterator[bytes]:
+    """Tools come first: templates put them there."""
+    if body.get("tools"):
+        yield _plain(body["tools"])
+    messages = body.get("messages")
+    for each in messages if isinstance(messages, list) else ():
+        yield _plain(each)
+
+
+def _prompt(prompt: Any) -> Iterator[bytes]:
+    """Of several prompts, the first one. A token id counts as four bytes, about what a token has of text."""
+    if isinstance(prompt, list) and prompt and not _is_id(prompt[0]):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        yield prompt[: BORDERS[-1]].encode("utf-8", "surrogatepass")
+    elif isinstance(prompt, list):
+        for each in prompt[: BORDERS[-1] // 4]:
+            if not _is_id(each):
+                return
+            yield struct.pack("<q", each)[:4]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _plain(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode() + b"\n"

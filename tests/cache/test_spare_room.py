@@ -1,0 +1,88 @@
+"""Prompts that are read in chunks where every key lies in DRAM: kept in spare GPU memory meanwhile, or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.cache.test_reading import BLOCK, LAYERS, SHAPE, TOKENS, decode, numbers, read
+from tests.dense import dense
+
+from coattn.cache.ledger import Ledger
+from coattn.method import compose
+from coattn.methods import METHODS
+from coattn.runtime import Runtime
+from coattn.types import Step
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "offload": {},
+    "cpu": {},
+    "scout": {"budget": 6 * BLOCK, "sink_blocks": 1},
+    "hgca": {"beta": 0.5},
+}
+PAGE = LAYERS * 64 * SHAPE.token_bytes
+
+
+def open_runtime(method: str, ledger: Ledger, **params: Any) -> Runtime:
+    given = {"block": BLOCK, "window_blocks": 2, **PARAMS[method], **params}
+    return Runtime([SHAPE] * LAYERS, compose(METHODS[method], **given), ledger, 2, TOKENS + 8, fixed=True)
+
+
+def needed(method: str) -> int:
+    """Bytes of the GPU tier without any page."""
+    ledger = Ledger()
+    open_runtime(method, ledger)
+    return ledger.held["gpu"]
+
+
+@pytest.mark.parametrize("method", PARAMS)
+@pytest.mark.parametrize("pages", [None, 0, 1, 16])
+def test_any_room_gives_the_same(method: str, pages: int | None) -> None:
+    """No budget and so no pages here, none that fits, one page of four, and all of them."""
+    base = needed(method)
+    ledger = Ledger(None if pages is None else base + pages * PAGE)
+    runtime, plain = open_runtime(method, ledger), open_runtime(method, Ledger())
+    before = ledger.held["gpu"]
+    for layer, out in enumerate(read(runtime, 64)):
+        q, k, v = (x[:TOKENS] for x in numbers(0)[layer])
+        torch.testing.assert_close(out, dense(q, k, v, 0.3, dtype=torch.float64).float(), atol=1e-5, rtol=1e-4)
+    assert ledger.held["gpu"] == before, "pages are given back with the prompt's end"
+    assert (ledger.peak["gpu"] - before >= PAGE) == bool(pages)
+    read(plain, 64)
+    for own, want in zip(decode(runtime), decode(plain), strict=True):
+        torch.testing.assert_close(own, want)
+    runtime.release()
+    assert ledger.held == {"gpu": 0, "host": 0}
+
+
+def test_a_prompt_that_follows_stored_tokens_is_read_from_dram() -> None:
+    ledger = Ledger(needed("offload") + 16 * PAGE)
+    runtime = open_runtime("offload", ledger)
+    for at, end in ((0, 40), (40, 104), (104, TOKENS)):
+        more = frozenset({0} if 40 < end < TOKENS else ())
+        runtime.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
+        assert not runtime.groups[0].cache.reading.held  # type: ignore[union-attr]
+        for layer, (q, k, v) in enumerate(numbers(0)):
+            out = runtime.attend(layer, q[at:end], k[at:end], v[at:end], 0.3)
+            want = dense(q[at:end], k[:end], v[:end], 0.3, dtype=torch.float64)
+            torch.testing.assert_close(out, want.float(), atol=1e-5, rtol=1e-4)
+        runtime.commit()
+
+
+def test_a_prompt_that_decodes_early_or_is_given_up_leaves_no_page() -> None:
+    ledger = Ledger(needed("scout") + 16 * PAGE)
+    runtime = open_runtime("scout", ledger)
+    before = ledger.held["gpu"]
+    for slot in (0, 1):
+        runtime.begin(Step(Step.of((slot,), (0,), (64,)).phase, (slot,), (0,), (64,), frozenset({slot})))
+        for layer, (q, k, v) in enumerate(numbers(slot)):
+            runtime.attend(layer, q[:64], k[:64], v[:64], 0.3)
+        runtime.commit()
+    assert ledger.held["gpu"] >= before + 2 * PAGE
+    runtime.begin(Step.of((0,), (64,), (1,)))
+    for layer, each in enumerate(numbers(0)):
+        runtime.attend(layer, *(x[64:65] for x in each), 0.3)
+    runtime.commit()
+    runtime.truncate(1, 64, 0)
+    assert ledger.held["gpu"] == before

@@ -1,0 +1,47 @@
+"""A request says how far its attention was off, as audited."""
+
+from __future__ import annotations
+
+from tests.engine.small import greedy, llm, prompt
+
+from coattn import SamplingParams
+from coattn.audit.tally import Tally
+from coattn.engine.request import Request
+from coattn.serve.answer.head import about
+
+
+def test_every_request_says_what_was_audited() -> None:
+    ids = [prompt(n, seed=3) for n in (90, 60, 3)]
+    with llm("auto", block=8, window_blocks=2, quality=0.8) as engine:
+        outputs = engine.generate(ids, greedy(24, ignore_eos=True))
+        report = engine.report()["audit"]
+        told = about(engine, list(enumerate(outputs)))["choices"]
+    counts = [output.audit["audits"] for output in outputs if output.audit is not None]
+    assert len(counts) == 3
+    assert sum(counts) == report["audits"] > 5
+    assert report["error_target"] == 0.2
+    for output, choice in zip(outputs, told, strict=True):
+        assert choice["audit"] == output.audit
+    first = outputs[0].audit
+    assert first is not None
+    over = first["error"] > 0.2
+    assert (first["over_target"] is not None) == over
+
+
+def test_what_is_not_audited_says_nothing() -> None:
+    with llm("full") as engine:
+        (output,) = engine.generate([prompt(20, seed=1)], greedy(4))
+        assert engine.report()["audit"] is None
+    assert output.audit is None
+
+
+def test_a_request_that_ran_twice_has_both() -> None:
+    request = Request(0, [1], SamplingParams(), 9)
+    assert request.audit() is None
+    for error in (0.1, 0.3):
+        tally = Tally(0.1)
+        tally.add(error, 0.2, 0.2)
+        request.tallies.append(tally)
+    found = request.audit()
+    assert found is not None
+    assert (found["audits"], found["error"], found["over_target"]) == (2, 0.2, 2.0)

@@ -1,0 +1,160 @@
+"""Decode steps between the layers of a prompt: what comes out is what steps in turns give, and nobody waits long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.rows import options
+from tests.engine.small import by_transformers, greedy, prompt, small, tokenizer
+from tests.engine.test_mixed import LENGTHS
+from tests.engine.test_pace import World
+
+import coattn
+from coattn.engine.pace import Pace
+from coattn.engine.scheduler import Decode, Extend
+from coattn.errors import BudgetError
+from coattn.methods import METHODS
+
+LAYERS = 4
+QUICK = ("full", "offload", "scout", "h2o")
+
+
+def open_llm(method: str, between: bool, **more: Any) -> coattn.LLM:
+    given = {"max_batch": 4, "max_length": 256, "chunk": 24, "reuse": False, **more}
+    made = coattn.LLM((small(LAYERS), tokenizer()), method, **given)
+    if between:
+        # a time that no step keeps: a decode step comes after every layer
+        made.engine.pace.layers, made.engine.pace.target_s = LAYERS, 1e-9
+    return made
+
+
+def answers(method: str, between: bool, **params: Any) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+    """Requests that come while others decode, one every third step."""
+    with open_llm(method, between, **params) as engine:
+        engine.generate(prompt(90, seed=9), greedy(1))  # makes the codebook, where there is one
+        handles = []
+        for n in LENGTHS:
+            handles.append(engine.submit(prompt(n, seed=4), greedy(25)))
+            for _ in range(3):
+                engine.step()
+        found = [handle.result().token_ids for handle in handles]
+        report = engine.report()
+        assert report["failed_steps"] == 0
+        assert report["decode_steps"] >= report["between_steps"]
+        return found, report
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_the_same_as_in_turns(method: str) -> None:
+    params = options(method)
+    inside, report = answers(method, True, **params)
+    assert report["between_steps"] > 5
+    assert report["mixed_steps"] == 0
+    apart, other = answers(method, False, **params)
+    assert other["between_steps"] == 0
+    assert inside == apart
+    if report["exact"]:
+        assert inside == [by_transformers(small(LAYERS), prompt(n, seed=4), 25) for n in LENGTHS]
+
+
+def test_a_step_that_fails_between_layers_takes_down_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_llm("full", True) as engine:
+        first = engine.submit(prompt(20, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            engine.step()
+        reading = engine.submit(prompt(90, seed=4), greedy(5))
+        run, runner = engine.runner.decode, engine.runner
+        monkeypatch.setattr(runner, "decode", lambda *_: (_ for _ in ()).throw(RuntimeError("no")))
+        while not first.done:
+            engine.step()
+        monkeypatch.setattr(runner, "decode", run)
+        assert first.request.error is not None
+        assert reading.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=4), 5)
+        assert engine.report()["running"] == 0
+
+
+def test_no_room_between_layers_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds no room in the middle of a prompt gets a token later."""
+    with open_llm("full", True) as engine:
+        first = engine.submit(prompt(20, seed=4), greedy(30))
+        while len(first.request.output) < 3:
+            engine.step()
+        reading = engine.submit(prompt(90, seed=4), greedy(5))
+        run, inside = engine.runner.decode, []
+
+        def refuse(*given: Any) -> Any:
+            inside.append(engine.runner.runtime.between is None and engine.engine.scheduler._passed > 0)
+            if inside[-1]:
+                raise BudgetError("Full.", "Wait.")
+            return run(*given)
+
+        monkeypatch.setattr(engine.runner, "decode", refuse)
+        assert reading.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=4), 5)
+        assert first.result().token_ids == by_transformers(small(LAYERS), prompt(20, seed=4), 30)
+        assert any(inside)
+        assert engine.report()["failed_steps"] == 0
+
+
+class Layered(World):
+    """The same machine, where a chunk is left between its layers."""
+
+    chunks = 0
+
+    def step(self) -> bool:
+        work = self.scheduler.next()
+        assert isinstance(work, Extend | Decode)
+        if isinstance(work, Decode):
+            self.decode_for(work.requests)
+            return True
+        self.chunks += 1
+        size = work.end - work.request.stored
+        for layer in range(self.pace.layers):
+            requests = self.scheduler.passed(size) if layer else ()
+            while requests:
+                self.decode_for(requests)
+                requests = self.scheduler.waiting_for_token() if self.pace.unsure else ()
+            self.now += self.token * size / self.pace.layers
+        self.scheduler.done(work)
+        if work.last:
+            self.firsts.setdefault(work.request.id, self.now)
+            work.request.output.append(0)
+        return True
+
+    def decode_for(self, requests: tuple[Any, ...]) -> None:
+        self.now += self.decode
+        if self._last is not None:
+            self.gaps.append(self.now - self._last)
+        self._last = self.now
+        self.scheduler.done(Decode(requests))
+        for request in requests:
+            request.output.append(0)
+
+
+@pytest.mark.parametrize("fixed", [None, 4096])
+def test_the_promised_time_holds_in_chunks_of_any_size(monkeypatch: pytest.MonkeyPatch, fixed: int | None) -> None:
+    pace = Pace(fixed)
+    pace.layers = 36
+    world = Layered(monkeypatch, pace, decode=0.010, token=0.00004)
+    for i in range(8):
+        world.add(i, 16)
+    for _ in range(40):
+        world.step()
+    world.gaps.clear()
+    world.add(99, 64000)
+    begin, world.chunks = world.now, 0
+    while 99 not in world.firsts:
+        world.step()
+    assert world.chunks <= 64000 // 2048 + 2, "each takes several times as long as is promised"
+    assert max(world.gaps[2:]) <= 0.028 * 1.001
+    assert world.firsts[99] - begin <= 0.00004 * 64000 * 28 / 18 * 1.25
+
+
+def test_a_gpu_decodes_between_layers() -> None:
+    with coattn.LLM((small(LAYERS), tokenizer()), "streaming", block=8, max_length=256) as engine:
+        captured = torch.cuda.is_available() and engine.not_captured is None
+        assert engine.engine.pace.layers == (LAYERS if captured else 1)
+        assert engine.engine.pace.fixed == (4096 if captured else 2048)

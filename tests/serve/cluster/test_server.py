@@ -1,0 +1,235 @@
+"""A replica without Ray: the app answers over messages, leaves when told, and says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.cluster.saved import save
+
+from coattn.errors import CoattnError, ConfigError, ModelError
+from coattn.serve.cluster.affinity import CHAT, TEXT, affinity
+from coattn.serve.cluster.forwarded import HELD, REPLICA, TAKEN, Forwarded, Message
+from coattn.serve.cluster.options import Options
+from coattn.serve.cluster.relay import Relay
+from coattn.serve.cluster.server import Server
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model"))
+
+
+@asynccontextmanager
+async def replica(folder: Path, **more: Any) -> AsyncIterator[Server]:
+    made = Server(Options(model=str(folder), device="cpu", max_batch=2, max_length=256, **more), "one")
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def run(folder: Path, work: Callable[[Server], Coroutine[Any, Any, None]], **more: Any) -> None:
+    async def main() -> None:
+        async with replica(folder, **more) as server:
+            await server.check_health()
+            await work(server)
+
+    asyncio.run(main())
+
+
+def post(body: Any, path: str = CHAT, **headers: str) -> Forwarded:
+    raw = json.dumps(body).encode()
+    given = {"content-type": "application/json", "host": "127.0.0.1", **headers}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }
+    return Forwarded(scope, raw, affinity(path, raw, b""))
+
+
+async def gather(server: Server, asked: Forwarded) -> tuple[int, dict[bytes, bytes], bytes]:
+    lists = [each async for each in server.answer(asked)]
+    assert lists.pop(0) == [TAKEN]
+    messages = [message for each in lists for message in each]
+    head: Message = messages.pop(0)
+    return head["status"], dict(head["headers"]), b"".join(each.get("body", b"") for each in messages)
+
+
+def test_answers_and_streams(folder: Path) -> None:
+    async def work(server: Server) -> None:
+        status, headers, raw = await gather(server, post(HELLO))
+        assert (status, headers[REPLICA.encode()]) == (200, b"one")
+        text = json.loads(raw)["choices"][0]["message"]["content"]
+        status, headers, raw = await gather(server, post({**HELLO, "stream": True, "session_id": "talk"}))
+        assert headers[b"content-type"].startswith(b"text/event-stream")
+        events = [line.removeprefix("data: ") for line in raw.decode().split("\n\n") if line.startswith("data: ")]
+        assert events.pop() == "[DONE]"
+        parts = [choice["delta"].get("content") or "" for each in events for choice in json.loads(each)["choices"]]
+        assert "".join(parts) == text
+        assert server.record_routing_stats() == {HELD: [post({**HELLO, "session_id": "talk"}).affinity.session]}
+
+    run(folder, work)
+
+
+def test_errors_keep_their_form(folder: Path) -> None:
+    async def work(server: Server) -> None:
+        status, _, raw = await gather(server, post({**HELLO, "temperature": 9}))
+        assert (status, json.loads(raw)["error"]["param"]) == (400, "temperature")
+        status, _, raw = await gather(server, post(HELLO, host="elsewhere.example"))
+        assert (status, json.loads(raw)["error"]["code"]) == (403, "host_not_allowed")
+        assert server.record_routing_stats() == {HELD: []}
+
+    run(folder, work)
+
+
+def test_who_leaves_frees_the_engine(folder: Path) -> None:
+    async def work(server: Server) -> None:
+        stream = server.answer(post({**HELLO, "max_tokens": 200, "stream": True}))
+        for _ in range(3):
+            await anext(stream)
+        assert server.engine.llm is not None
+        assert server.engine.llm.engine._live
+        await stream.aclose()
+        for _ in range(500):
+            if not server.engine.calls and not server.engine.llm.engine._live:
+                return
+            await asyncio.sleep(0.02)
+        pytest.fail("the request still runs")
+
+    run(folder, work)
+
+
+def test_health_is_that_of_the_engine(folder: Path) -> None:
+    async def work(server: Server) -> None:
+        server.engine._set("broken", "It fell over.")
+        with pytest.raises(RuntimeError, match="It fell over"):
+            await server.check_health()
+        status, _, raw = await gather(server, post(HELLO))
+        assert (status, json.loads(raw)["error"]["code"]) == (503, "broken")
+        server.engine._set("ready", "")
+        await server.check_health()
+
+    run(folder, work)
+
+
+def test_an_engine_that_was_opened_again_has_nothing_left(folder: Path) -> None:
+    async def work(server: Server) -> None:
+        await gather(server, post({**HELLO, "session_id": "talk"}))
+        assert len(server.record_routing_stats()[HELD]) == 1
+        server.engine.recoveries += 1
+        assert server.record_routing_stats() == {HELD: []}
+
+    run(folder, work)
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_prompts_share_unless_told_not_to(folder: Path, off: bool) -> None:
+    async def work(server: Server) -> None:
+        ids = {"prompt": list(range(100)), "max_tokens": 1, "ignore_eos": True}
+        for _ in range(2):
+            _, _, raw = await gather(server, post(ids, TEXT))
+        assert (json.loads(raw)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) is not off
+
+    run(folder, work, no_reuse=off)
+
+
+def test_a_model_that_cannot_be_loaded_is_told_by_its_health(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replica(tmp_path / "nothing") as server:
+            with pytest.raises(CoattnError) as told:
+                await server.check_health()
+            assert isinstance(told.value, ModelError)
+
+    asyncio.run(main())
+
+
+def test_a_broken_replica_is_replaced_within_a_request(folder: Path) -> None:
+    """A relay before two replicas, the first of which has broken."""
+
+    class Direct:
+        def __init__(self, server: Server, asked: Forwarded) -> None:
+            self.stream = server.answer(asked)
+
+        async def __anext__(self) -> list[Message]:
+            return await anext(self.stream)
+
+        def cancel(self) -> None:
+            pass
+
+    async def work(server: Server) -> None:
+        async with replica(folder) as other:
+            other.name = "two"
+            await other.check_health()
+            server.engine._set("broken", "It fell over.")
+            asked: list[Forwarded] = []
+
+            def open(given: Forwarded) -> Direct:
+                asked.append(given)
+                return Direct(other if "one" in given.avoid else server, given)
+
+            sent: list[Message] = []
+            given = post({**HELLO, "stream": True})
+            bodies: list[Message] = [{"type": "http.request", "body": given.body, "more_body": False}]
+
+            async def receive() -> Message:
+                if not bodies:
+                    await asyncio.Event().wait()
+                return bodies.pop()
+
+            async def send(message: Message) -> None:
+                sent.append(message)
+
+            await Relay(server.options.settings(()), open, 1, 30.0)(given.scope, receive, send)
+            assert [each.avoid for each in asked] == [(), ("one",)]
+            assert (sent[0]["status"], dict(sent[0]["headers"])[REPLICA.encode()]) == (200, b"two")
+            assert b"".join(each["body"] for each in sent[1:]).endswith(b"data: [DONE]\n\n")
+
+    run(folder, work)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"modell": "x"},
+        {"max_batch": 0},
+        {"max_batch": "many"},
+        {"replicas": 0},
+        {"replicas": {"min": 3, "max": 2}},
+        {"replicas": {"min": 1, "max": 2, "most": 3}},
+        {"retries": -1},
+        {"line": 0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(given))}"):
+        Options.read(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"method": "nothing"}, {"set": {"nothing": 3}}, {"gpu_kv": "much"}, {"resources": {"runtime_env": {}}}],
+)
+def test_options_are_checked_before_anything_is_deployed(given: dict[str, Any]) -> None:
+    with pytest.raises(CoattnError):
+        Options.read(given).check()
+
+
+def test_words_of_a_command_line_are_read_as_numbers() -> None:
+    """`serve run module:build max_batch=8` gives strings."""
+    assert Options.read({"max_batch": "8", "replicas": "2", "no_key": "true"}).most == 16
+
+
+def test_the_batch_says_how_many_requests_a_replica_may_have() -> None:
+    assert Options(max_batch=16).most == 32
+    assert Options(max_batch=16, ongoing=20).most == 20

@@ -1,0 +1,22 @@
+"""What an audit found, as metrics."""
+
+from __future__ import annotations
+
+from coattn.audit.tally import Tally
+from coattn.serve.metrics import _audit
+
+
+def test_an_audit_is_in_the_metrics() -> None:
+    tally = Tally(0.02)
+    for i in range(20):
+        tally.add(0.001 * i, 0.1, 0.09)
+    found = {metric.name: metric.samples for metric in _audit({**tally.summary(), "floor_factor": 0.5}, "m")}
+    assert found["coattn:audits"][0].value == 20
+    assert found["coattn:audit_error_target"][0].value == 0.02
+    assert found["coattn:audit_floor_factor"][0].value == 0.5
+    error = {sample.labels["value"]: sample.value for sample in found["coattn:audit_error"]}
+    assert error["low_95"] < error["mean"] == 0.0095 < error["high_95"]
+    assert {sample.labels["value"] for sample in found["coattn:audit_missed_mass"]} == {"mean", "low_95", "high_95"}
+    few = {metric.name: metric.samples for metric in _audit({**Tally(0.02).summary(), "floor_factor": 1.0}, "m")}
+    assert few["coattn:audit_error"] == []
+    assert not list(_audit(None, "m"))
