@@ -35,7 +35,7 @@ FLOORS = (
     ("upkeep", "execute", "handover"),
     ("audit",),
     ("schedule",),
-    ("method", "methods", "parts", "probe", "side", "runtime"),
+    ("method", "methods", "parts", "probe", "side", "group", "counts", "runtime"),
     ("decode", "trace", "hf", "plan"),
     ("engine", "calibrate"),
     ("transfer",),

@@ -4,76 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn import counts
 from coattn.audit.audit import Audit
 from coattn.audit.tally import Tally
-from coattn.cache.kv import KVCache, min_gpu_bytes
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.call import Call
-from coattn.execute.base import Executor
-from coattn.execute.gpu import Gpu
+from coattn.group import Group as Group
+from coattn.group import least_bytes, make_group
 from coattn.handover.base import Hand
-from coattn.handover.threads import Threads
-from coattn.index.base import Index
-from coattn.method import Composed, Parts, compose
+from coattn.method import Composed, compose
 from coattn.methods import SLIDING
 from coattn.ops.blockwise import Prompt
 from coattn.ops.merge import merge_output, merge_rows, merge_states
 from coattn.ops.prefill import extend, follow, look_back, prefill
-from coattn.part import Part
 from coattn.probe import Probe
-from coattn.schedule.base import Schedule, executor_of, nothing
-from coattn.select.base import Select
+from coattn.schedule.base import executor_of, nothing
 from coattn.side import SideStream
 from coattn.state import AttnState
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
-from coattn.upkeep.base import Upkeep
-
-
-@dataclass
-class Group:
-    """The parts of one running method, for layers of one kind."""
-
-    cache: KVCache
-    index: Index
-    select: Select
-    gpu: Gpu
-    place: Executor
-    """Who attends to what lies in DRAM; the GPU's own executor where nothing does."""
-    schedule: Schedule
-    upkeep: Upkeep
-    hand: Hand
-    """Of steps that are not captured."""
-    table: StepTable | None = None
-    """Of the running decode step."""
-    mailboxes: Any = None
-    """The hand-over of captured steps, once there is one."""
-    replayed: bool = False
-    """Whether the last decode step was one."""
-    predicted: dict[int, Selection] = field(default_factory=dict)
-    """By layer: what the query that was predicted for it picked, in the running decode step."""
-    audit: Audit | None = None
-    """What is measured of the rule's promise, where it makes one."""
-
-    def all(self) -> tuple[Part, ...]:
-        """Every part, the cache's configuration first."""
-        return self.cache.config, self.index, self.select, self.gpu, self.place, self.schedule, self.upkeep
-
-    @property
-    def executors(self) -> tuple[Executor, ...]:
-        return (self.gpu, self.place)
-
-    def reaches_host(self, step: Step) -> bool:
-        """Whether a decode step may attend to anything in DRAM."""
-        gpu = self.cache.gpu
-        return self.cache.host is not None and gpu.first(max(step.lengths, default=0)) > gpu.sinks
 
 
 class Runtime:
@@ -111,27 +67,32 @@ class Runtime:
         self._by_layer: dict[int, Group] = {}
         self.groups: list[Group] = []
         """Of layers of one kind: sliding windows first, then the method's."""
+        self.office: Any = None
+        """The mailboxes of captured steps that hand over, once there are any."""
         self._closers: list[Callable[[], None]] = []
         self._side, self._lane = SideStream(), SideStream()
-        kinds: dict[tuple[int | None, int, int, torch.dtype, str], list[int]] = {}
+        kinds: dict[tuple[Any, ...], list[int]] = {}
         for i, shape in enumerate(layers):
-            key = (shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, str(shape.device))
-            kinds.setdefault(key, []).append(i)
+            where = (shape.section, str(shape.device))
+            kinds.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, *where), []).append(i)
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
         plan = []
         # windows first: their need is fixed, the method takes what is left
         for (window, *_), members in sorted(kinds.items(), key=lambda item: item[0][0] is None):
             row = composed if window is None else compose(SLIDING, recent=window)
-            spec = CacheSpec({i: layers[i] for i in members}, ledger, seqs, tokens, fixed, int(padding))
-            plan.append(_group(row.build(), spec))
-        least = sum(_least(group) for group in plan)
-        # in an engine, `least` is for the shortest of sequences; what a longer one needs is said when it comes
+            own = {i: layers[i] for i in members}
+            spec = CacheSpec(own, ledger.part(layers[members[0]].section), seqs, tokens, fixed, int(padding))
+            plan.append(make_group(row.build(), spec))
+        # in an engine, the least is for the shortest of sequences; what a longer one needs is said when it comes
         amount = _amount(seqs, None if fixed else tokens)
-        ledger.require("gpu", least, f"Method {composed.method.name!r} for {amount}")
+        for section in sorted({group.section for group in plan}):
+            least = sum(least_bytes(group) for group in plan if group.section == section)
+            ledger.part(section).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
         try:
             for group in plan:
-                self._open(group)
+                with group.here():
+                    self._open(group)
         except Exception:
             self.release()
             raise
@@ -143,11 +104,12 @@ class Runtime:
         self.groups.append(group)
         # the cache may take all that is left: what the index cannot do without is kept for it meanwhile
         kept = group.index.gpu_bytes(group.cache.spec, group.cache.config)
-        self.ledger.take("gpu", kept, "What is remembered of the keys")
+        ledger = group.cache.spec.ledger
+        ledger.take("gpu", kept, "What is remembered of the keys")
         try:
             group.cache.open()
         finally:
-            self.ledger.give("gpu", kept)
+            ledger.give("gpu", kept)
         self._closers.append(group.cache.release)
         for part in (group.index, group.upkeep, group.select, group.gpu, group.place, group.schedule):
             self._closers.append(part.release)
@@ -167,11 +129,11 @@ class Runtime:
 
     def uncaptured(self) -> str | None:
         """Why a decode step cannot be one CUDA graph, with the part that is the reason; None where it can."""
-        devices = {shape.device for shape in self.layers}
-        if any(device.type != "cuda" for device in devices):
+        places = {(shape.section, shape.device) for shape in self.layers}
+        if any(device.type != "cuda" for _, device in places):
             return "the model is not on a GPU"
-        if len(devices) > 1:
-            return f"the layers are on {len(devices)} devices"
+        if len(places) > len({section for section, _ in places}):
+            return f"the layers are on {len(places)} devices, which nobody gave as `devices`"
         for group in self.groups:
             for part in group.all():
                 reason = part.uncaptured()
@@ -199,10 +161,11 @@ class Runtime:
         parts = (step,) if beside is None else (step, beside)
         try:
             for group in self.groups:
-                for part in parts:
-                    group.cache.plan(part)
-                for part in parts:
-                    group.upkeep.plan(part)
+                with group.here():
+                    for part in parts:
+                        group.cache.plan(part)
+                    for part in parts:
+                        group.upkeep.plan(part)
         except BaseException:
             # whoever has nothing yet must not keep what was planned: nobody would know of it
             for slot in [
@@ -256,10 +219,13 @@ class Runtime:
             self.step = before
 
     def _mailboxes(self, group: Group) -> Hand:
-        from coattn.handover.mailboxes import Mailboxes
+        from coattn.handover.mailboxes import PostOffice
 
+        if self.office is None:
+            self.office = PostOffice()
         if group.mailboxes is None:
-            group.mailboxes = Mailboxes(group.cache, "host" in group.place.runs and not group.place.asynchronous)
+            pulls = "host" in group.place.runs and not group.place.asynchronous
+            group.mailboxes = self.office.open(group.cache, pulls)
         hand: Hand = group.mailboxes
         return hand
 
@@ -316,10 +282,16 @@ class Runtime:
 
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
-        group = self._by_layer[layer]
-        alone = self.beside is None and group.table is not None
+        group, alone = self._by_layer[layer], self.beside is None
         decoding = alone and self.step is not None and self.step.phase is Phase.DECODE
-        return decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
+        wanted = decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
+        return wanted and not self.begins_section(layer)
+
+    def begins_section(self, layer: int) -> bool:
+        """Whether the layer before lies elsewhere. Then its query is not predicted: a second hidden state would have to
+        cross, before the layer's own, for one layer of each device."""
+        own, before = self.layers[layer], self.layers[max(0, layer - 1)]
+        return (own.section, own.device) != (before.section, before.device)
 
     def norm_layer(self, layer: int) -> int:
         """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
@@ -455,11 +427,12 @@ class Runtime:
             self.join_side()
         for part in (step,) if self.beside is None else (self.beside, step):
             for group in self.groups:
-                group.cache.commit(part)
-                group.index.commit(part)
-                group.upkeep.commit(part)
-                if group.audit is not None and part.phase is Phase.DECODE:
-                    group.audit.commit(part)
+                with group.here():
+                    group.cache.commit(part)
+                    group.index.commit(part)
+                    group.upkeep.commit(part)
+                    if group.audit is not None and part.phase is Phase.DECODE:
+                        group.audit.commit(part)
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None
@@ -475,18 +448,20 @@ class Runtime:
         for part in parts:
             self._end_prompts(part.slots)
             for group in self.groups:
-                for slot, history in zip(part.slots, part.history, strict=True):
-                    group.index.truncate(slot, history)
+                with group.here():
+                    for slot, history in zip(part.slots, part.history, strict=True):
+                        group.index.truncate(slot, history)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         self._end_prompts((slot,))
         for group in self.groups:
-            if group.audit is not None:
-                group.audit.truncate(slot, keep)
-            group.upkeep.truncate(slot, length, keep)
-            group.cache.truncate(slot, length, keep)
-            group.index.truncate(slot, keep)
+            with group.here():
+                if group.audit is not None:
+                    group.audit.truncate(slot, keep)
+                group.upkeep.truncate(slot, length, keep)
+                group.cache.truncate(slot, length, keep)
+                group.index.truncate(slot, keep)
         for probe in self.probes:
             probe.truncate(slot, length, keep)
 
@@ -500,24 +475,19 @@ class Runtime:
         """Whether anything can lie in DRAM."""
         return any(group.cache.host is not None for group in self.groups)
 
-    def hands(self) -> list[Any]:
-        """The mailboxes of captured steps that hand over."""
-        return [group.mailboxes for group in self.groups if group.mailboxes is not None]
-
     def drop_captures(self) -> None:
         """No step captured so far will be replayed again."""
         for group in self.groups:
-            if group.mailboxes is not None:
-                group.mailboxes.close()
-                group.mailboxes = None
+            group.mailboxes = None
+        if self.office is not None:
+            self.office.close()
+            self.office = None
 
     def report(self, step: Step) -> dict[str, Any]:
         """What the parts say of the last decode step. May wait for the GPU."""
-        found: dict[str, Any] = {}
-        for group in self.groups:
-            found |= _report(group, step)
-            if group.audit is not None:
-                found["audit"] = group.audit.report()
+        found = counts.report(self.groups, step)
+        for audit in self.audits():
+            found["audit"] = audit.report()
         return found
 
     def audits(self) -> list[Audit]:
@@ -533,40 +503,23 @@ class Runtime:
 
         Codes that are scored on the GPU count there, by their bytes.
         """
-        gpu = host = 0.0
-        for group in self.groups:
-            found, most = _report(group, step), group.select.most()
-            own, other = found["attended_gpu"], found["attended_host"]
-            if most is not None and not other:  # sequences of about the same length, or an estimate
-                own = min(own, most * step.seqs)
-            share = len(group.cache.spec.layers) / len(self.layers)
-            gpu, host = gpu + share * own, host + share * other
-        return round(gpu), round(host)
+        return counts.attended(self.groups, step)
 
     def token_bytes(self) -> tuple[int, int]:
         """Bytes of one token of all layers, on the GPU and in DRAM."""
-        gpu, host = sum(shape.token_bytes for shape in self.layers), 0
-        for group in self.groups:
-            tier = group.cache.host
-            host += group.cache.spec.block_bytes(1) if tier is None else tier.memory.block_bytes // tier.block
-        return gpu, host
+        return counts.token_bytes(self.groups)
 
     def bytes_for(self, tokens: int) -> dict[Tier, int]:
         """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-        total: dict[Tier, int] = {}
-        for group in self.groups:
-            for tier, count in group.cache.bytes_for(tokens).items():
-                total[tier] = total.get(tier, 0) + count
-        return total
+        return counts.bytes_for(self.groups, tokens)
 
     def free_bytes(self) -> dict[Tier, int | None]:
         """Bytes per tier that sequences can still be given; None: no limit."""
-        found: dict[Tier, int | None] = {}
-        for group in self.groups:
-            for tier, count in group.cache.free_bytes().items():
-                before = found.get(tier, 0)
-                found[tier] = None if count is None or before is None else before + count
-        return found
+        return counts.free_bytes(self.groups)
+
+    def fullest(self, tier: Tier) -> tuple[str, float]:
+        """The device with the least room for more tokens in the GPU tier, and its share of a sequence's bytes there."""
+        return counts.fullest(self.groups, tier)
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
@@ -576,41 +529,6 @@ class Runtime:
         self.groups.clear()
         self._by_layer.clear()
         self._prompts.clear()
-
-
-def _group(parts: Parts, spec: CacheSpec) -> Group:
-    spec = parts.upkeep.wants(spec, parts.config, parts.select)
-    cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
-    gpu = Gpu()
-    place = gpu if parts.place.name == gpu.name else parts.place
-    hand = Threads() if spec.device.type == "cuda" else Hand()
-    return Group(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.upkeep, hand)
-
-
-def _least(group: Group) -> int:
-    spec, config = group.cache.spec, group.cache.config
-    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.place.min_gpu_bytes(spec, config)
-
-
-def _report(group: Group, step: Step) -> dict[str, Any]:
-    """Of one group; entries attended among it."""
-    cache = group.cache
-    gpu = host = 0
-    for slot, history, seen in zip(step.slots, step.history, step.visible, strict=True):
-        tokens = cache.gpu.stored_tokens(slot, history) + seen - history
-        gpu += cache.gpu.entries(slot, tokens)
-        if cache.host is not None:
-            host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block
-    found: dict[str, Any] = {"attended_gpu": float(gpu), "attended_host": float(host)}
-    for part in group.all():
-        found |= part.report(step)
-    if group.replayed and group.mailboxes is not None:
-        found |= group.mailboxes.report()
-    if "row_entries" in found and host:
-        rows = found["row_entries"]
-        found |= {"kept_mean": rows / host, "attended_host": rows}
-        found["attended_gpu"] += host * found.get("code_share", 0.0)
-    return found
 
 
 def _amount(seqs: int, tokens: int | None) -> str:

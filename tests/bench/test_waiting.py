@@ -11,6 +11,7 @@ from tests.cli.run import coattn
 
 from coattn.bench.decode import _time, layer_us, waiting
 from coattn.handover.mailboxes import Mailboxes
+from coattn.handover.server import Server
 from coattn.handover.span import Span
 from coattn.trace.step import Crossing, Timing, on_host_clock
 
@@ -43,7 +44,8 @@ def test_looks_are_taken_at_steps_that_count() -> None:
 
 def test_what_is_pulled_is_stamped_by_layer() -> None:
     spec = SimpleNamespace(layers={3: None, 5: None}, device=torch.device("cpu"))
-    asking, pulling = (Mailboxes(SimpleNamespace(spec=spec), pulls) for pulls in (False, True))  # type: ignore[arg-type]
+    cache, server = SimpleNamespace(spec=spec), Server()
+    asking, pulling = (Mailboxes(cache, pulls, server) for pulls in (False, True))  # type: ignore[arg-type]
     assert asking.fetches() == []
     assert asking.stamp(5, "pull") is None
     for who, time in (("gpu", 100), ("pull", 400)):

@@ -19,6 +19,7 @@ from coattn.bench.drive import drive_picks
 from coattn.bench.preset import HALVINGS, drive_floor, preset_entries, preset_sketch
 from coattn.cache.ledger import Ledger
 from coattn.decode.runner import EagerRunner, Runner
+from coattn.hf.borders import Borders
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
@@ -146,9 +147,10 @@ class Bench:
         gpu_kv: int | None,
         steps: int,
         host_kv: int | None = None,
+        borders: Borders | None = None,
     ) -> None:
-        """gpu_kv, host_kv: most bytes of KV in each tier."""
-        self.model, self.shapes, self.limits = model, shapes, limits
+        """gpu_kv, host_kv: most bytes of KV in each tier, of each device. borders: of a model on several devices."""
+        self.model, self.shapes, self.limits, self.borders = model, shapes, limits, borders
         self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
         self.weights = weight_bytes(model)
@@ -212,12 +214,12 @@ class Bench:
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = self.composed(case)
-        ledger = Ledger(self.gpu_kv, self.host_kv)
         driven = 0 if case.fetched is None else HALVINGS
         first = max(1, case.context - self.steps - case.warm - driven)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
-            session = undo.enter_context(Session(self.model))
+            session = undo.enter_context(Session(self.model, self.borders))
+            ledger = self._ledger(session)
             runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
             undo.callback(runtime.release)
             runner = self._runner(session, runtime, case, undo)
@@ -234,6 +236,14 @@ class Bench:
                 for group in runtime.groups:
                     drive_picks(group, case.drift, slots, first, case.age)
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
+
+    def _ledger(self, session: Session) -> Ledger:
+        if self.borders is None:
+            return Ledger(self.gpu_kv, self.host_kv)
+        found, names = Ledger(None, self.host_kv), self.borders.division.names
+        kv = [sum(s.token_bytes for s in session.layers if s.section == section) for section in range(len(names))]
+        found.divide(names, [self.gpu_kv] * len(names), kv)
+        return found
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
         if runtime.uncaptured() is not None:
@@ -281,6 +291,7 @@ class Bench:
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
                 **({"fetched": case.fetched} if case.fetched is not None else {}),
+                **({} if self.borders is None else {"devices": list(self.borders.division.names)}),
             },
             "settings": {} if own is None else dict(own.params),
             "dtype": str(self.model.dtype).removeprefix("torch."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -15,13 +16,39 @@ PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
 
 @dataclass
 class Ledger:
-    """Counts the KV bytes of each tier and refuses to go past a limit. A limit of None means unlimited."""
+    """Counts the KV bytes of each tier and refuses to go past a limit. A limit of None means unlimited.
+
+    Where layers lie on several devices, `divide` makes a ledger for each: what it takes counts in the whole one too.
+    """
 
     gpu: int | None = None
     host: int | None = None
+    device: str = ""
+    """Of a part: the device's name."""
+    whole: Ledger | None = field(default=None, repr=False, compare=False)
+    """Of a part: what it is a part of."""
+    parts: list[Ledger] = field(default_factory=list, repr=False, compare=False)
     held: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
     peak: dict[Tier, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def divide(self, devices: Sequence[str], gpu: Sequence[int | None], host: Sequence[int]) -> None:
+        """Makes a part for each device, with its own limit in the GPU tier.
+
+        host: how many bytes each would take in DRAM, in any unit: a limit there is divided by it.
+        """
+        for name, own, share in zip(devices, gpu, host, strict=True):
+            there = None if self.host is None else self.host * share // max(1, sum(host))
+            self.parts.append(Ledger(own, there, name, self))
+
+    def part(self, section: int) -> Ledger:
+        """The ledger of a device; this one, where there is but one."""
+        return self.parts[section] if self.parts else self
+
+    def gpu_in_all(self) -> int | None:
+        """The limits of the GPU tier, of all devices; None: some have none."""
+        limits = [part.gpu for part in self.parts or [self]]
+        return None if None in limits else sum(limit or 0 for limit in limits)
 
     def describe(self) -> dict[str, int]:
         """KV bytes of each tier, now and at most, as reports name them."""
@@ -34,7 +61,9 @@ class Ledger:
     def room(self, tier: Tier) -> int | None:
         """Bytes that may still be taken; None when there is no limit."""
         limit = self.limit(tier)
-        return None if limit is None else max(0, limit - self.held[tier])
+        own = None if limit is None else max(0, limit - self.held[tier])
+        all_of_it = None if self.whole is None else self.whole.room(tier)
+        return all_of_it if own is None else own if all_of_it is None else min(own, all_of_it)
 
     def require(self, tier: Tier, count: int, what: str) -> None:
         """Raises BudgetError, naming the minimum, when `count` more bytes do not fit. Takes nothing."""
@@ -45,8 +74,11 @@ class Ledger:
     def refuse(self, tier: Tier, count: int, what: str) -> NoReturn:
         """Raises the BudgetError of `count` bytes more than what is held."""
         need, option, limit = self.held[tier] + count, f"{tier}_kv", self.limit(tier)
+        on = f" of {self.device}" if self.device and tier == "gpu" else ""
+        if tier == "host" and self.whole is not None and limit and self.whole.host:
+            need, limit = -(-need * self.whole.host // limit), self.whole.host  # one limit was given for all devices
         raise BudgetError(
-            f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}, "
+            f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}{on}, "
             f"but {option} is {format_bytes(self.held[tier] if limit is None else limit)}.",
             f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
             + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
@@ -55,6 +87,8 @@ class Ledger:
     def take(self, tier: Tier, count: int, what: str) -> None:
         with self._lock:  # what is chosen off the steps takes memory too
             self.require(tier, count, what)
+            if self.whole is not None:
+                self.whole.take(tier, count, what)
             self.held[tier] += count
             self.peak[tier] = max(self.peak[tier], self.held[tier])
 
@@ -63,3 +97,5 @@ class Ledger:
             if count > self.held[tier]:
                 raise ValueError(f"gave back {count} bytes of the {tier} tier, which holds {self.held[tier]}")
             self.held[tier] -= count
+            if self.whole is not None:
+                self.whole.give(tier, count)

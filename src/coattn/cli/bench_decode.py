@@ -11,7 +11,15 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import bench, numbers
-from coattn.cli.options import Count, json_option, parse_settings, seconds_option
+from coattn.cli.options import (
+    Count,
+    devices_options,
+    is_given,
+    json_option,
+    parse_devices,
+    parse_settings,
+    seconds_option,
+)
 from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
@@ -40,6 +48,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
 @click.option("--peers", is_flag=True, help="Add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@devices_options
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
 @json_option
 def decode(target: str | None, as_json: bool, **options: Any) -> None:
@@ -49,9 +58,16 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
 
     from coattn.bench import decode as bench_decode
     from coattn.bench import figures
+    from coattn.hf.division import choose_devices, choose_shares
     from coattn.hf.load import choose_device
 
-    options["device"] = choose_device(options["device"])
+    asked = parse_devices(options.pop("devices"), options.pop("device_shares"))
+    options["several"] = None if asked is None else (choose_devices(asked[0]), choose_shares(asked[1], len(asked[0])))
+    if asked is not None and is_given("device"):
+        raise ConfigError("Both --devices and --device are given.", "Leave one out.")
+    if asked is not None and options["peers"]:
+        raise ConfigError("--peers run on one device, but --devices is given.", "Leave one out.")
+    options["device"] = choose_device(options["device"]) if asked is None else options["several"][0][0]
     result = measure(plan(names, options, bench_decode), options, "decode", path)
     save(path, result, figures.decode)
     if as_json:
@@ -75,10 +91,20 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     budget = parse_bytes(options["gpu_kv"], "--gpu-kv")
-    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"])
+    borders = None if options.get("several") is None else _divided(model, *options["several"])
+    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"], borders=borders)
     result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
     collect(run, cases, options["seconds"], title, path, result)
     return result
+
+
+def _divided(model: Any, devices: Any, shares: Any) -> Any:
+    """By weights alone: batches and contexts differ from row to row."""
+    from coattn.hf.borders import Borders
+    from coattn.hf.division import divide, sizes
+
+    found = sizes(model)
+    return Borders(model, divide(found, [0] * len(found.layers), devices, shares))
 
 
 def collect(run: Any, cases: list[Any], seconds: float, title: str, path: Path | None, result: dict[str, Any]) -> None:

@@ -56,6 +56,33 @@ def model_options(command: F) -> F:
     return command
 
 
+def devices_options(command: F) -> F:
+    """--devices, --device-shares."""
+    for option in (
+        click.option("--device-shares", metavar="LIST", help="How much of the bytes each device holds, such as 3,1."),
+        click.option("--devices", metavar="LIST", help="Layers on several devices, such as cuda:0,cuda:1."),
+    ):
+        command = option(command)
+    return command
+
+
+def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], list[float] | None] | None:
+    """What `devices_options` were given; None: one device."""
+    if devices is None:
+        if shares is not None:
+            raise ConfigError("--device-shares is given without --devices.", "Give both, or neither.")
+        return None
+    names = [name.strip() for name in devices.split(",")]
+    if not all(names):
+        raise ConfigError(f"--devices {devices!r} has a name that is empty.", "Write it like --devices cuda:0,cuda:1.")
+    try:
+        return names, None if shares is None else [float(share) for share in shares.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--device-shares {shares!r} are not numbers.", "Write it like --device-shares 3,1."
+        ) from None
+
+
 CHOSEN = "full where the KV fits in GPU memory or there is none, else auto"
 
 
@@ -104,11 +131,15 @@ class Engine:
     host_kv: str | None
     settings: tuple[str, ...]
     weights_on_gpu: float | None
+    devices: str | None
+    device_shares: str | None
 
     @property
     def memory(self) -> dict[str, Any]:
         """What of the model and its KV may lie where."""
-        return {"gpu_kv": self.gpu_kv, "host_kv": self.host_kv, "weights_on_gpu": self.weights_on_gpu}
+        found = {"gpu_kv": self.gpu_kv, "host_kv": self.host_kv, "weights_on_gpu": self.weights_on_gpu}
+        asked = parse_devices(self.devices, self.device_shares)
+        return found if asked is None else {**found, "devices": asked[0], "device_shares": asked[1]}
 
     @cached_property
     def params(self) -> dict[str, Any]:
@@ -128,8 +159,14 @@ class Engine:
             candidates(self.params)
         else:
             compose(found, **self.params)
+        asked = parse_devices(self.devices, self.device_shares)
         for name, given in (("--gpu-kv", self.gpu_kv), ("--host-kv", self.host_kv)):
-            parse_bytes(given, name)
+            for size in given.split(",") if given and asked is not None and name == "--gpu-kv" else (given,):
+                parse_bytes(size, name)
+        if asked is not None:
+            from coattn.engine.devices import Devices
+
+            Devices.of(*asked, self.gpu_kv, self.device, self.weights_on_gpu)
         return found
 
     def load(self) -> Loaded:
@@ -137,8 +174,10 @@ class Engine:
         from coattn.hf.load import load
 
         with model_progress() as show:
-            on_host = self.weights_on_gpu is not None
-            return load(self.model, dtype=self.dtype, device=self.device, on_host=on_host, on_progress=show)
+            asked = parse_devices(self.devices, self.device_shares)
+            device = self.device if asked is None else asked[0][0].partition(":")[0]
+            on_host = self.weights_on_gpu is not None or asked is not None
+            return load(self.model, dtype=self.dtype, device=device, on_host=on_host, on_progress=show)
 
 
 def engine_options(command: F) -> F:
@@ -149,7 +188,7 @@ def engine_options(command: F) -> F:
     def run(**given: Any) -> Any:
         return command(engine=Engine(**{name: given.pop(name) for name in names}), **given)
 
-    return model_options(method_options(None)(weights_option(cast("F", run))))
+    return model_options(devices_options(method_options(None)(weights_option(cast("F", run)))))
 
 
 def length_option(what: str) -> Callable[[F], F]:

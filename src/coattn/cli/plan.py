@@ -7,8 +7,17 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import Count, Number, json_option, parse_settings, weights_option
+from coattn.cli.options import (
+    Count,
+    Number,
+    devices_options,
+    json_option,
+    parse_devices,
+    parse_settings,
+    weights_option,
+)
 from coattn.cli.output import out, print_json
+from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
 
@@ -20,7 +29,8 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--context", default=131072, show_default=True, type=Count(1), help="Tokens of each sequence.")
 @click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
 @weights_option
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU: do weights and KV fit?")
+@devices_options
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU, or of each: do weights and KV fit?")
 @click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
 @click.option(
     "--hbm",
@@ -58,7 +68,11 @@ def plan(as_json: bool, **options: Any) -> None:
     model = random_model(options["shapes"], ghost, choose_dtype(options["dtype"], ghost))
     share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
     gpu, host = limits
-    found = found_by(model, composed, options["batch"], options["context"], gpu, host, share)
+    asked = parse_devices(options["devices"], options["device_shares"])
+    if asked is not None and options["weights_on_gpu"] is not None:
+        raise ConfigError("Both --devices and --weights-on-gpu are given.", "Leave one out.")
+    division = None if asked is None else _divide(model, composed, options["batch"], options["context"], *asked)
+    found = found_by(model, composed, options["batch"], options["context"], gpu, host, share, division)
     found |= predict(model, composed, found, gpu, Rates(1e9 * options["hbm"], 1e9 * options["pcie"]))
     if as_json:
         print_json({"shapes": options["shapes"], **found})
@@ -74,6 +88,13 @@ def plan(as_json: bool, **options: Any) -> None:
     table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
     table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))
     out.print(table)
+    if "devices" in found:
+        each = Table("device", "layers", "weights", "KV in the GPU tier", "GPU memory", "fits", title="On each device")
+        for row in found["devices"]:
+            sizes = [format_bytes(row[name]) for name in ("weight_bytes", "gpu_kv_bytes", "gpu_bytes")]
+            first, last = row["layers"]
+            each.add_row(row["device"], f"{first} to {last}", *sizes, _word(row["fits"]))
+        out.print(each)
     if found["step"] is not None and found["fits_gpu"] is not False:
         step = found["step"]
         parts = {"weights": "weight_bytes", "KV": "kv_bytes", "sketches": "scan_bytes", "over PCIe": "pulled_bytes"}
@@ -89,7 +110,7 @@ def plan(as_json: bool, **options: Any) -> None:
 def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, rates: Any) -> dict[str, Any]:
     """step: what a decode step takes, where that is known; taken: the method that an engine would choose, and why."""
     from coattn.engine.choose import candidates, choose
-    from coattn.engine.llm import SHARE
+    from coattn.engine.devices import SHARE
     from coattn.hf.architectures import describe_layers
     from coattn.plan.speed import step
 
@@ -100,6 +121,22 @@ def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, r
     room = max(0, int(SHARE * (gpu - weights)))
     row, why = choose(candidates({}), layers, room, found["batch"], found["context"])
     return {"step": made, "taken": row.name, "taken_why": why}
+
+
+def _divide(model: Any, composed: Any, batch: int, context: int, devices: list[str], shares: list[float] | None) -> Any:
+    """Devices by name, whether or not this machine has them."""
+    import torch
+
+    from coattn.hf.architectures import describe_layers
+    from coattn.hf.division import choose_shares, divide, sizes
+    from coattn.plan.kv import layer_kv
+
+    try:
+        found = tuple(torch.device(name) for name in devices)
+    except RuntimeError:
+        raise ConfigError(f"--devices {','.join(devices)} has no device.", "Write it like cuda:0,cuda:1.") from None
+    kv = layer_kv(describe_layers(model), composed, batch, context)
+    return divide(sizes(model), kv, found, choose_shares(shares, len(found)))
 
 
 def _word(fits: bool | None) -> str:

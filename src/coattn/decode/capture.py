@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 from coattn.decode.buckets import bucket_for, capture_sizes
+from coattn.decode.legs import Leg, LegCapture, replay
 from coattn.decode.runner import Chunk, EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
@@ -21,7 +22,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.runtime import Runtime
 from coattn.trace.account import step_trace
-from coattn.trace.step import StepTrace, Timing, on_host_clock
+from coattn.trace.step import Crossing, StepTrace, Timing, on_host_clock
 from coattn.types import Phase, Step, Tier
 
 log = logging.getLogger("coattn")
@@ -31,14 +32,15 @@ log = logging.getLogger("coattn")
 class CapturedStep:
     """One step: replaying it reads the step tables and leaves logits here."""
 
-    graph: torch.cuda.CUDAGraph
+    legs: list[Leg]
     logits: Tensor
     seconds: float
     """What capturing it took."""
 
 
 class GraphRunner:
-    """A Runner whose decode step is one CUDA graph for each batch size and for each of GPU only, GPU and host.
+    """A Runner whose decode step is one CUDA graph for each batch size and for each of GPU only, GPU and host; where
+    layers lie on several devices, one for each of those too.
 
     A step is captured when it is first needed. One whose CPU part failed takes the captures with it: the next one is
     captured anew over a new mailbox.
@@ -62,16 +64,19 @@ class GraphRunner:
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, bool] | None = None
-        self._marks = torch.zeros(2, 2, dtype=torch.int64, device=session.device)
-        """The first of each row, on the GPU's clock: all of a step's own work is done; what ran beside it is, too."""
+        borders = session.borders
+        self.devices = (session.device,) if borders is None else borders.division.devices
+        self._marks = [torch.zeros(3, 2, dtype=torch.int64, device=device) for device in self.devices]
+        """Of each leg, on its GPU's clock, the first of each row: it has begun; all of its own work is done; what ran
+        beside it is, too."""
         self._beside = False
         """Whether anything does."""
         self._armed = False
         """Whether a replay with a part for the CPU has begun and not ended well."""
         self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(session.device)  # type: ignore[no-untyped-call]
+        self._pools = self._new_pools()
+        self._streams = [torch.cuda.Stream(device) for device in self.devices]  # type: ignore[no-untyped-call]
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         return self.eager.needs(tokens)
@@ -124,16 +129,18 @@ class GraphRunner:
         for group in self.runtime.groups:
             group.cache.plan(empty)
         self._write_inputs((), ())
-        graph = torch.cuda.CUDAGraph()
+        legs = [Leg(*pair) for pair in zip(self.devices, self._streams, strict=True)]
+        capture = LegCapture(legs, self.session.borders, self._pools)
+        stream = self._streams[0]
         with self.runtime.capturing(rows, host), self.fusion.active(), torch.no_grad():
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            stream.wait_stream(torch.cuda.current_stream(self.devices[0]))
+            with torch.cuda.stream(stream), capture.rehearsing():
                 self._forward(rows)
-            torch.cuda.current_stream().wait_stream(self._stream)
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                logits, _ = self._forward(rows)
-        made = CapturedStep(graph, logits, time.perf_counter() - start)
+            torch.cuda.current_stream(self.devices[0]).wait_stream(stream)
+            self._synchronize()
+            with capture.capturing(self._leave, self._arrive):
+                logits = self._forward(rows)
+        made = CapturedStep(legs, logits, time.perf_counter() - start)
         self._captured[rows, host] = made
         log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * host, made.seconds)
         return made
@@ -160,20 +167,26 @@ class GraphRunner:
         if self._last is None:
             return None
         begin, end, _, host = self._last
-        hands = self.runtime.hands() if host else []
-        done, joined = self._marks[:, 0].tolist()
-        stamps = [stamp for hand in hands for stamp in hand.fetches()]
-        if host and self._beside:
-            stamps.append(("the recall", done, joined))
-        crossings = on_host_clock(stamps, joined, begin, end)
-        return Timing(begin, end, tuple(span for hand in hands for span in hand.spans()), tuple(crossings))
+        office = self.runtime.office if host else None
+        hands = [] if office is None else office.hands
+        crossings: list[Crossing] = []
+        until = end
+        # a leg ends where the next one begins: clocks of two GPUs are never compared
+        for section in reversed(range(len(self.devices))):
+            started, done, joined = self._marks[section][:, 0].tolist()
+            stamps = [stamp for hand in hands if hand.section == section for stamp in hand.fetches()]
+            if host and self._beside:
+                stamps.append(("the recall", done, joined))
+            crossings += on_host_clock(stamps, joined, begin, until)
+            until -= joined - started
+        return Timing(begin, end, () if office is None else tuple(office.spans()), tuple(crossings))
 
     def drop_captures(self) -> None:
         """Drops every graph, and the mailboxes that they hand over by."""
-        torch.cuda.synchronize()
+        self._synchronize()
         self._armed = False
         self._captured.clear()
-        self._pool = torch.cuda.graph_pool_handle()  # the old one went with its last graph
+        self._pools = self._new_pools()  # the old ones went with their last graphs
         self.runtime.drop_captures()
 
     def close(self) -> None:
@@ -181,30 +194,48 @@ class GraphRunner:
         self.fusion.close()
         self.eager.close()
 
-    def _forward(self, rows: int) -> tuple[Tensor, Tensor]:
+    def _forward(self, rows: int) -> Tensor:
+        ids, positions = self.inputs.device_rows("tokens", rows), self.inputs.device_rows("positions", rows)
+        with self.session.through():
+            logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
+            largest, best = logits.max(-1)
+            self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
+            self._leave(len(self.devices) - 1)
+        return logits
+
+    def _arrive(self, section: int) -> None:
+        """A leg begins."""
         from coattn.ops.triton.handover import mark
 
-        ids, positions = self.inputs.device_rows("tokens", rows), self.inputs.device_rows("positions", rows)
-        logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
-        largest, best = logits.max(-1)
-        self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
-        mark(self._marks[0, :1])
+        mark(self._marks[section][0, :1])
+
+    def _leave(self, section: int) -> None:
+        """A leg is at its end: what runs beside it is waited for."""
+        from coattn.ops.triton.handover import mark
+
+        mark(self._marks[section][1, :1])
         self._beside = self.runtime.join_side() or self._beside
-        mark(self._marks[1, :1])
-        return logits, self._best[:rows]
+        mark(self._marks[section][2, :1])
 
     def _replay(self, captured: CapturedStep, rows: int, host: bool) -> None:
-        hands = self.runtime.hands() if host else []
+        office = self.runtime.office if host else None
         self._armed = host
-        for hand in hands:
-            hand.begin(rows)
-        captured.graph.replay()
-        torch.cuda.current_stream().synchronize()
-        for hand in hands:
-            hand.finish()
+        if office is not None:
+            office.begin(rows)
+        replay(captured.legs)
+        torch.cuda.current_stream(self.devices[-1]).synchronize()
+        if office is not None:
+            office.finish()
         self._armed = False
         for group in self.runtime.groups:
             group.replayed = True
+
+    def _new_pools(self) -> dict[torch.device, Any]:
+        return {device: torch.cuda.graph_pool_handle() for device in self.devices}
+
+    def _synchronize(self) -> None:
+        for device in set(self.devices):
+            torch.cuda.synchronize(device)
 
     def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
         self.inputs.write({"tokens": tokens, "positions": history}, {})

@@ -140,7 +140,7 @@ class EagerRunner:
             except BaseException:
                 self.runtime.abort()
                 raise
-        return given.logits.to(self.session.device)
+        return given.logits.to(self.session.head_device)
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))

@@ -393,7 +393,8 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         runner = self.runner
         mixing = (self.mixes, runner.busy, self.tail)
-        return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse)
+        fullest = runner.runtime.fullest
+        return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse, fullest)
 
 
 def _unwatched(waited: bool) -> None:

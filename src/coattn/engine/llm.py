@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coattn.cache.ledger import Ledger
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.choose import candidates, choose
+from coattn.engine.devices import Devices
 from coattn.engine.disk import Disk
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
@@ -38,7 +38,7 @@ from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
 from coattn.hf.weights import StagedWeights
 from coattn.method import Composed, Method, compose
-from coattn.methods import find_method
+from coattn.methods import METHODS, find_method
 from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
@@ -63,9 +63,6 @@ MOST_SESSIONS = 1024
 
 DISK = 16 << 30
 """Most bytes of the files of a disk tier, unless said."""
-
-SHARE = 0.8
-"""Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
 
 
 class LLM:
@@ -98,6 +95,9 @@ class LLM:
         in while earlier layers compute. A model given by name is loaded on the host, so that one larger than the GPU
         runs. Left out, all weights lie where the model is. Not with methods that predict queries.
     dtype, device: for a model given by name.
+    devices: several devices in place of one, such as `["cuda:0", "cuda:1"]`: consecutive layers lie on each, with their
+        KV. `gpu_kv` is then for each device, or one for each in a list.
+    device_shares: how much of the bytes of weights and KV each is to hold, such as `[3, 1]`; left out, the same.
     method_params: the method's parameters.
 
     Use it in a `with` block, or call `close`; one that is forgotten closes itself. Until then the model belongs to the
@@ -112,7 +112,7 @@ class LLM:
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
         method: str | Method | None = None,
         *,
-        gpu_kv: int | float | str | None = None,
+        gpu_kv: int | float | str | Sequence[int | float | str] | None = None,
         host_kv: int | float | str | None = None,
         max_batch: int = 16,
         max_length: int | None = None,
@@ -127,6 +127,8 @@ class LLM:
         weights_on_gpu: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        devices: Sequence[str | torch.device] | None = None,
+        device_shares: Sequence[float] | None = None,
         **method_params: Any,
     ) -> None:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
@@ -138,10 +140,11 @@ class LLM:
         given = None if method is None else compose(find_method(method), **method_params)
         rows = candidates(method_params) if given is None else []
         _pace(chunk, target_ms, exact=True)
-        budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
         disk_limit = _disk_limit(disk, disk_memory)
         share = _share(weights_on_gpu, given)
-        loaded = _loaded(model, dtype, device, on_host=share is not None)
+        asked = Devices.of(devices, device_shares, gpu_kv, device, share)
+        host = parse_bytes(host_kv, "host_kv")
+        loaded = _loaded(model, dtype, device, on_host=share is not None or asked.several, first=asked.first)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = _length(loaded, max_length)
         self.sessions = Sessions(None if session_dir is None else Path(session_dir))
@@ -153,11 +156,13 @@ class LLM:
             self._weights = None if share is None else _stage(loaded, share, device)
             if self._weights is not None:
                 undo.callback(self._weights.close)
-            session = undo.enter_context(Session(loaded.model))
-            gpu = _free(session.device) if budgets[0] is None else budgets[0]
-            self.ledger = Ledger(gpu, budgets[1])
+            self.devices = asked.settle(loaded.model, given or compose(METHODS["full"]), max_batch, self.max_length)
+            if self.devices.borders is not None:
+                undo.callback(self.devices.borders.close)
+            session = undo.enter_context(Session(loaded.model, self.devices.borders))
+            self.ledger = self.devices.ledger(session, host)
             if given is None:
-                row, why = choose(rows, session.layers, gpu, max_batch, self.max_length)
+                row, why = choose(rows, session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
                 log.log(logging.WARNING if row.name != "full" else logging.INFO, "Method %s: %s.", row.name, why)
                 given = compose(row, **method_params)
             self.composed = given
@@ -201,10 +206,9 @@ class LLM:
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
-            if self._weights is not None:
-                self.engine.closers.append(self._weights.close)
-            if folder is not None:
-                self.engine.closers.append(folder.close)
+            for opened in (self.devices.borders, self._weights, folder):
+                if opened is not None:
+                    self.engine.closers.append(opened.close)
         weakref.finalize(self, self.engine.close).atexit = False
 
     def generate(
@@ -350,6 +354,7 @@ class LLM:
         those that were computed sooner (refused), sequences that wait there (parked), and both measured speeds.
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
+        devices: what lies on each, with several only.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
@@ -372,6 +377,7 @@ class LLM:
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),
+            **self.devices.report(self.ledger),
             "not_mixed": self.not_mixed,
             **({} if self.elsewhere is None else self.elsewhere.report()),
             "audit": next((audit.report() for audit in self.runner.runtime.audits()), None),
@@ -478,9 +484,12 @@ def _stage(loaded: Loaded, share: float, device: str | torch.device) -> StagedWe
     return made
 
 
-def _loaded(model: Any, dtype: str | torch.dtype, device: str | torch.device, on_host: bool = False) -> Loaded:
+def _loaded(
+    model: Any, dtype: str | torch.dtype, device: str | torch.device, on_host: bool, first: torch.device | None
+) -> Loaded:
+    """on_host: whoever comes next moves the weights. first: of several devices."""
     if isinstance(model, str | Path):
-        return load(model, dtype=dtype, device=device, on_host=on_host)
+        return load(model, dtype=dtype, device=device if first is None else first, on_host=on_host)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given beside a model that is loaded already.", f"Leave {name} out.")
@@ -506,11 +515,6 @@ def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequenc
     runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
     runner.eager.around = runner.fusion.active
     return runner
-
-
-def _free(device: torch.device) -> int | None:
-    """A budget for the GPU tier when none is given: most of what is free on the device; None without a GPU."""
-    return int(SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 def _length(loaded: Loaded, wanted: int | None) -> int:

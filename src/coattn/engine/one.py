@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ def generate(
     gpu_kv: int | str | None = None,
     host_kv: int | str | None = None,
     weights_on_gpu: float | None = None,
+    devices: Sequence[str] | None = None,
+    device_shares: Sequence[float] | None = None,
     params: dict[str, Any] | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
@@ -62,7 +64,7 @@ def generate(
             f"Give {left} or less.",
         )
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
-    on_gpu = loaded.model.device.type == "cuda" or weights_on_gpu is not None
+    on_gpu = loaded.model.device.type == "cuda" or weights_on_gpu is not None or (devices or [""])[0][:4] == "cuda"
     chunk = CHUNK if on_gpu else len(ids)
     with LLM(
         loaded,
@@ -73,6 +75,8 @@ def generate(
         max_length=len(ids) + count,
         chunk=chunk,
         weights_on_gpu=weights_on_gpu,
+        devices=devices,
+        device_shares=device_shares,
         **(params or {}),
     ) as engine:
         texts: list[str] = []

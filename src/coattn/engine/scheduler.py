@@ -98,6 +98,7 @@ class Scheduler:
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
         reuse: Reuse | None = None,
+        fullest: Callable[[Tier], tuple[str, float]] = lambda _: ("", 1.0),
     ) -> None:
         """chunk: prompt tokens between two decode steps, or who decides how many.
 
@@ -105,8 +106,9 @@ class Scheduler:
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         reuse: knows what is stored.
+        fullest: of several devices, the name of the one with the least room in a tier, and its share of a sequence.
         """
-        self._busy, self._tail, self.reuse = busy, tail, reuse
+        self._busy, self._tail, self.reuse, self._fullest = busy, tail, reuse, fullest
         self.memory, self.longest, self.mixes = memory, longest, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.capacity = dict(memory.free())
@@ -135,7 +137,7 @@ class Scheduler:
             )
         excess = self._excess(self._needs(request.limit - 1), self.capacity)
         if excess is not None:
-            raise _too_small(request, *excess)
+            raise self._too_small(request, *excess)
 
     def most(self) -> int:
         """Tokens of the longest sequence that fits alone, its last token included."""
@@ -161,7 +163,7 @@ class Scheduler:
             if excess is None:
                 return work
             if not self.preempt():
-                return Refuse(self.running[0], _too_small(self.running[0], *excess))
+                return Refuse(self.running[0], self._too_small(self.running[0], *excess))
         self._decoded = None
         return None
 
@@ -343,6 +345,16 @@ class Scheduler:
             for tier, count in then.items():
                 wanted[tier] = wanted.get(tier, 0) + count - now[tier]
 
+    def _too_small(self, request: Request, tier: Tier, wanted: int, room: int) -> BudgetError:
+        device, share = self._fullest(tier)
+        wanted, room, where = round(wanted * share), round(room * share), PLACE[tier] + (device and f" of {device}")
+        return BudgetError(
+            f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones "
+            f"needs {format_bytes(wanted)} of KV memory {where} to itself, but {format_bytes(room)} are left.",
+            f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, shorten the prompt, or use "
+            f"{ONWARD[tier]}.",
+        )
+
     @staticmethod
     def _excess(wanted: Mapping[Tier, int], there: Mapping[Tier, int | None]) -> tuple[Tier, int, int] | None:
         """The first tier that has too little, what is wanted of it and what it has."""
@@ -388,12 +400,3 @@ def _rank(request: Request) -> tuple[int, int]:
 
 def _ahead(request: Request) -> int:
     return min(request.total + HEADROOM, request.limit)
-
-
-def _too_small(request: Request, tier: Tier, wanted: int, room: int) -> BudgetError:
-    return BudgetError(
-        f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones needs "
-        f"{format_bytes(wanted)} of KV memory {PLACE[tier]} to itself, but {format_bytes(room)} are left.",
-        f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, shorten the prompt, or use "
-        f"{ONWARD[tier]}.",
-    )

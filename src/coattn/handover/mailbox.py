@@ -1,4 +1,4 @@
-"""The mailbox of a captured step: memory that GPU and CPU share, and the C++ server behind it."""
+"""The mailbox of a captured step: memory that GPU and CPU share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from coattn import native
 from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
-from coattn.handover.box import DEADLINE_S, LINE, Box
+from coattn.handover.box import LINE, Box
+from coattn.handover.server import DEADLINE_S, Server
 from coattn.ops.native.attend import refuses, source
 from coattn.quantise.blocks import PackedBlocks
 from coattn.state import Split
@@ -46,8 +47,8 @@ class LayerJob:
 class Mailbox(Box):
     """Letters with queries: the CPU attends to blocks."""
 
-    def __init__(self, table: StepTable, shapes: dict[int, LayerShape], device: torch.device) -> None:
-        super().__init__(table, len(shapes), device)
+    def __init__(self, table: StepTable, shapes: dict[int, LayerShape], device: torch.device, server: Server) -> None:
+        super().__init__(table, len(shapes), device, server)
         self.letters: dict[int, Letter] = {}
         self._answered: dict[int, Any] = {}
         """Events after which a job's answer can be read, of the step that is being captured."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from coattn.handover.base import Hand
 from coattn.handover.box import Box
 from coattn.handover.mailbox import LayerJob, Mailbox
+from coattn.handover.server import Server
 from coattn.handover.span import Span
 from coattn.handover.sums import SumBox
 from coattn.types import BlockWork, RowWork
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 class Mailboxes(Hand):
     """One mailbox for queries over blocks and one for weighted rows, made when they are first wanted.
 
-    Life: posting and waiting are captured with the step; around each replay come `begin` and `finish`.
+    Of one group of layers; a `PostOffice` has those of all.
     """
 
-    def __init__(self, cache: KVCache, pulls: bool) -> None:
+    def __init__(self, cache: KVCache, pulls: bool, server: Server) -> None:
         """pulls: whether the GPU fetches from DRAM itself, so that there is nobody to ask."""
-        self.cache, self.device = cache, cache.spec.device
+        self.cache, self.device, self.server = cache, cache.spec.device, server
         self._attend: Mailbox | None = None
         self._sums: SumBox | None = None
         self._streams: list[Any] = []
@@ -41,12 +42,17 @@ class Mailboxes(Hand):
         self._stamps = torch.zeros(layers, 2, 2, dtype=torch.int64, device=self.device) if pulls else None
         """On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe."""
 
+    @property
+    def section(self) -> int:
+        return self.cache.spec.shape.section
+
     def ask(self, executor: Executor, call: Call, work: Work) -> Result:
         layer, layers, table = call.layer, dict(self.cache.spec.layers), call.table
         assert table is not None
         if isinstance(work, RowWork):
             if self._sums is None:
-                self._sums = SumBox(table, layers, table.column("host_blocks").shape[-1] * table.block, self.device)
+                most = table.column("host_blocks").shape[-1] * table.block
+                self._sums = SumBox(table, layers, most, self.device, self.server)
             sums = self._sums
             assert self.cache.host is not None
             sums.add(layer, self.cache.host.memory.values(layer))
@@ -54,7 +60,7 @@ class Mailboxes(Hand):
             return lambda: sums.fetch(layer, work)
         assert isinstance(work, BlockWork)
         if self._attend is None:
-            self._attend = Mailbox(table, layers, self.device)
+            self._attend = Mailbox(table, layers, self.device, self.server)
         box, listed = self._attend, work.blocks
         own = listed if listed.memory is not None or listed.table.device.type == "cpu" else None
         blocks: Any = executor
@@ -81,21 +87,15 @@ class Mailboxes(Hand):
         if self._stamps is not None:
             row = list(self.cache.spec.layers).index(layer)
             return self._stamps[row, 0 if who == "gpu" else 1, :1]
-        return next((box.stamp(layer) for box in self._boxes() if box.knows(layer)), None)
+        return next((box.stamp(layer) for box in self.boxes() if box.knows(layer)), None)
 
-    def begin(self, rows: int) -> None:
-        """A captured step of so many sequences is about to be replayed."""
-        for box in self._boxes():
-            box.begin(rows)
-
-    def finish(self) -> None:
-        """The replay is over. Raises if the CPU's part of it failed."""
-        for box in self._boxes():
-            box.finish()
+    def boxes(self) -> list[Box]:
+        """Those that were wanted."""
+        return [box for box in (self._attend, self._sums) if box is not None]
 
     def spans(self) -> list[Span]:
         """What was handed over in the last replay, layer by layer."""
-        return [span for box in self._boxes() for span in box.spans()]
+        return [span for box in self.boxes() for span in box.spans()]
 
     def fetches(self) -> list[tuple[str, int, int]]:
         """`(name, start, end)` on the GPU's clock: when the GPU only fetched KV over PCIe in the last replay."""
@@ -106,10 +106,46 @@ class Mailboxes(Hand):
         taken = {} if self._sums is None else self._sums.taken()
         return {"row_entries": sum(taken.values()) / len(taken)} if taken else {}
 
-    def close(self) -> None:
+
+class PostOffice:
+    """The mailboxes of all groups of layers, and the server behind them.
+
+    Life: `begin` before each replay of a captured step, `finish` after it; `close` when none is replayed any more.
+    """
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.hands: list[Mailboxes] = []
+
+    def open(self, cache: KVCache, pulls: bool) -> Mailboxes:
+        """The mailboxes of one more group."""
+        self.hands.append(Mailboxes(cache, pulls, self.server))
+        return self.hands[-1]
+
+    def begin(self, rows: int) -> None:
+        """A captured step of so many sequences is about to be replayed."""
+        if self._boxes():
+            self.server.begin(rows)
         for box in self._boxes():
-            box.close()
-        self._attend = self._sums = None
+            box.begin()
+
+    def finish(self) -> None:
+        """The replay is over on every device. Raises if the CPU's part of it failed."""
+        boxes = self._boxes()
+        if boxes:
+            self.server.finish(any(box.late for box in boxes))
+
+    def spans(self) -> list[Span]:
+        """What was handed over in the last replay, layer by layer."""
+        return [span for hand in self.hands for span in hand.spans()]
+
+    def close(self) -> None:
+        if not self.server.close():
+            _abandoned.append(self)
 
     def _boxes(self) -> list[Box]:
-        return [box for box in (self._attend, self._sums) if box is not None]
+        return [box for hand in self.hands for box in hand.boxes()]
+
+
+_abandoned: list[PostOffice] = []
+"""Those whose thread may still write to their mailboxes: never freed."""

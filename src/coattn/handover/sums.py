@@ -11,7 +11,8 @@ from coattn import native
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
-from coattn.handover.box import DEADLINE_S, LINE, Box
+from coattn.handover.box import LINE, Box
+from coattn.handover.server import DEADLINE_S, Server
 from coattn.native.entries import plan_weighted_sum
 from coattn.ops.native.weighted_sum import entries_of, refuses
 from coattn.quantise.values import ValueBlocks
@@ -36,8 +37,10 @@ class SumBox(Box):
     layer's are written after it.
     """
 
-    def __init__(self, table: StepTable, shapes: dict[int, LayerShape], most: int, device: torch.device) -> None:
-        super().__init__(table, len(shapes), device)
+    def __init__(
+        self, table: StepTable, shapes: dict[int, LayerShape], most: int, device: torch.device, server: Server
+    ) -> None:
+        super().__init__(table, len(shapes), device, server)
         first = next(iter(shapes.values()))
         batch, kv_heads, q_heads = self.batch, first.kv_heads, first.q_heads
         memory = host_memory(batch * (kv_heads + q_heads) * most * 4, device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from coattn.hf import attention
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
 from coattn.hf.attention import Attends
+from coattn.hf.borders import Borders
 from coattn.hf.logits import head
 from coattn.types import LayerShape
 
@@ -31,18 +33,24 @@ class Session:
     tokens: Tensor | None = None
     """What the attention function asks of an attachment: every column of a packed call is a token."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, borders: Borders | None = None) -> None:
+        """borders: of a model whose layers are divided between devices."""
         check_family(model)
         if model.config._attn_implementation == attention.NAME:
             raise UnsupportedError(
                 "This model is in use already, by `coattn.attach` or by another engine.",
                 "Leave the `with` block or close the engine that uses it first.",
             )
-        self.model = model
+        self.model, self.borders = model, borders
         self.layers: list[LayerShape] = describe_layers(model)
+        if borders is not None:
+            pairs = zip(self.layers, borders.division.sections, strict=True)
+            self.layers = [replace(shape, section=section) for shape, section in pairs]
         self.modules = attention_modules(model)
         self.decoder: Any = model.get_decoder()
         self.device = cast("torch.device", model.get_input_embeddings().weight.device)
+        self.head_device = cast("torch.device", model.get_output_embeddings().weight.device)
+        """Where logits are."""
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._runtime: Attends | None = None
         self._looking = False
@@ -72,11 +80,18 @@ class Session:
     def forward(self, runtime: Attends, ids: Tensor, positions: Tensor, rows: slice | Tensor | None) -> Tensor | None:
         """ids, positions `[tokens]`, packed as the step that `runtime` has begun -> logits of some of them.
 
-        rows: which tokens, n of them -> float32 `[n, vocabulary]`; None computes no logits. All tensors are on the
-        session's device.
+        rows: which tokens, n of them -> float32 `[n, vocabulary]`, where the head is; None computes no logits. All
+        others are on the session's device.
         """
-        hidden = self.hidden(runtime, ids, positions)
-        return None if rows is None else head(self.model, hidden[rows])
+        with self.through():
+            hidden = self.hidden(runtime, ids, positions)
+            if rows is None:
+                return None
+            return head(self.model, hidden[rows.to(hidden.device) if isinstance(rows, Tensor) else rows])
+
+    def through(self) -> AbstractContextManager[None]:
+        """A call of `hidden`, and what follows it where the last layer lies, run inside this block."""
+        return nullcontext() if self.borders is None else self.borders.through()
 
     @torch.no_grad()
     def hidden(self, runtime: Attends, ids: Tensor, positions: Tensor) -> Tensor:

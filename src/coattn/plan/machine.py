@@ -30,7 +30,8 @@ def examine() -> dict[str, Any]:
         "instruction_sets": ", ".join(sets) or "generic",
         "memory": format_bytes(total),
         "memory_available": format_bytes(available),
-        "gpu": ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus) or None,
+        "gpu": ", ".join(f"cuda:{i} {gpu.name} ({format_bytes(gpu.total_memory)})" for i, gpu in enumerate(gpus))
+        or None,
         "python": platform.python_version(),
         **{name: package_version(name) for name in ("torch", "transformers")},
     }
@@ -48,8 +49,13 @@ def examine() -> dict[str, Any]:
 
 
 def _tiers(gpus: list[Any]) -> dict[str, str]:
+    if len(gpus) > 1:
+        names = ",".join(f"cuda:{i}" for i in range(len(gpus)))
+        return _use(
+            "GPU tier", f"cuda:0, {gpus[0].name}", f"the first GPU; --devices {names} puts layers on all of them"
+        )
     if gpus:
-        return _use("GPU tier", gpus[0].name, "the first GPU; layers spread over several keep their KV with them")
+        return _use("GPU tier", f"cuda:0, {gpus[0].name}", "the only GPU")
     return _use("GPU tier", "ordinary memory", "there is no GPU; the budget and the results are the same")
 
 

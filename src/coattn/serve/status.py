@@ -41,6 +41,7 @@ def status(context: Context) -> Json:
             "params": {name: _plain(value) for name, value in row["params"].items()},
             "dtype": str(llm.model.dtype).removeprefix("torch."),
             "device": str(llm.model.device),
+            **llm.devices.report(llm.ledger),
             "max_length": llm.max_length,
             "max_batch": llm.runner.slots,
             "max_waiting": llm.engine.max_waiting,

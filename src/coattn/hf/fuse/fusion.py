@@ -17,6 +17,7 @@ from coattn.hf.fuse.forms import eps_of, gate_form, linear_form, norm_form, rota
 from coattn.hf.fuse.layer import LayerForm, layer_form
 from coattn.hf.fuse.same import is_plain_linear, replaced, same
 from coattn.hf.fuse.siblings import Siblings, find_siblings
+from coattn.ops.current import current
 
 ROTARY = "apply_rotary_pos_emb"
 
@@ -81,9 +82,10 @@ class Fusion:
             self._try("gates", module, gate_form(module), int(module.gate_proj.in_features))  # type: ignore[union-attr, arg-type]
 
     def _try(self, kind: str, module: nn.Module, form: Callable[..., Any], width: int) -> None:
-        x = self._random(1, 3, width)
-        if same(partial(module, x), partial(form, x)):
-            self._use(kind, module, form)
+        with self._beside(module):
+            x = self._random(1, 3, width)
+            if same(partial(module, x), partial(form, x)):
+                self._use(kind, module, form)
 
     def _use(self, kind: str, module: nn.Module, form: Callable[..., Any]) -> None:
         self._forms[module] = form
@@ -91,10 +93,10 @@ class Fusion:
 
     def _layer_fits(self, module: nn.Module, form: LayerForm) -> bool:
         """Checked with an attention that anybody can compute, since the cache has nothing to attend to yet."""
-        x = self._random(1, 3, int(self.model.config.hidden_size))
-        cos, sin = self._angles()
-        options = {"position_embeddings": (cos, sin), "attention_mask": None, "position_ids": None}
-        with self.session.pretending(_Pretend()):
+        with self._beside(module), self.session.pretending(_Pretend()):
+            x = self._random(1, 3, int(self.model.config.hidden_size))
+            cos, sin = self._angles()
+            options = {"position_embeddings": (cos, sin), "attention_mask": None, "position_ids": None}
             return same(partial(module, x, **options), partial(form, x, **options))
 
     def _find_rotary(self) -> None:
@@ -109,6 +111,16 @@ class Fusion:
             if d & (d - 1) == 0 and same(partial(own, q, k, cos, sin), partial(rotary_form, q, k, cos, sin)):
                 self._rotary.append(home)
         self.summary["rotary"] = len(self._rotary)
+
+    @contextmanager
+    def _beside(self, module: nn.Module) -> Iterator[None]:
+        """Random numbers are on the module's device inside this block, which may be another than the first layers'."""
+        before, self._probe = self._probe, next(module.parameters())
+        try:
+            with current(self._probe.device):
+                yield
+        finally:
+            self._probe = before
 
     @property
     def _heads(self) -> int:

@@ -1,0 +1,123 @@
+"""A captured step on several devices: a graph for each, and what is carried from one to the next."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.hf.borders import Borders
+
+
+@dataclass
+class Leg:
+    """The part of a captured step that one device runs."""
+
+    device: torch.device
+    stream: Any
+    """That it is captured and replayed on; None, where there is one leg: replayed on the current one."""
+    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    carried: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """What is copied in before each replay: where it was made, in an earlier leg's memory, and where it goes."""
+
+
+def replay(legs: list[Leg]) -> None:
+    """Each leg after the one before, by an event on its stream; the current stream of the last device then waits.
+
+    The host goes on at once.
+    """
+    if len(legs) == 1:
+        legs[0].graph.replay()
+        return
+    before: Any = None
+    for leg in legs:
+        here = torch.cuda.current_stream(leg.device)
+        leg.stream.wait_stream(here)  # the step's tables are on their way there
+        if before is not None:
+            leg.stream.wait_event(before)
+        with torch.cuda.stream(leg.stream):
+            for source, target in leg.carried:
+                target.copy_(source, non_blocking=True)
+            leg.graph.replay()
+            before = leg.stream.record_event()
+        # a copy between two GPUs runs on the current stream of the one it comes from, which so follows the leg
+        here.wait_event(before)
+
+
+class LegCapture:
+    """Makes the legs of one step out of two forward calls: `rehearsing` runs for real, `capturing` captures."""
+
+    def __init__(self, legs: list[Leg], borders: Borders | None, pools: dict[torch.device, Any]) -> None:
+        self.legs, self.borders, self._pools = legs, borders, pools
+        self._arrived: dict[int, list[Tensor]] = {}
+        """By section: memory for what is carried in, in the order in which it is asked for."""
+        self._open: Leg | None = None
+        self._undo: list[Any] = []
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """What is carried over a border gets its place, outside of any graph's memory."""
+        if self.borders is None:
+            yield
+            return
+
+        def carry(section: int, tensor: Tensor) -> Tensor:
+            assert self.borders is not None
+            made = tensor.to(self.borders.division.devices[section], copy=True)
+            self._arrived.setdefault(section, []).append(made)
+            return made
+
+        with self.borders.crossing(carry, self.borders.enter):
+            yield
+
+    @contextmanager
+    def capturing(self, leave: Callable[[int], None], arrive: Callable[[int], None]) -> Iterator[None]:
+        """leave, arrive: called with a section's number at the end and at the start of its leg, captured with it; not
+        at the start of the first nor at the end of the last."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        waiting = {section: list(places) for section, places in self._arrived.items()}
+
+        def carry(section: int, tensor: Tensor) -> Tensor:
+            place = waiting[section].pop(0)
+            self.legs[section].carried.append((tensor, place))
+            return place
+
+        def enter(section: int) -> None:
+            leave(section - 1)
+            self._end()
+            self._begin(section)
+            arrive(section)
+
+        try:
+            self._begin(0)
+            if self.borders is None:
+                yield
+            else:
+                with self.borders.crossing(carry, enter):
+                    yield
+        finally:
+            self._end()
+
+    def _begin(self, section: int) -> None:
+        leg = self.legs[section]
+        torch.cuda.synchronize(leg.device)
+        within: Any = torch.cuda.stream(leg.stream)
+        within.__enter__()
+        self._undo.append(within)
+        leg.graph.capture_begin(pool=self._pools[leg.device], capture_error_mode="thread_local")
+        self._open = leg
+
+    def _end(self) -> None:
+        leg, self._open = self._open, None
+        if leg is not None:
+            try:
+                with torch.cuda.device(leg.device):
+                    leg.graph.capture_end()
+            finally:
+                self._undo.pop().__exit__(None, None, None)

@@ -1,0 +1,160 @@
+"""Layers on several devices: where their weights lie, and what a forward call carries over the borders.
+
+Within a step the devices work one after another. What crosses a border is the hidden state of the step's tokens, and
+what its layers are called with beside it (the rotation of queries and keys): `[tokens, hidden_size]` and a few small
+tensors, once a step. Owner of what arrived: the receiving device. Writer: one copy, after the last kernel of the
+section before. Readers: the section's layers, whose stream waits for the copy. The host waits for neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from coattn.hf.division import Division, layers_of, modules_after
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Carry = Callable[[int, Tensor], Tensor]
+"""`(section, tensor of an earlier one) -> the same in this one`."""
+
+
+class Borders:
+    """Runs a model whose layers are divided; `close` leaves it as it was.
+
+    A head that shares its weights with the embedding gets a copy of them where the two lie on different devices.
+    """
+
+    def __init__(self, model: PreTrainedModel, division: Division) -> None:
+        self.model, self.division = model, division
+        self.carry: Carry = self._copy
+        self.enter: Callable[[int], None] = self._set_device
+        """Called when a forward call comes to the first layer of a section after the first."""
+        self._there: dict[int, tuple[Tensor, Tensor]] = {}
+        """By identity of a tensor: itself, and what arrived of it in the running section."""
+        self._homes: list[tuple[nn.Module, str, Tensor]] = []
+        self._hooks: list[Any] = []
+        with torch.inference_mode(False), torch.no_grad():
+            self._move()
+        sections = division.sections
+        for i, layer in enumerate(layers_of(model)):
+            if sections[i]:
+                first = sections[i] != sections[i - 1]
+                hook = self._before(sections[i], first)
+                self._hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+
+    @property
+    def count(self) -> int:
+        return len(self.division.devices)
+
+    @property
+    def last(self) -> torch.device:
+        """Where the logits come out."""
+        return self.division.devices[-1]
+
+    @contextmanager
+    def through(self) -> Iterator[None]:
+        """A forward call and its head run inside this block, also between two layers of another one; afterwards the
+        device is what it was."""
+        kept, self._there = self._there, {}
+        before = torch.cuda.current_device() if self.last.type == "cuda" else 0
+        self._set_device(0)
+        try:
+            yield
+        finally:
+            self._there = kept
+            if self.last.type == "cuda":
+                torch.cuda.set_device(before)
+
+    @contextmanager
+    def crossing(self, carry: Carry, enter: Callable[[int], None]) -> Iterator[None]:
+        """Inside this block, somebody else carries tensors over, and is told when a section begins."""
+        before = self.carry, self.enter
+        self.carry, self.enter = carry, enter
+        try:
+            yield
+        finally:
+            self.carry, self.enter = before
+
+    def close(self) -> None:
+        """Every parameter and buffer where it was before."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            for module, name, given in self._homes:
+                if isinstance(given, nn.Parameter):
+                    module._parameters[name] = given
+                else:
+                    module._buffers[name] = given
+            for parameter, home in self._moved:
+                parameter.data = parameter.data.to(home)
+        self._homes.clear()
+        self._moved.clear()
+
+    def _move(self) -> None:
+        """Layers and what runs after them to their devices, the rest to the first."""
+        self._moved: list[tuple[nn.Parameter, torch.device]] = []
+        where: dict[nn.Module, torch.device] = {}
+        for layer, section in zip(layers_of(self.model), self.division.sections, strict=True):
+            where |= dict.fromkeys(layer.modules(), self.division.devices[section])
+        for module in modules_after(self.model):
+            where |= dict.fromkeys(module.modules(), self.last)
+        seen: dict[nn.Parameter, torch.device] = {}
+        for module in self.model.modules():
+            device = where.get(module, self.division.devices[0])
+            for name, parameter in module.named_parameters(recurse=False):
+                if seen.setdefault(parameter, device).type != "cpu" and seen[parameter] != device:
+                    copy = nn.Parameter(parameter.data.to(device), requires_grad=False)
+                    self._homes.append((module, name, parameter))
+                    module._parameters[name] = copy
+                elif _elsewhere(parameter, device):
+                    self._moved.append((parameter, parameter.device))
+                    parameter.data = parameter.data.to(device)
+            for name, buffer in module.named_buffers(recurse=False):
+                if _elsewhere(buffer, device):
+                    self._homes.append((module, name, buffer))
+                    module._buffers[name] = buffer.to(device)
+        if self._moved and self.last.type == "cuda":
+            torch.cuda.empty_cache()  # what has left a GPU is free for the KV
+
+    def _before(self, section: int, first: bool) -> Any:
+        def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            hidden: Tensor = args[0] if args else options["hidden_states"]
+            if first:
+                self._there.clear()
+                self.enter(section)
+                hidden = self.carry(section, hidden)
+            beside = {name: self._brought(section, x) for name, x in options.items() if name != "hidden_states"}
+            rest = tuple(self._brought(section, x) for x in args[1:])
+            return ((hidden, *rest), beside) if args else ((), {"hidden_states": hidden, **beside})
+
+        return call
+
+    def _brought(self, section: int, value: Any) -> Any:
+        """Tensors that were made in the first section, here; the same for every layer."""
+        if isinstance(value, tuple | list):
+            return type(value)(self._brought(section, x) for x in value)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._there:
+            self._there[id(value)] = value, self.carry(section, value)
+        return self._there[id(value)][1]
+
+    def _copy(self, section: int, tensor: Tensor) -> Tensor:
+        return tensor.to(self.division.devices[section], copy=True)
+
+    def _set_device(self, section: int) -> None:
+        device = self.division.devices[section]
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+
+def _elsewhere(tensor: Tensor, device: torch.device) -> bool:
+    """Devices `cpu:N` are one."""
+    return tensor.device != device and not tensor.device.type == device.type == "cpu"
