@@ -223,6 +223,8 @@ class ScoredWork:
     mean: Tensor
     seq: Tensor
     pool: TokenPool
+    offset: Tensor | None = None
+    """`[seqs, kv_heads, 8]` float32, by query head of a group: to be added to scores."""
 
 
 Work = BlockWork | RowWork | ScoredWork | Term

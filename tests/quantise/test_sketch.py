@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from coattn.quantise.sketch import Sketcher, fit, unpack
+from coattn.quantise.sketch import Sketcher, fit, spread_of, unpack
 
 HEADS, D = 2, 32
 
@@ -32,7 +32,7 @@ def lost(sketcher: Sketcher, keys: torch.Tensor, q: torch.Tensor) -> float:
 
 def test_more_bits_lose_less_and_unseen_keys_are_coded_as_well() -> None:
     keys, q = keys_and_queries()
-    errors = [lost(fit(keys[:1000], moment(q), planes, torch.float32), keys[1000:], q[:20]) for planes in (32, 64, 128)]
+    errors = [lost(fit(*spread_of(keys[:1000], moment(q)), planes), keys[1000:], q[:20]) for planes in (32, 64, 128)]
     assert errors[0] < 0.25
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 2
@@ -40,7 +40,7 @@ def test_more_bits_lose_less_and_unseen_keys_are_coded_as_well() -> None:
 
 def test_what_queries_say_of_directions_counts() -> None:
     keys, q = keys_and_queries()
-    heard, deaf = (fit(keys, m, 64, torch.float32) for m in (moment(q), None))
+    heard, deaf = (fit(*spread_of(keys, m), 64) for m in (moment(q), None))
     assert lost(heard, keys, q[:20]) < 0.7 * lost(deaf, keys, q[:20])
 
 
@@ -51,5 +51,5 @@ def test_tables_of_zeros_score_zero() -> None:
 
 
 def test_keys_that_are_all_alike() -> None:
-    made = fit(torch.ones(100, HEADS, D), None, 64, torch.float32)
+    made = fit(*spread_of(torch.ones(100, HEADS, D), None), 64)
     assert all(x.isfinite().all() for x in made.tensors())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -23,15 +24,24 @@ from coattn.ops.flush import sum_values
 from coattn.ops.sketch import flush_sketch, score_sketch
 from coattn.ops.token_pool import TokenPool
 from coattn.part import check_count
-from coattn.quantise.sketch import LEFT, WORD, Sketcher, fit
+from coattn.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
 from coattn.types import LayerShape, Step
 
 SAMPLE = 4096
 """Keys that a fit looks at, evenly spaced."""
 PIECE = 4096
 """Keys that are coded at a time."""
+AT_ONCE = 256 << 20
+"""Bytes of keys and values that are looked at at a time."""
 FIRST = 4096
 """Tokens of a sequence that books are made for where nobody says how many come."""
+
+
+def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Lists of at most so many."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
 
 
 class WordMemory(BlockMemory):
@@ -169,18 +179,23 @@ class Sketch(Index):
         each = PIECE // cache.block or 1
         taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
         stride = max(1, len(taken) * cache.block // SAMPLE)
-        for layer, shape in cache.spec.layers.items():
-            pieces = [
-                cache.read(layer, slot, range(start, min(start + each, blocks))) for start in range(0, blocks, each)
-            ]
-            keys, values = (torch.cat(x) for x in zip(*pieces, strict=True))
-            sample = keys[taken.start * cache.block :: stride].cpu()
-            moment = moments.get(layer)
-            made = fit(sample, None if moment is None else moment.cpu(), self.planes(shape), shape.dtype)
-            self.tables[layer][slot].copy_(made)
-            for i in range(0, blocks, each):
-                self._store(layer, slot, ids[i : i + each], keys[i * cache.block : (i + each) * cache.block])
-            self._fill(layer, slot, first, keys, values, last.get(layer))
+        size = blocks * cache.block * cache.spec.shape.token_bytes
+        for some in batched(cache.spec.layers, max(1, AT_ONCE // max(1, size))):
+            read, found = {}, []
+            for layer in some:
+                pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
+                read[layer] = keys, _ = [torch.cat(x) for x in zip(*pieces, strict=True)]
+                found.append(spread_of(keys[taken.start * cache.block :: stride], moments.get(layer)))
+            # one call for all of them: most of the time is in small matrices
+            mean, spread, cost = (torch.cat(x) for x in zip(*found, strict=True))
+            made = fit(mean, spread, cost, self.planes(cache.spec.shape))
+            for i, layer in enumerate(some):
+                (keys, values), heads = read[layer], cache.spec.shape.kv_heads
+                self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
+                for start in range(0, blocks, each):
+                    part = keys[start * cache.block : (start + each) * cache.block]
+                    self._store(layer, slot, ids[start : start + each], part)
+                self._fill(layer, slot, first, keys, values, last.get(layer))
         self.fitted[slot] = blocks
 
     def _fill(self, layer: int, slot: int, first: int, keys: Tensor, values: Tensor, last: Tensor | None) -> None:
@@ -211,12 +226,8 @@ class Sketch(Index):
         self.forget(slot)
         self.means.recount(self.cache, slot, keep // self.cache.block)
 
-    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> tuple[Tensor, Tensor]:
-        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM.
-
-        -> float32 scores `[rows, kv_heads, group, n]`, scaled and soft-capped, and the lse `[rows, parts, q_heads]` of
-        those that have no place in the pool. What lies past a sequence's end may be anything.
-        """
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Scores:
+        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM."""
         softcap = self.cache.spec.layers[layer].softcap
         blocks, lens, held = table.column("host_blocks"), table.column("host_lens"), self.pools[layer].place_of
         return score_sketch(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap, held)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.softcap import softcap as capped
-from coattn.quantise.sketch import Sketcher, unpack
+from coattn.quantise.sketch import Scores, Sketcher, unpack
 
 
 def score_sketch(
@@ -19,12 +19,11 @@ def score_sketch(
     scale: float,
     softcap: float | None,
     place_of: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Scores:
     """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
 
-    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. -> float32 scores
-    `[rows, kv_heads, group, n]` (past a row's tokens: anything) and lse `[rows, parts, q_heads]` of those that have
-    no place in a pool, `place_of` `[slots, kv_heads, n or more]`. On a GPU scores have 16 bits where the query has.
+    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. place_of `[slots,
+    kv_heads, n or more]`: which entries have a place in a pool. On a GPU scores may have 16 bits.
     """
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
@@ -40,7 +39,7 @@ def score_sketch(
     past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
     found = found.masked_fill(past[:, :, None], -torch.inf)
     held = place_of[seq.long(), :, : found.shape[-1]] >= 0
-    return found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
+    return Scores(found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads))
 
 
 def bound_scores(parts: Tensor, near: Tensor, floors: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ head and shows in these tables alone.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +25,23 @@ STEPS = (1.0, 1.596, 0.9957, 0.586, 0.3352, 0.1881, 0.1041)
 """The best step for so many bits, in standard deviations."""
 FLOOR = 0.1
 """Of the mean second moment of queries: added to every direction, since a text shows only some."""
+THREADS = 8
+"""Of a fit."""
 WORD = 32
 """Planes in a stored number."""
+
+
+class Scores(NamedTuple):
+    """What a sketch says of a step's queries.
+
+    scores: `[rows, kv_heads, group, n]`, scaled and soft-capped; past a row's tokens: anything.
+    lse: `[rows, parts, q_heads]` float32, of pieces of all entries that have no place in a pool.
+    offset: `[rows, kv_heads, 8]` float32: by query head of a group, what is to be added to scores; None: nothing.
+    """
+
+    scores: Tensor
+    lse: Tensor
+    offset: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -85,21 +102,40 @@ def unpack(words: Tensor) -> Tensor:
     return (words[..., None] >> torch.arange(WORD, device=words.device) & 1).flatten(-2).float()
 
 
-def fit(keys: Tensor, moment: Tensor | None, planes: int, dtype: torch.dtype) -> Sketcher:
-    """keys `[n, kv_heads, d]`, a sample; moment `[kv_heads, d, d]`, the mean of `q q^T`, where it is known."""
+def spread_of(keys: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What a fit has to know of keys `[n, kv_heads, d]`, a sample: mean `[kv_heads, d]`, spread and cost
+    `[kv_heads, d, d]`, float64 on the host.
+
+    moment: `[kv_heads, d, d]`, the mean of `q q^T`, where it is known.
+    """
     x = keys.transpose(0, 1).double()
-    heads, _, d = x.shape
+    d = x.shape[-1]
     mean = x.mean(1)
     x = x - mean[:, None]
     eye = torch.eye(d, dtype=x.dtype, device=x.device)
-    cost = eye.expand(heads, d, d).clone() if moment is None else moment.to(x)
+    cost = eye.expand(len(x), d, d).clone() if moment is None else moment.to(x)
     size = cost.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
     cost = cost + FLOOR * size[:, None, None] * eye
-    values, axes = torch.linalg.eigh(cost)
+    return mean.cpu(), (x.mT @ x / x.shape[1]).cpu(), cost.cpu()
+
+
+def _eigh(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh` of many small matrices, which it takes one after the other: here by threads."""
+    parts = x.chunk(min(THREADS, os.cpu_count() or 1))
+    with ThreadPoolExecutor(len(parts)) as pool:
+        found = list(pool.map(torch.linalg.eigh, parts))
+    values, vectors = (torch.cat(y) for y in zip(*found, strict=True))
+    return values, vectors
+
+
+def fit(mean: Tensor, cov: Tensor, cost: Tensor, planes: int) -> Sketcher:
+    """Of `spread_of`, of any number of heads."""
+    d = mean.shape[-1]
+    values, axes = _eigh(cost)
     values = values.clamp_min(values[:, -1:] * 1e-12)
     root = (axes * values.sqrt()[:, None]) @ axes.mT
     inverse = (axes / values.sqrt()[:, None]) @ axes.mT
-    spread, main = torch.linalg.eigh(root @ (x.mT @ x / x.shape[1]) @ root)
+    spread, main = _eigh(root @ cov @ root)
     spread = spread.clamp_min(spread[:, -1:] * 1e-12).clamp_min(1e-30)
     bits, channel, bit = _deal(spread, planes)
     order = _order(spread.sqrt().gather(1, channel) * (1 << bit) * _steps(bits.gather(1, channel)))
@@ -115,7 +151,7 @@ def fit(keys: Tensor, moment: Tensor | None, planes: int, dtype: torch.dtype) ->
     lowest = torch.where(bits > 0, known * (0.5 - (1 << bits) / 2), 0.0)
     base = mean + torch.einsum("hdc,hc->hd", back, lowest)
     start = torch.einsum("hpd,hd->hp", of, mean)
-    return Sketcher(of.to(dtype), start.float(), half.float(), bit.int(), worth.to(dtype), base.float())
+    return Sketcher(of.float(), start.float(), half.float(), bit.int(), worth.float(), base.float())
 
 
 def _steps(bits: Tensor) -> Tensor:

@@ -72,11 +72,11 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        scores, parts = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
-        bound = bound_scores(parts, near.lse, self.floors.rows(len(parts)))
+        bound = bound_scores(found.lse, near.lse, self.floors.rows(len(found.lse)))
         mean = self._sketch.means.of(call.layer, table, call.shape)
         blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[call.layer]
-        far = ScoredWork(blocks, lens, scores, bound, mean, table.seq, pool)
+        far = ScoredWork(blocks, lens, found.scores, bound, mean, table.seq, pool, found.offset)
         return Selection((BlockWork("gpu", visible.gpu, near), far))

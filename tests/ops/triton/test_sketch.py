@@ -8,7 +8,7 @@ import torch
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
 from coattn.ops.token_pool import TokenPool, renew_pool
-from coattn.quantise.sketch import WORD, Sketcher, fit
+from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
 from coattn.types import ScoredWork
 
 pytest.importorskip("triton")
@@ -21,7 +21,7 @@ KV_HEADS, BLOCK, D = 2, 16, 32
 
 
 def sketchers(slots: int, planes: int) -> Sketcher:
-    made = [fit(torch.randn(300, KV_HEADS, D), None, planes, torch.float32) for _ in range(slots)]
+    made = [fit(*spread_of(torch.randn(300, KV_HEADS, D), None), planes) for _ in range(slots)]
     return Sketcher(*(torch.stack(x) for x in zip(*(m.tensors() for m in made), strict=True)))
 
 
@@ -77,9 +77,9 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
     q = torch.randn(rows, KV_HEADS * group, D)
     memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK)
-    want, want_lse = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool.place_of)
+    want, want_lse, _ = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool.place_of)
     there = [x.to(DEVICE) for x in (q, kept, table, tokens)]
-    got, lse = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
+    got, lse, _ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
     torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
     want_lse = want_lse.logsumexp(1)

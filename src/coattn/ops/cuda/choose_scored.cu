@@ -33,14 +33,14 @@ struct Looked {
   int held;
 };
 
-// scores [rows, heads, n, PAD] float16; ids [rows, heads, n]: wanted tokens, from the first of each split's; count
+// scores [rows, heads, n, PAD] float16, to which offset [rows, heads, 8] is to be added where there is one; ids [rows, heads, n]: wanted tokens, from the first of each split's; count
 // [rows, heads, splits]; tail [rows, splits, heads * GROUP].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    choose_scored(const u32* __restrict__ scores, const float* __restrict__ bound,
-                  const int* __restrict__ tokens, const int* __restrict__ seq,
-                  const short* __restrict__ place_of, int* __restrict__ age, const int* __restrict__ clock,
-                  int* __restrict__ ids, int* __restrict__ count, float* __restrict__ tail, float touch,
-                  int n, int most, int places) {
+    choose_scored(const u32* __restrict__ scores, const float* __restrict__ offset,
+                  const float* __restrict__ bound, const int* __restrict__ tokens,
+                  const int* __restrict__ seq, const short* __restrict__ place_of, int* __restrict__ age,
+                  const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ count,
+                  float* __restrict__ tail, float touch, int n, int most, int places) {
   __shared__ int sums[2][EACH][WARPS];
   __shared__ float weights[WARPS][GROUP];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int* const mine = ids + line * n + first;
   float least[GROUP], sum[GROUP];
 #pragma unroll
-  for (int g = 0; g < GROUP; ++g) least[g] = bound[line * GROUP + g], sum[g] = 0.f;
+  for (int g = 0; g < GROUP; ++g)
+    least[g] = bound[line * GROUP + g] - (offset ? offset[line * 8 + g] : 0.f), sum[g] = 0.f;
   auto read = [&](int token) {
     Looked x;
     x.held = 0;

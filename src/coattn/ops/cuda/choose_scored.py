@@ -29,8 +29,8 @@ def choose_scored(work: ScoredWork, touch: float, ids: Tensor, count: Tensor, ta
     (rows, kv_heads, group, n), pool = work.scores.shape, work.pool
     _module(group, ids.device).launch(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
-        work.scores, work.bound, work.tokens, work.seq, pool.place_of, pool.age, pool.clock, ids, count, tail,
-        float(touch), n, pool.place_of.shape[-1], pool.age.shape[-1],
+        work.scores, work.offset, work.bound, work.tokens, work.seq, pool.place_of, pool.age, pool.clock,
+        ids, count, tail, float(touch), n, pool.place_of.shape[-1], pool.age.shape[-1],
     )  # fmt: skip
 
 

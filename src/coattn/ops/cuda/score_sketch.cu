@@ -126,7 +126,7 @@ struct Keys {
   bool there[4];
 };
 
-// out [rows, heads, n, PAD] float16; lse [rows, chunks, heads * GROUP].
+// out [rows, heads, n, PAD] float16, less `rest` where scores are not capped; lse [rows, chunks, heads * GROUP].
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
@@ -187,6 +187,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int k = 0; k < KINDS; ++k) step[c][k] = own < GROUP ? scales[(line * 8 + own) * KINDS + k] : 0.f;
   }
+  // what a score has in common with all others can be a thousand times what tells them apart: 16 bits hold the rest
+  const float away[2] = {CAP ? 0.f : none[0], CAP ? 0.f : none[1]};
   for (int at = start; at < end; at += 32) {
     const Keys now = next;
     next = later;
@@ -227,7 +229,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (2 * t < PAD && now.there[i])
-        out[((line * n + at + i * 8 + g) * PAD) / 2 + t] = two_halves(score[i][0], score[i][1]);
+        out[((line * n + at + i * 8 + g) * PAD) / 2 + t] =
+            two_halves(score[i][0] - away[0], score[i][1] - away[1]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float high = top[c];

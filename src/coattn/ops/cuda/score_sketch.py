@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.quantise.sketch import Sketcher
+from coattn.quantise.sketch import Scores, Sketcher
 
 WARPS = 4
 CHUNK = 256
@@ -38,7 +38,7 @@ def score_sketch(
     scale: float,
     softcap: float | None,
     place_of: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Scores:
     """See `ops/sketch.py`; scores past a row's tokens are not written."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     group, n = q_heads // kv_heads, table.shape[1] * block
@@ -62,4 +62,4 @@ def score_sketch(
         operand, scales, rest, kept, table, tokens, seq, place_of, out, lse, float(softcap or 1.0), n, chunks,
         place_of.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(table.stride(0)),
     )  # fmt: skip
-    return out[..., :group].transpose(2, 3), lse
+    return Scores(out[..., :group].transpose(2, 3), lse, None if softcap is not None else rest)

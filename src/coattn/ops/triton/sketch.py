@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.triton.softcap import capped
-from coattn.quantise.sketch import WORD, Sketcher
+from coattn.quantise.sketch import WORD, Scores, Sketcher
 
 ROWS = 128
 """Keys per program."""
@@ -89,7 +89,7 @@ def score_sketch(
     scale: float,
     softcap: float | None,
     place_of: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Scores:
     """See `ops/sketch.py`; scores of tiles that a row does not reach are not written."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     group, planes, n = q_heads // kv_heads, words * WORD, table.shape[1] * block
@@ -104,7 +104,7 @@ def score_sketch(
         D_PAD=max(16, triton.next_power_of_2(d)), PRECISION=precision, num_warps=4,
     )  # fmt: skip
     tiles = triton.cdiv(n, ROWS)
-    out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32 if plain else torch.float16, device=q.device)
+    out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, tiles, q_heads, dtype=torch.float32, device=q.device)
     _score[(rows, kv_heads, tiles)](
         worth, rest, kept, table, tokens, seq, place_of, out, lse, softcap or 1.0, kv_heads, n, tiles,
@@ -112,7 +112,7 @@ def score_sketch(
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    return out, lse
+    return Scores(out, lse)
 
 
 @triton.jit
