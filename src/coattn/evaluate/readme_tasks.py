@@ -50,14 +50,17 @@ def readme_part(folder: Path) -> str:
 
 
 def results_part(folder: Path) -> str:
-    """Every row of every folder of tasks, as docs/results.md has it; empty where there are none."""
+    """Every row of every folder of tasks, a part for each, as docs/results.md has it; empty where there are none."""
     folders = task_folders(folder)
     if not folders:
         return ""
+    parts = []
     for each in folders:
         _published(each)
-    rows = read_results(folders)
-    return page(lines(rows), rows, None).removeprefix("# Tasks\n\n")
+        rows = read_results([each])
+        made = page(lines(rows), rows, None).removeprefix("# Tasks\n\n").replace("\n## ", "\n### ")
+        parts.append(f"## {each.name}\n\nFiles: [results/{each.name}](../results/{each.name}).\n\n#{made}")
+    return "\n".join(parts)
 
 
 def task_folders(folder: Path) -> list[Path]:

@@ -179,9 +179,11 @@ def _step(llm: LLM, found: Running, batch: int) -> None:
     """One step of the engine; a decode step of a full batch is timed, and now and then looked at."""
     counts, running = llm.engine.counts, llm.engine.scheduler.running
     before, full = counts["decode_steps"], len(running) == batch
+    reads = counts["prefill_steps"]
     started = time.perf_counter()
     llm.step()
-    if counts["decode_steps"] == before or not full:
+    # a step that reads a prompt too, with decode steps between its layers, is no decode step
+    if counts["decode_steps"] == before or counts["prefill_steps"] != reads or not full:
         return
     found.steps_ms.append(1000 * (time.perf_counter() - started))
     if counts["decode_steps"] % LOOK == LOOK // 2 and len(llm.engine.scheduler.running) == batch:
