@@ -86,11 +86,12 @@ def test_commands_are_understood(text: str) -> None:
     """Parsed as the command line would, and not run."""
     command: click.Command = cli
     words = shlex.split(text)
-    context = click.Context(cli, info_name="coattn")
+    # with the settings of the command itself: click keeps what it makes of them
+    context = click.Context(cli, info_name="coattn", **cli.context_settings)
     while isinstance(command, click.Group):
         name, found, words = command.resolve_command(context, words)
         assert found is not None, name
-        command, context = found, click.Context(found, info_name=name, parent=context)
+        command, context = found, click.Context(found, info_name=name, parent=context, **found.context_settings)
     command.make_parser(context).parse_args(list(words))
     for parameter in command.params:
         if parameter.name == "shapes" and "--shapes" in words:

@@ -66,6 +66,8 @@ class Fit(Upkeep):
         check_number("pool_share", self.pool_share, 0, 1)
 
     def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+        if "scored" not in select.works(config):
+            return spec  # other rules do not know what lies in a pool too, and would attend to it twice
         tokens = UNKNOWN if spec.tokens is None else int(spec.tokens * self.pool_share)
         blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
         if room is not None:  # the window and the sketches come first
@@ -107,7 +109,7 @@ class Fit(Upkeep):
 
     def after(self, layer: int, table: StepTable) -> None:
         super().after(layer, table)
-        if table.host:
+        if table.host and self.cache.spec.pool_listed:
             renew_pool(self._sketch.pools[layer], table.seq)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
