@@ -5,14 +5,30 @@ from __future__ import annotations
 import pytest
 import torch
 
+from coattn.ops.cuda import choose_scored, nvrtc
 from coattn.ops.cuda import score_sketch as cuda
+from coattn.ops.cuda.nvrtc import FOLDER
 from coattn.ops.sketch import score_sketch
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
 
-pytestmark = pytest.mark.gpu
 KV_HEADS = 2
 
 
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("words", cuda.WORDS)
+def test_compiles(words: int) -> None:
+    form = {"WARPS": cuda.WARPS, "WORDS": words, "GROUP": 5, "BLOCK": 32, "CHUNK": cuda.CHUNK, "D": 16 * words}
+    scores, choosing = ((FOLDER / name).read_text() for name in ("score_sketch.cu", "choose_scored.cu"))
+    assert nvrtc.compile_cubin(scores, {**form, "F16": 0, "CAP": words % 8}, "sm_90")
+    assert nvrtc.compile_cubin(choosing, {"THREADS": choose_scored.THREADS, "GROUP": 5}, "sm_90")
+
+
+def test_refused_without_a_gpu() -> None:
+    assert cuda.refuses(torch.zeros(1, 4, 64), torch.zeros(3, 2, 32, 4)) is not None
+    assert choose_scored.refuses(torch.zeros(1, 2, 2, 64)) is not None
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("d", "group", "block", "cap", "dtype"),
     [(64, 7, 32, None, torch.bfloat16), (128, 5, 32, None, torch.float16), (128, 8, 16, 30.0, torch.bfloat16)],
