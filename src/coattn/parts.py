@@ -6,6 +6,7 @@ from coattn.cache.config import Evicting, OnGpu, Recent, Tiered, Values
 from coattn.execute.cpu import Cpu
 from coattn.execute.gpu import Gpu
 from coattn.execute.pull import Pull
+from coattn.execute.split import Split
 from coattn.index.averages import Averages
 from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
@@ -68,6 +69,7 @@ _ALL: tuple[type[Part], ...] = (
     Gpu,
     Cpu,
     Pull,
+    Split,
     Inline,
     SameLayer,
     LayerAhead,

@@ -431,8 +431,10 @@ class Runtime:
                     group.cache.commit(part)
                     group.index.commit(part)
                     group.upkeep.commit(part)
-                    if group.audit is not None and part.phase is Phase.DECODE:
-                        group.audit.commit(part)
+                    if part.phase is Phase.DECODE:
+                        group.place.commit(part)
+                        if group.audit is not None:
+                            group.audit.commit(part)
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None

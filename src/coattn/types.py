@@ -195,6 +195,20 @@ class RowWork:
 
 
 @dataclass(frozen=True)
+class EntryWork:
+    """Attention over single entries in DRAM, each KV head its own.
+
+    table: `[seqs, blocks]` int32 host block ids of each sequence, on the host.
+    index: `[seqs, kv_heads, n]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use.
+    """
+
+    kind = "entries"
+    table: Tensor
+    index: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
 class Term:
     """A part of the result that the rule knows already: out `[seqs, 1, q_heads, d]`, lse `[seqs, 1, q_heads]`."""
 
@@ -227,9 +241,9 @@ class ScoredWork:
     """`[seqs, kv_heads, 8]` float32, by query head of a group: to be added to scores."""
 
 
-Work = BlockWork | RowWork | ScoredWork | Term
-KINDS = ("gpu", "host", "rows", "scored", "term")
-"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, scored rows there, known terms."""
+Work = BlockWork | RowWork | EntryWork | ScoredWork | Term
+KINDS = ("gpu", "host", "rows", "entries", "scored", "term")
+"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, listed ones, scored ones, known terms."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ GROUP = HEADS // KV_HEADS
 class World:
     """Two layers; every key and value they were given is known."""
 
-    def __init__(self, seqs: int = 2, tokens: int | None = 256, **params: Any) -> None:
+    def __init__(self, seqs: int = 2, tokens: int | None = 256, place: str = "pull", **params: Any) -> None:
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
-        composed = compose(METHODS["auto"], **{"block": BLOCK, "window_blocks": WINDOW, **params})
+        composed = compose(replace(METHODS["auto"], place=place), **{"block": BLOCK, "window_blocks": WINDOW, **params})
         self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens)
         self.draws = torch.Generator().manual_seed(3)
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
@@ -105,9 +106,11 @@ class World:
         return torch.cat(outs), attended
 
 
-@pytest.mark.parametrize("quality", [0.9, 0.97])
-def test_equals_the_rule_written_out(quality: float) -> None:
-    world = World(quality=quality, code_bytes=4)
+@pytest.mark.parametrize(
+    ("quality", "place", "more"), [(0.9, "pull", {}), (0.97, "pull", {}), (0.97, "split", {"fetch": 3})]
+)
+def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
+    world = World(quality=quality, place=place, code_bytes=4, **more)
     world.step(150, 90)
     assert world.sketch.cache.spec.pool_blocks == 2
     for _ in range(12):  # a block becomes full on the way, in both
@@ -122,6 +125,8 @@ def test_equals_the_rule_written_out(quality: float) -> None:
     report = world.runtime.report(Step.of((0, 1), (161, 101), (1, 1)))
     assert report["row_entries"] == pytest.approx(sum(taken) / 2 / KV_HEADS)
     assert 0 < report["row_entries"] < 240
+    if place == "split":
+        assert 0 < report["cpu_entries"] < report["row_entries"]
     world.check_books()
 
 

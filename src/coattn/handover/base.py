@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from coattn.ops.deal import room
+
 if TYPE_CHECKING:
     from coattn.call import Call
     from coattn.execute.base import Executor, Result
+    from coattn.ops.attend_scored import Chosen
     from coattn.types import Work
 
 
@@ -21,6 +24,17 @@ class Hand:
         """Begins a piece of work of an asynchronous executor; the result fetches it."""
         state = executor.run(call, work)
         return lambda: state
+
+    def room(self, call: Call, memory: Tensor, chosen: Chosen, most: int) -> tuple[Tensor, Tensor]:
+        """Where lists of single entries of `memory` are written that the CPU will be asked to attend to; their lengths.
+
+        At most `most` entries a KV head.
+        """
+        return room(chosen, most)
+
+    def times(self) -> dict[int, tuple[int, int]]:
+        """By layer whose entries were divided, nanoseconds that the GPU's part and the CPU's took; none: not known."""
+        return {}
 
     def side(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
         """Inside this block a layer's query is predicted, from `hidden`; where it can be, beside the layer before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,28 @@ class Taken:
     count: Tensor
 
 
-def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None) -> Taken:
+@dataclass(frozen=True)
+class Chosen:
+    """Positions of wanted entries, by sequence and KV head in `splits` pieces of its tokens.
+
+    ids: `[rows, kv_heads, n]` int32, each piece from its first token's place on; count: `[rows, kv_heads, splits]`
+    int32. tokens: `[rows]`, entries to choose from; a piece is `each` tokens: as many wholes of `look` as make up its
+    part of them.
+    """
+
+    ids: Tensor
+    count: Tensor
+    tokens: Tensor
+    look: int
+
+
+Deal = Callable[[Chosen], None]
+"""Takes some of what was chosen away, by lowering its counts, before the GPU fetches the rest."""
+
+
+def attend_scored(
+    q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None, deal: Deal | None = None
+) -> Taken:
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, which a GPU reads where it lies.
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
@@ -34,7 +56,7 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, scale, softcap)
+        return kernel(q, memory, work, scale, softcap, deal)
     rows, _, q_heads, d = q.shape
     kv_heads, n = work.scores.shape[1], work.scores.shape[-1]
     scores, bound, pool = work.scores, work.bound.view(rows, kv_heads, -1, 1), work.pool
@@ -47,6 +69,8 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
     longest = int(count.max()) if count.numel() else 0
     # the positions of wanted entries in front, in order
     index = wanted.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
+    if deal is not None:
+        deal(Chosen(index.int(), count[..., None], work.tokens, max(1, longest)))
     used = torch.arange(longest) < count[..., None]
     listed = work.table[:, None]
     keys, values = (gather_rows(index, memory[:, :, i], listed) for i in range(2))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.attend_scored import Taken
+from coattn.ops.attend_scored import Chosen, Deal, Taken
 from coattn.ops.cuda import choose_scored as cuda
 from coattn.ops.token_pool import FRESH, TOUCH
 from coattn.ops.triton.softcap import capped
@@ -144,7 +144,9 @@ def _fetch(
         tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
 
 
-def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None) -> Taken:
+def attend_scored(
+    q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None, deal: Deal | None = None
+) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
     (_, kv_heads, _, block, _), n, pool = memory.shape, work.scores.shape[-1], work.pool
@@ -165,6 +167,8 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
     else:
         cuda.choose_scored(work, TOUCH, ids, count, tail)
         look = cuda.LOOK
+    if deal is not None:
+        deal(Chosen(ids, count, work.tokens, look))
     _fetch[(rows, kv_heads, splits)](
         q, memory, work.table, work.tokens, ids, count, tail, work.mean, out, lse,
         work.seq, pool.gpu, pool.next, pool.coming, scale, softcap or 1.0, kv_heads, n, splits, pool.age.shape[-1],
