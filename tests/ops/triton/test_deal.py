@@ -20,7 +20,8 @@ def chosen() -> Chosen:
     tokens = torch.tensor([128, 90, 5], dtype=torch.int32)
     ids, count = torch.full((ROWS, HEADS, 128), -7, dtype=torch.int32), torch.zeros(ROWS, HEADS, SPLITS).int()
     for row, n in enumerate(tokens.tolist()):
-        each = -(-(-(-n // LOOK)) // SPLITS) * LOOK
+        whole = (n + LOOK - 1) // LOOK
+        each = (whole + SPLITS - 1) // SPLITS * LOOK
         for head in range(HEADS):
             for split in range(SPLITS):
                 first, last = min(split * each, n), min((split + 1) * each, n)
