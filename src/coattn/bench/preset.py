@@ -68,7 +68,8 @@ def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float) -> N
         for rule in rules:
             rule.floors.write([math.exp(middle)] * rule.cache.spec.seqs)
         done = step()
-        if runtime.report(done)["row_entries"] > fetched * done.seqs:
+        found = runtime.report(done)
+        if found["row_entries"] + found.get("later_entries", 0.0) > fetched * done.seqs:
             low = middle
         else:
             high = middle

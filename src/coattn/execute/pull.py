@@ -16,7 +16,7 @@ from coattn.errors import ConfigError
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
-from coattn.ops.attend_scored import attend_scored
+from coattn.ops.attend_scored import attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
@@ -57,7 +57,7 @@ class Pull(Executor):
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer: how many single entries the last step attended to."""
+    """By layer `[rows, kv_heads, pieces, 2]`: how many single entries the last step attended to, or wanted for later."""
 
     def check(self, config: CacheConfig) -> None:
         if getattr(config, "host_dtype", "model") != "model":
@@ -93,6 +93,11 @@ class Pull(Executor):
         memory = listed.memory if isinstance(listed.memory, Tensor) else whole
         return attend(call.q, memory, listed, call.scale, cap, stamp)
 
+    def fetch_ahead(self, call: Call, work: Work) -> None:
+        assert self.cache.host is not None
+        if isinstance(work, ScoredWork):
+            fetch_ahead(self.cache.host.memory[call.layer], work)
+
     def read(self, call: Call, work: Work, following: int | None) -> State:
         assert isinstance(work, BlockWork)
         assert self.staging is not None, "there is a DRAM tier"
@@ -117,8 +122,9 @@ class Pull(Executor):
         """Single entries that the last step attended to, over its sequences: the mean over layers and KV heads."""
         if not self._taken:
             return {}
-        counts = [float(count[: step.seqs].sum()) / count.shape[1] for count in self._taken.values()]
-        return {"row_entries": sum(counts) / len(counts)}
+        counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
+        attended, later = (float(x) for x in sum(counts) / len(counts))
+        return {"row_entries": attended, **({"later_entries": later} if later else {})}
 
     def release(self) -> None:
         self._taken.clear()
