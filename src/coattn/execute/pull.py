@@ -56,6 +56,8 @@ class Pull(Executor):
     staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+    _ahead: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads, pieces, 2]`: how many single entries the last step attended to, or wanted for later."""
 
@@ -96,7 +98,7 @@ class Pull(Executor):
     def fetch_ahead(self, call: Call, work: Work) -> None:
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
-            fetch_ahead(self.cache.host.memory[call.layer], work)
+            self._ahead[call.layer] = fetch_ahead(self.cache.host.memory[call.layer], work)
 
     def read(self, call: Call, work: Work, following: int | None) -> State:
         assert isinstance(work, BlockWork)
@@ -119,15 +121,19 @@ class Pull(Executor):
         return merge_states(states)
 
     def report(self, step: Step) -> dict[str, Any]:
-        """Single entries that the last step attended to, over its sequences: the mean over layers and KV heads."""
+        """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads;
+        those that it had fetched before, and that come for later steps."""
         if not self._taken:
             return {}
         counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
         attended, later = (float(x) for x in sum(counts) / len(counts))
-        return {"row_entries": attended, **({"later_entries": later} if later else {})}
+        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / len(counts)
+        more = {"ahead_entries": ahead, "later_entries": later}
+        return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
 
     def release(self) -> None:
         self._taken.clear()
+        self._ahead.clear()
         if self.staging is not None:
             self.staging.release()
         self._arriving = self._pieces = None

@@ -61,16 +61,20 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
     return Taken(states, torch.stack([count, chosen.later.sum(-1, dtype=torch.int32)], -1)[:, :, None])
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork) -> None:
-    """Entries that a predicted query wants come into the pool, as far as it has places to give; nothing is attended."""
+def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
+    """Entries that a predicted query wants come into the pool, as far as it has places to give; nothing is attended.
+
+    Returns how many come, `[rows, kv_heads]` int32.
+    """
     if work.seq.device.type == "cuda":
         from coattn.ops.triton.attend_scored import fetch_ahead as kernel
 
-        kernel(memory, work)
-        return
+        return kernel(memory, work)
     _list(work, _choose(work, torch.inf))
     bring(work.pool, memory, work.table, work.seq)
+    count = (work.pool.coming[work.seq.long()] >= 0).sum(-1, dtype=torch.int32)
     renew_pool(work.pool, work.seq)
+    return count
 
 
 class _Chosen(NamedTuple):

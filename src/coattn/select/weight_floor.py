@@ -52,6 +52,8 @@ class WeightFloor(Select):
     now: float = 1.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
+    leads: Floors = field(init=False, repr=False)
+    """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
     _sketch: Sketch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +65,7 @@ class WeightFloor(Select):
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
+        self.leads = Floors(1.0, cache.spec.seqs, cache.spec.device)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
@@ -98,7 +101,8 @@ class WeightFloor(Select):
         if table is None or call.visible.host is None:
             return Selection()
         found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
-        bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()]
+        lead = self.leads.rows(len(found.guess))[:, None]
+        bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
         return Selection((self._work(call.layer, table, found, bound, found.guess),))
 
     def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor) -> ScoredWork:

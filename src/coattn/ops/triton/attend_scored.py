@@ -103,22 +103,25 @@ def list_coming(
     at = later_ptr + (own * splits + which) * FRESH + f - before
     token = tl.where(second, tl.load(at, mask=second, other=-1), token)
     room = tl.load(next_ptr + pool * FRESH + f) >= 0
-    tl.store(coming_ptr + pool * FRESH + f, tl.where(room, token, -1))
+    token = tl.where(room, token, -1)
+    tl.store(coming_ptr + pool * FRESH + f, token)
     tl.store(began_ptr + pool, total)
+    return tl.sum((token >= 0).to(tl.int32), 0)
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, kv_heads, n, splits,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, came_ptr, kv_heads, n, splits,
     FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
-    list_coming(
+    came = list_coming(
         ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, row * kv_heads + head, pool, each, n, splits,
         FRESH, SPLITS_PAD,
     )  # fmt: skip
+    tl.store(came_ptr + row * kv_heads + head, came)
 
 
 @triton.jit
@@ -252,12 +255,14 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
     return Taken(Split(out, lse), lists.count)
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork) -> None:
+def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
     """See `ops/attend_scored.py`."""
     (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
+    came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.count, work.seq, pool.next, pool.coming, pool.began, kv_heads, n,
+        work.tokens, lists.ids, lists.later, lists.count, work.seq, pool.next, pool.coming, pool.began, came, kv_heads, n,
         lists.count.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
     bring(pool, memory, work.table, work.seq)
     renew_pool(pool, work.seq)
+    return came
