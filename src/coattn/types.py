@@ -12,8 +12,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from coattn.ops.token_pool import TokenPool
-    from coattn.quantise.sketch import Scan
     from coattn.quantise.blocks import PackedBlocks
+    from coattn.quantise.sketch import Scan
     from coattn.state import AttnState, Split
 
 Tier = Literal["gpu", "host"]

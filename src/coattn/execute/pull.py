@@ -59,7 +59,7 @@ class Pull(Executor):
     _ahead: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer `[rows, kv_heads, pieces, 2]`: how many single entries the last step attended to, or wanted for later."""
+    """By layer `[rows, kv_heads, pieces, 2]`: single entries that the last step attended to, and wanted for later."""
 
     def check(self, config: CacheConfig) -> None:
         if getattr(config, "host_dtype", "model") != "model":

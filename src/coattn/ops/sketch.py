@@ -43,9 +43,7 @@ def score_sketch(
     return Scores(found, lse, guess(worth * scale, base * scale).view(rows, q_heads))
 
 
-def bound_scores(
-    parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor
-) -> Tensor:
+def bound_scores(parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor) -> Tensor:
     """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
 
     parts, near: lse `[rows, n, q_heads]` of pieces of all that there is. floors: `[rows]`, their logarithms. above

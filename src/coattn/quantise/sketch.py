@@ -77,8 +77,8 @@ class Scores(NamedTuple):
 def guess(worth: Tensor, rest: Tensor) -> Tensor:
     """About what all keys weigh together, less the logarithm of how many, if planes are set by chance.
 
-    worth `[..., planes]`, rest `[...]`: what planes are worth to a query, scaled, and what a key without any scores. The
-    scores' sum is about a Gaussian's; past a few deviations there are no keys for it.
+    worth `[..., planes]`, rest `[...]`: what planes are worth to a query, scaled, and what a key without any scores.
+    The scores' sum is about a Gaussian's; past a few deviations there are no keys for it.
     """
     spread = worth.square().sum(-1).sqrt() / 2
     return rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)

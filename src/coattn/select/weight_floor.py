@@ -42,8 +42,8 @@ class WeightFloor(Select):
     capturable = True
     help_text = {
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
-        "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into the "
-        "pool for the next steps, and the mean stands in for them",
+        "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
+        "the pool for the next steps, and the mean stands in for them",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
         "where the error is larger than allowed",
     }

@@ -127,7 +127,9 @@ def test_what_a_predicted_query_wants_comes_into_the_pool() -> None:
     check(two, memory, table, seq)
     assert two.place_of.cpu().equal(one.place_of)
     wanted = (scores >= 1.5).any(2)
-    missing = [int((wanted[row, :, : tokens[row]] & (one.place_of[seq[row], :, : tokens[row]] < 0)).sum()) for row in (0, 2)]
+    missing = [
+        int((wanted[row, :, : tokens[row]] & (one.place_of[seq[row], :, : tokens[row]] < 0)).sum()) for row in (0, 2)
+    ]
     assert sum(missing) < int((wanted & (pool.place_of[seq.long(), :, : width * BLOCK] < 0)).sum())
 
 

@@ -130,7 +130,8 @@ def _fetch(
     seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, scale, softcap, kv_heads, n, splits, places, first_block,
     q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
@@ -260,8 +261,8 @@ def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
     (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
     came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.count, work.seq, pool.next, pool.coming, pool.began, came, kv_heads, n,
-        lists.count.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+        work.tokens, lists.ids, lists.later, lists.count, work.seq, pool.next, pool.coming, pool.began, came, kv_heads,
+        n, lists.count.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
     bring(pool, memory, work.table, work.seq)
     renew_pool(pool, work.seq)

@@ -60,8 +60,8 @@ ROWS = 16
 
 @triton.jit
 def _bring(
-    memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, heads, pieces, places, nobody, first_block,
-    block_stride, head_stride, table_seq, gpu_block, gpu_head,
+    memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, heads, pieces, places, nobody,
+    first_block, block_stride, head_stride, table_seq, gpu_block, gpu_head,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
