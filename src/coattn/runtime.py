@@ -313,7 +313,7 @@ class Runtime:
         assert self.step is not None, "begin() comes first"
         group = self._by_layer[layer]
         call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
-        selection = group.select.pick_ahead(call)
+        selection = group.select.pick(call)
         if not group.schedule.picks_again:
             group.predicted[layer] = selection
         group.schedule.predict(call, selection)

@@ -44,9 +44,6 @@ class Executor(Part):
     def run(self, call: Call, work: Any) -> State:
         """Attention over one piece of work."""
 
-    def fetch_ahead(self, call: Call, work: Any) -> None:
-        """Brings closer what a predicted query picked; its layer's turn has not come."""
-
     def read(self, call: Call, work: Work, following: int | None) -> State:
         """The same for many queries a sequence: a prompt or a turn over the history.
 

@@ -19,6 +19,7 @@ from coattn.ops.attend import attend
 from coattn.ops.attend_scored import attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
+from coattn.state import AttnState
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
 
@@ -84,6 +85,9 @@ class Pull(Executor):
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
+            if call.on_side:
+                self._ahead[call.layer] = fetch_ahead(memory, work)
+                return AttnState.empty(call.q)
             found = attend_scored(call.q, memory, work, call.scale, cap)
             self._taken[call.layer] = found.count
             return found.states
@@ -94,11 +98,6 @@ class Pull(Executor):
         listed, whole = work.blocks, self.cache.host.memory[call.layer]
         memory = listed.memory if isinstance(listed.memory, Tensor) else whole
         return attend(call.q, memory, listed, call.scale, cap, stamp)
-
-    def fetch_ahead(self, call: Call, work: Work) -> None:
-        assert self.cache.host is not None
-        if isinstance(work, ScoredWork):
-            self._ahead[call.layer] = fetch_ahead(self.cache.host.memory[call.layer], work)
 
     def read(self, call: Call, work: Work, following: int | None) -> State:
         assert isinstance(work, BlockWork)

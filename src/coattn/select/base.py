@@ -45,7 +45,3 @@ class Select(Part):
     @abstractmethod
     def pick(self, call: Call) -> Selection:
         """What `call.q` attends to of what the cache shows in this step."""
-
-    def pick_ahead(self, call: Call) -> Selection:
-        """The same for a predicted query."""
-        return self.pick(call)

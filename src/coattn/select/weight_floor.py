@@ -85,6 +85,8 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
+        if call.on_side:
+            return self._ahead(call, table)
         found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
@@ -94,12 +96,9 @@ class WeightFloor(Select):
         far = self._work(call.layer, table, found, bound, mean)
         return Selection((BlockWork("gpu", visible.gpu, near), far))
 
-    def pick_ahead(self, call: Call) -> Selection:
+    def _ahead(self, call: Call, table: StepTable) -> Selection:
         """What a predicted query would fetch. Its bound is as far above what the sketch says of the query alone as that
         of the last step was: so nothing on the GPU has to be attended for it."""
-        table = call.table
-        if table is None or call.visible.host is None:
-            return Selection()
         found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         lead = self.leads.rows(len(found.guess))[:, None]
         bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead

@@ -207,13 +207,13 @@ class _Lists(NamedTuple):
 
     ids: Tensor
     later: Tensor
-    count: Tensor
+    counts: Tensor
     tail: Tensor
     look: int
 
     @property
     def pad(self) -> int:
-        return int(triton.next_power_of_2(self.count.shape[2]))
+        return int(triton.next_power_of_2(self.counts.shape[2]))
 
 
 def _chosen(work: ScoredWork, now: float) -> _Lists:
@@ -241,11 +241,11 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
     rows, _, q_heads, d = q.shape
     (_, kv_heads, _, block, _), n, pool = memory.shape, work.scores.shape[-1], work.pool
     lists, group = _chosen(work, work.now), q_heads // kv_heads
-    splits = lists.count.shape[2]
+    splits = lists.counts.shape[2]
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
-        q, memory, work.table, work.tokens, lists.ids, lists.later, lists.count, lists.tail, work.mean, out, lse,
+        q, memory, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail, work.mean, out, lse,
         work.seq, pool.gpu, pool.next, pool.coming, pool.began, scale, softcap or 1.0, kv_heads, n, splits,
         pool.age.shape[-1], pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1),
         work.table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1), GROUP=group,
@@ -253,7 +253,7 @@ def attend_scored(q: Tensor, memory: Tensor, work: ScoredWork, scale: float, sof
         SPLITS_PAD=lists.pad, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
         CAP=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
-    return Taken(Split(out, lse), lists.count)
+    return Taken(Split(out, lse), lists.counts)
 
 
 def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
@@ -261,8 +261,8 @@ def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
     (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
     came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.count, work.seq, pool.next, pool.coming, pool.began, came, kv_heads,
-        n, lists.count.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, came, kv_heads,
+        n, lists.counts.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
     bring(pool, memory, work.table, work.seq)
     renew_pool(pool, work.seq)
