@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from coattn.cache.config import Evicting, OnGpu, Recent, Tiered, Values
+from coattn.execute.both import Both
 from coattn.execute.cpu import Cpu
 from coattn.execute.gpu import Gpu
 from coattn.execute.pull import Pull
-from coattn.execute.split import Split
 from coattn.index.averages import Averages
 from coattn.index.codes.index import Codes
 from coattn.index.digests import Digests
@@ -16,6 +16,7 @@ from coattn.index.prompt_codes import PromptCodes
 from coattn.index.sketch import Sketch
 from coattn.index.weights import LastWeights, Sums
 from coattn.part import Part
+from coattn.schedule.fetch_ahead import FetchAhead
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.same_layer import SameLayer
@@ -69,10 +70,11 @@ _ALL: tuple[type[Part], ...] = (
     Gpu,
     Cpu,
     Pull,
-    Split,
+    Both,
     Inline,
     SameLayer,
     LayerAhead,
+    FetchAhead,
     NoUpkeep,
     Recall,
     Entries,

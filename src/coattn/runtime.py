@@ -147,7 +147,9 @@ class Runtime:
         On a GPU a part for the CPU would stop the chunk in every layer, and is handed over faster in a captured step.
         """
         for group in self.groups:
-            if any(group.schedule.predicts(layer) for layer in group.cache.spec.layers):
+            # a schedule whose layers pick again can do without predictions
+            predicts = not group.schedule.picks_again
+            if predicts and any(group.schedule.predicts(layer) for layer in group.cache.spec.layers):
                 return f"schedule {group.schedule.name!r}: queries are predicted for decode steps by themselves"
             if group.place.asynchronous and group.cache.host is not None and group.cache.spec.device.type == "cuda":
                 return f"place {group.place.name!r}: what the CPU does is faster in a captured step"
@@ -262,6 +264,7 @@ class Runtime:
         group = self._by_layer[layer]
         group.cache.append(layer, k, v, step)
         call = self._call(group, layer, q, scale, step)
+        group.schedule.begin(call)
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
         states = group.schedule.run(call, selection)
         for probe in self.probes:
@@ -310,7 +313,9 @@ class Runtime:
         assert self.step is not None, "begin() comes first"
         group = self._by_layer[layer]
         call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
-        group.predicted[layer] = selection = group.select.pick(call)
+        selection = group.select.pick(call)
+        if not group.schedule.picks_again:
+            group.predicted[layer] = selection
         group.schedule.predict(call, selection)
 
     def _call(self, group: Group, layer: int, q: Tensor, scale: float, step: Step) -> Call:
@@ -431,10 +436,8 @@ class Runtime:
                     group.cache.commit(part)
                     group.index.commit(part)
                     group.upkeep.commit(part)
-                    if part.phase is Phase.DECODE:
-                        group.place.commit(part)
-                        if group.audit is not None:
-                            group.audit.commit(part)
+                    if group.audit is not None and part.phase is Phase.DECODE:
+                        group.audit.commit(part)
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None

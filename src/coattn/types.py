@@ -13,6 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from coattn.ops.token_pool import TokenPool
     from coattn.quantise.blocks import PackedBlocks
+    from coattn.quantise.sketch import Scan
     from coattn.state import AttnState, Split
 
 Tier = Literal["gpu", "host"]
@@ -224,7 +225,7 @@ class ScoredWork:
     An entry that one query head of a group wants is attended by all of them. Tensors on the query's device.
 
     table: `[seqs, blocks]` int32 host block ids; tokens: `[seqs]` int32, entries to choose from.
-    scores: `[seqs, kv_heads, group, n]` float32; bound: `[seqs, q_heads]` float32.
+    scores: `[seqs, kv_heads, group, n]` float32, or what they can be made of; bound: `[seqs, q_heads]` float32.
     mean: `[seqs, q_heads, d]` float32: the value that all others count as, under their scores.
     pool: entries that lie in GPU memory as well, which are attended there; `seq` `[seqs]` int32 says whose they are.
     """
@@ -232,13 +233,13 @@ class ScoredWork:
     kind = "scored"
     table: Tensor
     tokens: Tensor
-    scores: Tensor
+    scores: Tensor | Scan
     bound: Tensor
     mean: Tensor
     seq: Tensor
     pool: TokenPool
-    offset: Tensor | None = None
-    """`[seqs, kv_heads, 8]` float32, by query head of a group: to be added to scores."""
+    now: float = 0.0
+    """How far above its bound a score has to be for an entry to be attended at once: others come into the pool only."""
 
 
 Work = BlockWork | RowWork | EntryWork | ScoredWork | Term

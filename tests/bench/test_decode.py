@@ -144,8 +144,9 @@ def test_auto_is_driven_to_fetch_so_many_tokens() -> None:
 
     model = random_model("tiny", torch.device("cpu"), torch.float32)
     limits = {"hbm_gbps": None, "pcie_gbps": None, "dram_gbps": 10.0}
-    case = Case("auto", 2, 1400, {"pool_share": 0.1, "window_blocks": 2}, fetched=40)
+    case = Case("auto", 2, 1400, {"pool_share": 0.1, "window_blocks": 2, "fetch_from": 1}, fetched=40, late=1.0)
     (row,) = Bench(model, "tiny", limits, None, 6).run([case], 0.1)
     assert 20 <= row.notes["row_entries"] / 2 <= 60
+    assert "ahead_entries" not in row.notes  # all of it late
     assert any("about 40 tokens fetched" in said for said in row.simulated)
     assert row.settings["audit"] is False

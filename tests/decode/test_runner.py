@@ -115,7 +115,7 @@ def world() -> Iterator[Any]:
 
 SCOUT = {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}
 CODED = {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.8}
-SPLIT = str(Path(__file__).with_name("auto_split.toml"))
+BOTH = str(Path(__file__).with_name("auto_both.toml"))
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
     "offload": ("offload", {"block": 8, "window_blocks": 2}),
@@ -148,7 +148,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "infinigen, own norm": ("infinigen", {"block": 1, "budget": 12, "norm": "own", "count": "sequence"}),
     "pqcache": ("pqcache", {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4}),
     "auto": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.8}),
-    "auto, split": (SPLIT, {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch": 8, "balance": False}),
+    "auto, both": (BOTH, {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch": 8, "balance": False}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
 }

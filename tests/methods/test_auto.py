@@ -107,7 +107,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("quality", "place", "more"), [(0.9, "pull", {}), (0.97, "pull", {}), (0.97, "split", {"fetch": 3})]
+    ("quality", "place", "more"), [(0.9, "pull", {}), (0.97, "pull", {}), (0.97, "both", {"fetch": 3})]
 )
 def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
     world = World(quality=quality, place=place, code_bytes=4, **more)
@@ -125,7 +125,7 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     report = world.runtime.report(Step.of((0, 1), (161, 101), (1, 1)))
     assert report["row_entries"] == pytest.approx(sum(taken) / 2 / KV_HEADS)
     assert 0 < report["row_entries"] < 240
-    if place == "split":
+    if place == "both":
         assert 0 < report["cpu_entries"] < report["row_entries"]
     world.check_books()
 

@@ -58,6 +58,8 @@ class Case:
     """Steps before any is timed."""
     fetched: float | None = None
     """Tokens that a KV head fetches in a step, under methods that fetch single ones; None: as random weights do."""
+    late: float = 0.15
+    """Share of these that was not fetched ahead, under methods that do so."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Bench:
             ready.step()
             first_s = time.perf_counter() - start
             if case.fetched is not None:
-                drive_floor(ready.runtime, ready.stepped, case.fetched)
+                drive_floor(ready.runtime, ready.stepped, case.fetched, case.late)
             for _ in range(case.warm):
                 ready.step()
             before = _notes(ready)
@@ -214,7 +216,7 @@ class Bench:
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = self.composed(case)
-        driven = 0 if case.fetched is None else HALVINGS
+        driven = 0 if case.fetched is None else 2 * HALVINGS
         first = max(1, case.context - self.steps - case.warm - driven)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
@@ -290,7 +292,7 @@ class Bench:
                 **({"handover": True} if case.handover else {}),
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
-                **({"fetched": case.fetched} if case.fetched is not None else {}),
+                **({"fetched": case.fetched, "late": case.late} if case.fetched is not None else {}),
                 **({} if self.borders is None else {"devices": list(self.borders.division.names)}),
             },
             "settings": {} if own is None else dict(own.params),
@@ -334,7 +336,7 @@ def simulated(case: Case, exact: bool) -> list[str]:
     if case.kept:
         found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
     elif case.fetched is not None:
-        found.append(f"driven choices: about {case.fetched:g} tokens fetched a step and KV head")
+        found.append(f"driven choices: about {case.fetched:g} tokens fetched a step and KV head, {case.late:.0%} late")
     elif case.drift is not None:
         wrong = f"{case.drift.wrong:.0%} of the scores predicted wrongly"
         found.append(f"driven picks: {case.change:.1%} of the blocks change in a step, {wrong}")

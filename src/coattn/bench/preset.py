@@ -59,16 +59,33 @@ def preset_sketch(group: Group, slots: Sequence[int], length: int) -> None:
 HALVINGS = 14
 
 
-def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float) -> None:
-    """Sets the floors so that a KV head fetches about so many tokens in a step. step: one more, captured or not."""
+def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float, late: float) -> None:
+    """Sets the floors so that a KV head fetches about so many tokens in a step, the share `late` of them in its layer's
+    own turn and the others ahead, where the schedule does so. step: one more, captured or not."""
     rules = [cast("WeightFloor", group.select) for group in runtime.groups]
-    low, high = -30.0, 0.0  # logarithms: the lower the floor, the more is fetched
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
+    ahead = any(group.schedule.picks_again for group in runtime.groups)
+
+    def halve(write: Callable[[float], None], kind: tuple[str, ...], wanted: float) -> None:
+        low, high = -30.0, 10.0  # logarithms: the lower the floor, the more is fetched
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            write(math.exp(middle))
+            done = step()
+            found = runtime.report(done)
+            if sum(found.get(name, 0.0) for name in kind) > wanted * done.seqs:
+                low = middle
+            else:
+                high = middle
+
+    def write_floors(value: float) -> None:
         for rule in rules:
-            rule.floors.write([math.exp(middle)] * rule.cache.spec.seqs)
-        done = step()
-        if runtime.report(done)["row_entries"] > fetched * done.seqs:
-            low = middle
-        else:
-            high = middle
+            rule.floors.write([value] * rule.cache.spec.seqs)
+
+    def write_leads(value: float) -> None:
+        for rule in rules:
+            rule.leads.write([value] * rule.cache.spec.seqs)
+
+    write_leads(math.exp(80.0))
+    halve(write_floors, ("row_entries", "later_entries"), fetched * late if ahead else fetched)
+    if ahead:
+        halve(write_leads, ("ahead_entries",), fetched * (1 - late))

@@ -13,7 +13,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.call import Call
 from coattn.part import Part
 from coattn.state import AttnState, Split
-from coattn.types import Step, Work
+from coattn.types import Work
 
 State = AttnState | Split
 Result = Callable[[], State]
@@ -43,9 +43,6 @@ class Executor(Part):
     @abstractmethod
     def run(self, call: Call, work: Any) -> State:
         """Attention over one piece of work."""
-
-    def commit(self, step: Step) -> None:
-        """A decode step is over."""
 
     def read(self, call: Call, work: Work, following: int | None) -> State:
         """The same for many queries a sequence: a prompt or a turn over the history.

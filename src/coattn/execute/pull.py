@@ -16,9 +16,10 @@ from coattn.errors import ConfigError
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
-from coattn.ops.attend_scored import attend_scored
+from coattn.ops.attend_scored import attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
+from coattn.state import AttnState
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
 
@@ -56,8 +57,10 @@ class Pull(Executor):
     staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+    _ahead: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer: how many single entries the last step attended to."""
+    """By layer `[rows, kv_heads, pieces, 2]`: single entries that the last step attended to, and wanted for later."""
 
     def check(self, config: CacheConfig) -> None:
         if getattr(config, "host_dtype", "model") != "model":
@@ -82,6 +85,9 @@ class Pull(Executor):
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
+            if call.on_side:
+                self._ahead[call.layer] = fetch_ahead(memory, work)
+                return AttnState.empty(call.q)
             found = attend_scored(call.q, memory, work, call.scale, cap)
             self._taken[call.layer] = found.count
             return found.states
@@ -114,14 +120,19 @@ class Pull(Executor):
         return merge_states(states)
 
     def report(self, step: Step) -> dict[str, Any]:
-        """Single entries that the last step attended to, over its sequences: the mean over layers and KV heads."""
+        """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads;
+        those that it had fetched before, and that come for later steps."""
         if not self._taken:
             return {}
-        counts = [float(count[: step.seqs].sum()) / count.shape[1] for count in self._taken.values()]
-        return {"row_entries": sum(counts) / len(counts)}
+        counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
+        attended, later = torch.stack(counts).mean(0).tolist()
+        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / len(counts)
+        more = {"ahead_entries": ahead, "later_entries": later}
+        return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
 
     def release(self) -> None:
         self._taken.clear()
+        self._ahead.clear()
         if self.staging is not None:
             self.staging.release()
         self._arriving = self._pieces = None

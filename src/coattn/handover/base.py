@@ -25,16 +25,15 @@ class Hand:
         state = executor.run(call, work)
         return lambda: state
 
-    def room(self, call: Call, memory: Tensor, chosen: Chosen, most: int) -> tuple[Tensor, Tensor]:
+    def room(
+        self, call: Call, memory: Tensor, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
+    ) -> tuple[Tensor, Tensor]:
         """Where lists of single entries of `memory` are written that the CPU will be asked to attend to; their lengths.
 
-        At most `most` entries a KV head.
+        At most `most` entries a KV head. stay: `[1]` int32, how many the GPU keeps for itself, and the same number;
+        follows who is waited for, from step to step, where that is known.
         """
         return room(chosen, most)
-
-    def times(self) -> dict[int, tuple[int, int]]:
-        """By layer whose entries were divided, nanoseconds that the GPU's part and the CPU's took; none: not known."""
-        return {}
 
     def side(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
         """Inside this block a layer's query is predicted, from `hidden`; where it can be, beside the layer before."""

@@ -17,6 +17,11 @@ from coattn.ops.native.attend import refuses, source
 from coattn.state import Split
 from coattn.types import LayerShape
 
+EVERY = 8
+"""Steps between two looks at who was waited for."""
+NEARLY = 0.05
+"""Times that differ by no more are called equal."""
+
 
 @dataclass(frozen=True)
 class EntryLetter:
@@ -45,10 +50,38 @@ class EntryBox(Box):
         memory = host_memory(self.batch * first.kv_heads * most * 4, device)
         self.index = memory.view(torch.int32).view(self.batch, first.kv_heads, most)
         self.shapes = shapes
+        self._stay: dict[int, tuple[Tensor, int]] = {}
+        """By layer: on the GPU how many entries a KV head it keeps for itself, and the same as it was last set."""
+        self._steps = 0
         self.letters: dict[int, EntryLetter] = {}
+        self._answer = tuple(
+            torch.zeros(self.batch, first.q_heads, *more, device=device) for more in ((first.head_dim,), ())
+        )
+        """Of one layer after the other, in GPU memory."""
 
-    def add(self, layer: int, blocks: Tensor, scale: float) -> EntryLetter:
-        """A layer of the step, in order; the second time it is found as it is."""
+    def begin(self) -> None:
+        super().begin()
+        self._steps += 1
+        if self._stay and self._steps % EVERY == 0:
+            for layer, (own, other) in self.times().items():
+                self._balance(layer, own, other)
+
+    def _balance(self, layer: int, own: int, other: int) -> None:
+        """own, other: how long the GPU's part took, and the CPU's."""
+        stay = self._stay.get(layer)
+        if stay is None or abs(other - own) <= NEARLY * own:
+            return
+        tensor, before = stay
+        now = before + before // 4 + 4 if other > own else before - before // 8 - 2
+        self._stay[layer] = tensor, max(0, min(now, self.index.shape[-1]))
+        tensor.fill_(self._stay[layer][1])
+
+    def add(self, layer: int, blocks: Tensor, scale: float, stay: tuple[Tensor, int] | None) -> EntryLetter:
+        """A layer of the step, in order; the second time it is found as it is.
+
+        stay: `[1]` int32, how many entries a KV head the GPU keeps, and the same number; it grows where the GPU waits
+        for the CPU, else it shrinks.
+        """
         if self.knows(layer):
             return self.letters[layer]
         shape = self.shapes[layer]
@@ -70,6 +103,8 @@ class EntryBox(Box):
         )
         self._add(layer, plan, letter.post, letter.reply)
         self.letters[layer] = letter
+        if stay is not None:
+            self._stay[layer] = stay
         return letter
 
     def post(self, layer: int, q: Tensor) -> None:
@@ -84,13 +119,14 @@ class EntryBox(Box):
         q.record_stream(self._side)
 
     def fetch(self, layer: int, rows: int) -> Split:
-        """The CPU's part, readable by the kernels that follow; the GPU leaves the time when its own was done."""
+        """The CPU's part, in GPU memory until the next layer's; the GPU leaves the time when its own was done."""
         from coattn.ops.triton import handover
 
         handover.mark(self.stamp(layer))
         torch.cuda.current_stream(self.device).wait_stream(self._side)
-        letter = self.letters[layer]
-        return Split(letter.out[:rows, None], letter.lse[:rows, None])
+        letter, (out, lse) = self.letters[layer], self._answer
+        handover.receive(letter.out[:rows], letter.lse[:rows], out, lse)
+        return Split(out[:rows, None], lse[:rows, None])
 
     def times(self) -> dict[int, tuple[int, int]]:
         """By layer, nanoseconds from the post to the end of the GPU's own part, and to the answer."""

@@ -76,16 +76,15 @@ class Mailboxes(Hand):
         box.post(layer, call.q[:, 0], call.on_side)
         return lambda: box.fetch(layer, table.rows)
 
-    def room(self, call: Call, memory: Tensor, chosen: Chosen, most: int) -> tuple[Tensor, Tensor]:
+    def room(
+        self, call: Call, memory: Tensor, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
+    ) -> tuple[Tensor, Tensor]:
         table = call.table
         assert table is not None
         if self._entries is None:
             self._entries = EntryBox(table, dict(self.cache.spec.layers), most, self.device, self.server)
-        letter = self._entries.add(call.layer, memory, call.scale)
+        letter = self._entries.add(call.layer, memory, call.scale, stay)
         return self._entries.index, letter.count
-
-    def times(self) -> dict[int, tuple[int, int]]:
-        return {} if self._entries is None else self._entries.times()
 
     @contextmanager
     def side(self, layer: int, hidden: Tensor) -> Iterator[None]:

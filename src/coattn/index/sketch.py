@@ -116,7 +116,8 @@ class Sketch(Index):
         )
         places = spec.pool_blocks * config.block
         pools = sum(
-            TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places) for s in spec.layers.values()
+            TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places, s.q_heads)
+            for s in spec.layers.values()
         )
         return tables + pools + Means.bytes(spec.layers, spec.seqs)
 
@@ -141,8 +142,8 @@ class Sketch(Index):
         cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
         places = cache.spec.pool_blocks * cache.block
         self.pools = {
-            layer: TokenPool.make(gpu.memory[layer], gpu.pools, cache.spec.seqs + 1, tokens, places)
-            for layer in cache.spec.layers
+            layer: TokenPool.make(gpu.memory[layer], gpu.pools, cache.spec.seqs + 1, tokens, places, shape.q_heads)
+            for layer, shape in cache.spec.layers.items()
         }
         gpu.pooled.clear()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coattn.ops.reference.weighted_sum import gather_rows
 from coattn.ops.softcap import softcap as capped
-from coattn.ops.token_pool import FRESH, TOUCH, TokenPool
+from coattn.ops.token_pool import FRESH, NONE, TOUCH, TokenPool, bring, renew_pool
 from coattn.state import Split
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Taken:
-    """states: pieces of the entries attended, the last that of all others. count `[rows, kv_heads, splits]`."""
+    """states: pieces of the entries attended, the last that of all others. count `[rows, kv_heads, splits, 2]` int32:
+    entries attended, and those that only come into the pool."""
 
     states: Split
     count: Tensor
@@ -28,21 +29,22 @@ class Taken:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Positions of wanted entries, by sequence and KV head in `splits` pieces of its tokens.
+    """Positions of the entries to be attended at once, by sequence and KV head in `splits` pieces of its tokens.
 
-    ids: `[rows, kv_heads, n]` int32, each piece from its first token's place on; count: `[rows, kv_heads, splits]`
-    int32. tokens: `[rows]`, entries to choose from; a piece is `each` tokens: as many wholes of `look` as make up its
-    part of them.
+    ids: `[rows, kv_heads, n]` int32, each piece from its first token's place on; later: `[rows, kv_heads, splits,
+    most]` int32, those that only come into the pool; count: `[rows, kv_heads, splits, 2]` int32, how many of both.
+    tokens: `[rows]`, entries to choose from; a piece is as many wholes of `look` as make up its part of them.
     """
 
     ids: Tensor
+    later: Tensor
     count: Tensor
     tokens: Tensor
     look: int
 
 
 Deal = Callable[[Chosen], None]
-"""Takes some of what was chosen away, by lowering its counts, before the GPU fetches the rest."""
+"""Takes some of what was chosen away before the GPU fetches the rest: they come into the pool later."""
 
 
 def attend_scored(
@@ -51,26 +53,23 @@ def attend_scored(
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, which a GPU reads where it lies.
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
-    left out, since it is attended there. Entries that were read come into the pool, as far as it has places to give.
+    left out, since it is attended there. Entries that were read come into the pool, as far as it has places to give;
+    after them come those that are wanted and not `now`: `bring` fetches them.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
         return kernel(q, memory, work, scale, softcap, deal)
     rows, _, q_heads, d = q.shape
-    kv_heads, n = work.scores.shape[1], work.scores.shape[-1]
-    scores, bound, pool = work.scores, work.bound.view(rows, kv_heads, -1, 1), work.pool
-    there = (torch.arange(n) < work.tokens[:, None])[:, None]
-    places = pool.place_of[work.seq.long(), :, :n].long()
-    held = (places >= 0) & there
-    touched = (scores >= bound - TOUCH).any(2) & held
-    wanted = (scores >= bound).any(2) & there & ~held
-    count = wanted.sum(-1, dtype=torch.int32)
+    chosen, scores = _choose(work, work.now), work.scores
+    assert isinstance(scores, Tensor)
+    kv_heads = scores.shape[1]
+    count = chosen.at_once.sum(-1, dtype=torch.int32)
     longest = int(count.max()) if count.numel() else 0
     # the positions of wanted entries in front, in order
-    index = wanted.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
+    index = chosen.at_once.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
     if deal is not None:
-        deal(Chosen(index.int(), count[..., None], work.tokens, max(1, longest)))
+        count, chosen = _dealt(work, chosen, index, count, deal)
     used = torch.arange(longest) < count[..., None]
     listed = work.table[:, None]
     keys, values = (gather_rows(index, memory[:, :, i], listed) for i in range(2))
@@ -80,27 +79,89 @@ def attend_scored(
     lse = exact.logsumexp(-1) if longest else exact.new_full(exact.shape[:-1], -torch.inf)
     weights = (exact - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     out = torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d)
-    rest = there & ~wanted & ~held
-    left = scores.masked_fill(~rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
-    _admit(pool, work.seq, index, used, keys, values, places, touched)
+    left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
+    _list(work, chosen)
+    _admit(work.pool, work.seq, used, keys, values)
     states = Split(torch.stack([out, work.mean], 1), torch.stack([lse.view(rows, q_heads), left], 1))
-    return Taken(states, count[..., None])
+    return Taken(states, torch.stack([count, chosen.later.sum(-1, dtype=torch.int32)], -1)[:, :, None])
 
 
-def _admit(
-    pool: TokenPool, seq: Tensor, index: Tensor, used: Tensor, k: Tensor, v: Tensor, places: Tensor, touched: Tensor
-) -> None:
-    """Rows that were read come into the places to be given next; tokens of the pool that were wanted get young."""
+def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
+    """Entries that a predicted query wants come into the pool, as far as it has places to give; nothing is attended.
+
+    Returns how many come, `[rows, kv_heads]` int32.
+    """
+    if work.seq.device.type == "cuda":
+        from coattn.ops.triton.attend_scored import fetch_ahead as kernel
+
+        return kernel(memory, work)
+    _list(work, _choose(work, torch.inf))
+    bring(work.pool, memory, work.table, work.seq)
+    count = (work.pool.coming[work.seq.long()] >= 0).sum(-1, dtype=torch.int32)
+    renew_pool(work.pool, work.seq)
+    return count
+
+
+class _Chosen(NamedTuple):
+    """`[rows, kv_heads, n]`: entries to be attended, to come into the pool only, of neither kind and in no pool."""
+
+    at_once: Tensor
+    later: Tensor
+    rest: Tensor
+
+
+def _choose(work: ScoredWork, now: float) -> _Chosen:
+    """Tokens of the pool that are wanted get young."""
+    scores, pool = work.scores, work.pool
+    assert isinstance(scores, Tensor)
+    rows, kv_heads, _, n = scores.shape
+    bound = work.bound.view(rows, kv_heads, -1, 1)
+    there = (torch.arange(n) < work.tokens[:, None])[:, None]
+    places = pool.place_of[work.seq.long(), :, :n].long()
+    held = (places >= 0) & there
+    touched = (scores >= bound - TOUCH).any(2) & held
+    wanted = (scores >= bound).any(2) & there & ~held
+    at_once = (scores >= bound + now).any(2) & wanted
+    for row, slot in enumerate(work.seq.tolist()):
+        for head in range(kv_heads) if slot < len(pool.clock) - 1 else ():
+            pool.age[slot, head, places[row, head][touched[row, head]]] = pool.clock[slot, head]
+    return _Chosen(at_once, wanted & ~at_once, there & ~at_once & ~held)
+
+
+def _dealt(work: ScoredWork, chosen: _Chosen, index: Tensor, count: Tensor, deal: Deal) -> tuple[Tensor, _Chosen]:
+    """What is left after some of the listed entries were given away."""
+    rows, kv_heads, longest = index.shape
+    counts = torch.stack([count, torch.zeros_like(count)], -1)[:, :, None].contiguous()
+    later = torch.empty(rows, kv_heads, 1, max(1, longest), dtype=torch.int32)
+    deal(Chosen(index.int(), later, counts, work.tokens, max(1, longest)))
+    gone = torch.zeros_like(chosen.at_once)
+    for row in range(rows):
+        for head in range(kv_heads):
+            gone[row, head, index[row, head, int(counts[row, head, 0, 0]) : int(count[row, head])]] = True
+    return counts[:, :, 0, 0], chosen._replace(at_once=chosen.at_once & ~gone, later=chosen.later | gone)
+
+
+def _list(work: ScoredWork, chosen: _Chosen) -> None:
+    """Which tokens come into the places that are to be given: those attended first."""
+    pool = work.pool
+    for row, slot in enumerate(work.seq.tolist()):
+        for head in range(chosen.rest.shape[1]) if slot < len(pool.clock) - 1 else ():
+            here, more = (x[row, head].nonzero()[:, 0] for x in (chosen.at_once, chosen.later))
+            coming = torch.cat([here, more])[:FRESH].int()
+            room = pool.next[slot, head, : len(coming)] >= 0
+            pool.coming[slot, head] = NONE
+            pool.coming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
+            pool.began[slot, head] = len(here)
+
+
+def _admit(pool: TokenPool, seq: Tensor, used: Tensor, k: Tensor, v: Tensor) -> None:
+    """Rows that were read come into the places to be given next."""
     block, size = pool.gpu.shape[3], pool.age.shape[-1]
     for row, slot in enumerate(seq.tolist()):
-        if slot == len(pool.clock) - 1:
-            continue
-        for head in range(index.shape[1]):
-            pool.age[slot, head, places[row, head][touched[row, head]]] = pool.clock[slot, head]
+        for head in range(used.shape[1]) if slot < len(pool.clock) - 1 else ():
             here = used[row, head].nonzero()[:FRESH, 0]
             to = pool.next[slot, head, : len(here)].long()
             here, to = here[to >= 0], to[to >= 0]
-            pool.coming[slot, head, : len(here)] = index[row, head, here].int()
             ids, at = pool.first + slot * (size // block) + to // block, to % block
             pool.gpu[ids, head, 0, at] = k[row, head, here].to(pool.gpu.dtype)
             pool.gpu[ids, head, 1, at] = v[row, head, here].to(pool.gpu.dtype)

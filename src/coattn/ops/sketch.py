@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.softcap import softcap as capped
-from coattn.quantise.sketch import Scores, Sketcher, unpack
+from coattn.quantise.sketch import Scores, Sketcher, guess, unpack
 
 
 def score_sketch(
@@ -23,13 +23,13 @@ def score_sketch(
     """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
 
     table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. place_of `[slots,
-    kv_heads, n or more]`: which entries have a place in a pool. On a GPU scores may have 16 bits.
+    kv_heads, n or more]`: which entries have a place in a pool. On a GPU scores may be a `Scan`.
     """
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
         from coattn.ops.triton.sketch import score_sketch as general
 
-        kernel = general if cuda.refuses(q, kept) else cuda.score_sketch
+        kernel = general if cuda.refuses(q, kept, place_of) else cuda.score_sketch
         return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, place_of)
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
@@ -39,20 +39,25 @@ def score_sketch(
     past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
     found = found.masked_fill(past[:, :, None], -torch.inf)
     held = place_of[seq.long(), :, : found.shape[-1]] >= 0
-    return Scores(found, found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads))
+    lse = found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
+    return Scores(found, lse, guess(worth * scale, base * scale).view(rows, q_heads))
 
 
-def bound_scores(parts: Tensor, near: Tensor, floors: Tensor) -> Tensor:
+def bound_scores(parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor) -> Tensor:
     """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
 
-    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is. floors: `[rows]`, their logarithms.
+    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is. floors: `[rows]`, their logarithms. above
+    `[slots, q_heads]`: how far the bounds of sequences `seq` are above `guess` `[rows, q_heads]` is written there.
     """
     if parts.device.type == "cuda":
-        from coattn.ops.cuda import choose_scored, nvrtc
+        from coattn.ops.cuda import bound_scores as cuda
+        from coattn.ops.cuda import nvrtc
 
         if nvrtc.available(parts.device):
-            return choose_scored.bound_scores(parts, near, floors)
-    return torch.cat([parts, near], 1).logsumexp(1) + floors[:, None]
+            return cuda.bound_scores(parts, near, floors, guess, above, seq)
+    bound = torch.cat([parts, near], 1).logsumexp(1) + floors[:, None]
+    above[seq.long()] = bound - guess
+    return bound
 
 
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:

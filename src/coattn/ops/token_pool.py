@@ -26,10 +26,13 @@ class TokenPool:
     gpu: `[n, kv_heads, 2, block, d]`, the layer's GPU memory. place_of: `[slots, kv_heads, tokens]` int16, the place of
     each token; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in which it was
     wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the tokens that
-    came into them in this step. clock: `[slots, kv_heads]` int32, steps so far.
+    come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; began: like it, how many of the tokens
+    to come have come already. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says
+    of its query alone; infinity where none is known.
 
-    Writers: the upkeep that fills it; in a decode step `attend_scored` (rows, age, coming), then `renew_pool` (the
-    rest), beside what follows. Reader: the step after.
+    Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
+    `attend_scored` (rows, age, coming), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the
+    layer's attention, after what was fetched ahead for it; the step after.
     """
 
     gpu: Tensor
@@ -40,30 +43,33 @@ class TokenPool:
     next: Tensor
     coming: Tensor
     clock: Tensor
+    began: Tensor
+    above: Tensor
 
     @staticmethod
-    def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int) -> TokenPool:
+    def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int) -> TokenPool:
         heads, device = gpu.shape[1], gpu.device
 
         def whole(width: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.full((slots, heads, width), value, dtype=dtype, device=device)
 
         clock = torch.ones(slots, heads, dtype=torch.int32, device=device)
+        above = torch.full((slots, q_heads), torch.inf, device=device)
         return TokenPool(
-            gpu, first, whole(tokens, NONE, torch.int16), whole(places, NONE), whole(places, NEVER), whole(FRESH, NONE),
-            whole(FRESH, NONE), clock,
+            gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
+            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above,
         )  # fmt: skip
 
     @staticmethod
-    def bytes(heads: int, slots: int, tokens: int, places: int) -> int:
-        return slots * heads * (2 * tokens + 8 * places + 8 * FRESH + 4)
+    def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
+        return slots * heads * (2 * _aligned(tokens) + 8 * places + 8 * FRESH + 8) + 4 * slots * q_heads
 
     def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
         """tokens `[kv_heads, n]` int64 positions, those wanted most first, n a multiple of the block; k, v
         `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
         for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
             held[slot] = value
-        self.coming[slot], self.clock[slot] = NONE, 1
+        self.coming[slot], self.clock[slot], self.began[slot], self.above[slot] = NONE, 1, 0, torch.inf
         heads, n = tokens.shape
         if not n:
             return
@@ -78,6 +84,34 @@ class TokenPool:
         for i, x in enumerate((k, v)):
             rows = x.view(heads, n // block, block, d).transpose(0, 1)
             self.gpu[start : start + n // block, :, i] = rows.to(self.gpu.dtype)
+
+
+def _aligned(tokens: int) -> int:
+    """Kernels read places of eight tokens at a time."""
+    return -(-tokens // 8) * 8
+
+
+def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:
+    """Tokens that are to come and have not: out of memory `[blocks, kv_heads, 2, block, d]` into their places.
+
+    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. On a GPU: Triton, by a few
+    programs, so that there is room for what runs beside them.
+    """
+    if seq.device.type == "cuda":
+        from coattn.ops.triton.token_pool import bring as kernel
+
+        kernel(pool, memory, table, seq)
+        return
+    block, size = pool.gpu.shape[3], pool.age.shape[-1]
+    for row, slot in enumerate(seq.tolist()):
+        if slot == len(pool.clock) - 1:
+            continue
+        for head in range(pool.clock.shape[1]):
+            start = int(pool.began[slot, head])
+            coming = pool.coming[slot, head, start:]
+            tokens, to = (x[coming >= 0].long() for x in (coming, pool.next[slot, head, start:]))
+            ids, at = pool.first + slot * (size // block) + to // block, to % block
+            pool.gpu[ids, head, :, at] = memory[table[row, tokens // block].long(), head, :, tokens % block]
 
 
 def renew_pool(pool: TokenPool, seq: Tensor) -> None:

@@ -31,17 +31,57 @@ WORD = 32
 """Planes in a stored number."""
 
 
+@dataclass(frozen=True)
+class Scan:
+    """Scores of which only the highest of each token are written: the others are made again where they count.
+
+    best: `[rows, kv_heads, n]` float16: the highest score of a group's heads, as a power of two and less its `base`.
+    operand, scales, rest, base: of the queries, as the kernels of `module` have them. kept, table, tokens, seq: what
+    was scored. lse: see `Scores`, of `chunk` tokens each.
+    """
+
+    best: Tensor
+    operand: Tensor
+    scales: Tensor
+    rest: Tensor
+    base: Tensor
+    kept: Tensor
+    table: Tensor
+    tokens: Tensor
+    seq: Tensor
+    lse: Tensor
+    chunk: int
+    softcap: float | None
+    module: Any
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the scores, were they written."""
+        rows, heads, n = self.best.shape
+        return rows, heads, self.lse.shape[2] // heads, n
+
+
 class Scores(NamedTuple):
     """What a sketch says of a step's queries.
 
     scores: `[rows, kv_heads, group, n]`, scaled and soft-capped; past a row's tokens: anything.
     lse: `[rows, parts, q_heads]` float32, of pieces of all entries that have no place in a pool.
-    offset: `[rows, kv_heads, 8]` float32: by query head of a group, what is to be added to scores; None: nothing.
+    guess: `[rows, q_heads]` float32: see `guess`.
     """
 
-    scores: Tensor
+    scores: Tensor | Scan
     lse: Tensor
-    offset: Tensor | None = None
+    guess: Tensor
+
+
+def guess(worth: Tensor, rest: Tensor) -> Tensor:
+    """About what all keys weigh together, less the logarithm of how many, if planes are set by chance.
+
+    worth `[..., planes]`, rest `[...]`: what planes are worth to a query, scaled, and what a key without any scores.
+    The scores' sum is about a Gaussian's; past a few deviations there are no keys for it.
+    """
+    spread = worth.square().sum(-1).sqrt() / 2
+    return rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ class Schedule(Part):
 
     axis: ClassVar[str] = "schedule"
 
+    picks_again: ClassVar[bool] = False
+    """Whether a layer's own query picks, although a predicted one did."""
+
     executors: Sequence[Executor] = field(init=False, repr=False)
 
     def open(self, executors: Sequence[Executor]) -> None:
@@ -33,6 +36,9 @@ class Schedule(Part):
 
     def predict(self, call: Call, selection: Selection) -> None:
         """Hears a layer's predicted query and what it picks, before `run`."""
+
+    def begin(self, call: Call) -> None:
+        """A layer's turn has come; nothing has been picked for it yet."""
 
     @abstractmethod
     def run(self, call: Call, selection: Selection) -> list[State]:

@@ -65,12 +65,16 @@ class LayerAhead(SameLayer):
         results = [hand.ask(executor, call, work) for executor, work in self.runs(selection, True)]
         self._started[call.layer] = Started(call.step, results, wait)
 
+    def begin(self, call: Call) -> None:
+        started = self._started.get(call.layer)
+        if started is not None and started.step is call.step:
+            # what lies on the GPU was picked with the predicted query too
+            started.wait()
+
     def run(self, call: Call, selection: Selection) -> list[State]:
         started = self._started.pop(call.layer, None)
         if started is None or started.step is not call.step:
             return super().run(call, selection)
-        # what lies on the GPU was picked with the predicted query too
-        started.wait()
         states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
         return states + [fetch() for fetch in started.results] or nothing(call)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from torch import Tensor
+
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.cache.step_table import StepTable
 from coattn.call import Call
 from coattn.index.base import Index
 from coattn.ops.attend import attend
@@ -18,6 +22,7 @@ from coattn.types import BlockWork, ScoredWork, Selection
 
 if TYPE_CHECKING:
     from coattn.index.sketch import Sketch
+    from coattn.quantise.sketch import Scores
     from coattn.upkeep.base import Upkeep
 
 
@@ -33,26 +38,34 @@ class WeightFloor(Select):
 
     name = "weight_floor"
     needs = frozenset({"sketch"})
+    provides = frozenset({"picks_ahead"})
     capturable = True
     help_text = {
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
+        "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
+        "the pool for the next steps, and the mean stands in for them",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
         "where the error is larger than allowed",
     }
 
     quality: float = 0.98
+    now: float = 1.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
+    leads: Floors = field(init=False, repr=False)
+    """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
     _sketch: Sketch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
+        check_number("now", self.now, 1, math.inf)
         self.target = 1 - self.quality if self.audit else 0.0
 
     def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
+        self.leads = Floors(1.0, cache.spec.seqs, cache.spec.device)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
@@ -72,11 +85,25 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
+        if call.on_side:
+            return self._ahead(call, table)
         found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
-        bound = bound_scores(found.lse, near.lse, self.floors.rows(len(found.lse)))
+        pool, floors = self._sketch.pools[call.layer], self.floors.rows(len(found.lse))
+        bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
         mean = self._sketch.means.of(call.layer, table, call.shape)
-        blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[call.layer]
-        far = ScoredWork(blocks, lens, found.scores, bound, mean, table.seq, pool, found.offset)
+        far = self._work(call.layer, table, found, bound, mean)
         return Selection((BlockWork("gpu", visible.gpu, near), far))
+
+    def _ahead(self, call: Call, table: StepTable) -> Selection:
+        """What a predicted query would fetch. Its bound is as far above what the sketch says of the query alone as that
+        of the last step was: so nothing on the GPU has to be attended for it."""
+        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        lead = self.leads.rows(len(found.guess))[:, None]
+        bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
+        return Selection((self._work(call.layer, table, found, bound, found.guess),))
+
+    def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor) -> ScoredWork:
+        blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[layer]
+        return ScoredWork(blocks, lens, found.scores, bound, mean, table.seq, pool, math.log(self.now))

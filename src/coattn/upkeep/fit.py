@@ -15,7 +15,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
 from coattn.index.sketch import Sketch
-from coattn.ops.token_pool import renew_pool
+from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_number
 from coattn.select.base import Select
@@ -110,7 +110,10 @@ class Fit(Upkeep):
     def after(self, layer: int, table: StepTable) -> None:
         super().after(layer, table)
         if table.host and self.cache.spec.pool_listed:
-            renew_pool(self._sketch.pools[layer], table.seq)
+            pool, host = self._sketch.pools[layer], self.cache.host
+            if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
+                bring(pool, host.memory[layer], table.column("host_blocks"), table.seq)
+            renew_pool(pool, table.seq)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """A sequence that leaves its slot is fitted again when it comes back, to the queries that it reads then."""

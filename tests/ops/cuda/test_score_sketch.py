@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from coattn.ops.cuda import choose_scored, nvrtc
+from coattn.ops.attend_scored import attend_scored
+from coattn.ops.cuda import bound_scores, nvrtc
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.cuda.nvrtc import FOLDER
 from coattn.ops.sketch import score_sketch
-from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
+from coattn.ops.token_pool import FRESH, TokenPool
+from coattn.quantise.sketch import WORD, Scan, Sketcher, fit, spread_of
+from coattn.types import ScoredWork
 
 KV_HEADS = 2
 
@@ -17,15 +22,16 @@ KV_HEADS = 2
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
 @pytest.mark.parametrize("words", cuda.WORDS)
 def test_compiles(words: int) -> None:
-    form = {"WARPS": cuda.WARPS, "WORDS": words, "GROUP": 5, "BLOCK": 32, "CHUNK": cuda.CHUNK, "D": 16 * words}
-    scores, choosing = ((FOLDER / name).read_text() for name in ("score_sketch.cu", "choose_scored.cu"))
-    assert nvrtc.compile_cubin(scores, {**form, "F16": 0, "CAP": words % 8}, "sm_90")
-    assert nvrtc.compile_cubin(choosing, {"THREADS": choose_scored.THREADS, "GROUP": 5}, "sm_90")
+    q, kept = torch.zeros(1, 10, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
+    form = cuda.constants(q, kept, 30.0 if words % 8 else None)
+    assert form["GROUP"] == 5
+    assert nvrtc.compile_cubin((FOLDER / "score_sketch.cu").read_text(), form, "sm_90")
+    bounds = (FOLDER / "bound_scores.cu").read_text()
+    assert nvrtc.compile_cubin(bounds, {"THREADS": bound_scores.THREADS}, "sm_90")
 
 
 def test_refused_without_a_gpu() -> None:
-    assert cuda.refuses(torch.zeros(1, 4, 64), torch.zeros(3, 2, 32, 4)) is not None
-    assert choose_scored.refuses(torch.zeros(1, 2, 2, 64)) is not None
+    assert cuda.refuses(torch.zeros(1, 4, 64), torch.zeros(3, 2, 32, 4), torch.zeros(1, 2, 64)) is not None
 
 
 @pytest.mark.gpu
@@ -49,19 +55,48 @@ def test_scores_are_those_of_the_reference(
     tokens = torch.tensor([width * block, 0, 9 * block], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = (torch.randn(rows, KV_HEADS * group, d) * 2).to(dtype)
-    place_of = torch.full((4, KV_HEADS, width * block + 7), -1, dtype=torch.int16)
-    place_of[2, 1, 5:400:3] = 4
-    want, want_lse, _ = score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, place_of)
+    pool = TokenPool.make(torch.zeros(4 * 4, KV_HEADS, 2, block, d, dtype=dtype), 0, 4, width * block, 4 * block, group)
+    pool.place_of[2, 1, 5:400:3] = 4
+    want, want_lse, want_guess = score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool.place_of)
+    assert isinstance(want, torch.Tensor)
     here = [x.cuda() for x in (q, kept, table, tokens)]
     there = Sketcher(*(x.cuda() for x in sketcher.tensors()))
-    assert cuda.refuses(here[0], here[1]) is None
-    got, lse, offset = cuda.score_sketch(*here, there, seq.cuda(), scale, cap, place_of.cuda())
-    real = (torch.arange(width * block) < tokens[:, None])[:, None, None].expand_as(want)
-    assert (offset is None) is (cap is not None)
-    whole = got.float() if offset is None else got.float() + offset[:, :, :group, None]
-    difference = (whole.cpu() - want)[real]
+    places = pool.place_of.cuda()
+    assert cuda.refuses(here[0], here[1], places) is None
+    got, lse, guess = cuda.score_sketch(*here, there, seq.cuda(), scale, cap, places)
+    assert isinstance(got, Scan)
+    assert got.shape == want.shape
+    real = (torch.arange(width * block) < tokens[:, None])[:, None]
     assert planes == kept.shape[3] * WORD
-    # 8 bits for what a plane is worth, 16 for a score
-    alone = (want - want.masked_fill(~real, 0.0).sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp_min(1))[real]
-    assert difference.std() < 0.05 * alone.std()
+    torch.testing.assert_close(guess.cpu(), want_guess, atol=0.1, rtol=0.01)
+    # the highest of a group's, as a power of two; 8 bits for what a plane is worth, 16 for a score
+    highest = ((want - guess.cpu().view(rows, KV_HEADS, group, 1)) / math.log(2)).amax(2)
+    real = real.expand_as(highest)
+    difference = (got.best.float().cpu() - highest)[real]
+    assert difference.std() < 0.05 * highest[real].std()
     torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse.logsumexp(1), atol=0.15, rtol=0.01)
+
+    # about one in twenty is wanted; those near the bound may fall to either side
+    bound = want_lse.logsumexp(1) - 3.0
+    bound[1] = 0.0
+    memory, mean = torch.randn(blocks, KV_HEADS, 2, block, d).to(dtype), torch.randn(rows, KV_HEADS * group, d)
+    for now in (0.0, 1.0):
+        args = (table, tokens, want, bound, mean, seq)
+        first = attend_scored(q[:, None], memory, ScoredWork(*args, copied(pool, "cpu"), now), scale, cap)
+        work = ScoredWork(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), copied(pool, "cuda"), now)
+        second = attend_scored(here[0][:, None], memory.cuda(), work, scale, cap)
+        held = pool.place_of[seq.long(), :, : width * block] >= 0
+        margin = (want - bound.view(rows, KV_HEADS, group, 1)).amax(2)
+        margin = margin.masked_fill(~real | held, -99.0)
+        for kind, (low, high) in enumerate(((now, 1e9), (0.0, now))):
+            least, most = (((margin >= low + s) & (margin < high - s)).sum((0, 2)) for s in (0.3, -0.3))
+            count = second.count.sum((0, 2))[:, kind].cpu()
+            assert (least <= count).all(), kind
+            assert (count <= most.clamp_max(FRESH * second.count.shape[2] * rows)).all(), kind
+        assert int(first.count.sum()) > 50
+        a, b = first.states.merged(), second.states.merged()
+        torch.testing.assert_close(b.lse.cpu()[[0, 2]], a.lse[[0, 2]], atol=0.1, rtol=0.01)
+
+
+def copied(pool: TokenPool, device: str) -> TokenPool:
+    return TokenPool(*(x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()))

@@ -7,7 +7,7 @@ import torch
 
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
-from coattn.ops.token_pool import TokenPool, renew_pool
+from coattn.ops.token_pool import TokenPool, bring, renew_pool
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
 from coattn.types import ScoredWork
 
@@ -31,7 +31,7 @@ def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
 
 def filled_pool(memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor, slots: int, tokens: int) -> TokenPool:
     """Pools of four blocks that hold some tokens of every row."""
-    made = TokenPool.make(torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D), 0, slots, tokens, 4 * BLOCK)
+    made = TokenPool.make(torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D), 0, slots, tokens, 4 * BLOCK, 6)
     for row, slot in enumerate(seq.tolist()):
         if slot == slots - 1:
             continue
@@ -87,25 +87,50 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
 
     # so that a fifth is wanted, nothing, everything
     bound = want_lse - 3.8
-    for shift in (0.0, -100.0) if cap is None else (0.0, 100.0):
+    for shift, now in ((0.0, 0.0), (0.0, 0.5), (-100.0, 0.0)) if cap is None else ((0.0, 0.7), (100.0, 0.0)):
         args = (table, tokens, want, bound + shift, mean, seq)
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
-        first = plain_attend.attend_scored(q[:, None], memory, ScoredWork(*args, one), 0.2, cap)
-        work = ScoredWork(*(x.to(DEVICE) for x in args), two)
+        first = plain_attend.attend_scored(q[:, None], memory, ScoredWork(*args, one, now), 0.2, cap)
+        work = ScoredWork(*(x.to(DEVICE) for x in args), two, now)
         second = attending.attend_scored(q[:, None].to(DEVICE), memory.to(DEVICE), work, 0.2, cap)
-        assert second.count.sum(-1).cpu().equal(first.count.sum(-1))
+        assert second.count.sum(2).cpu().equal(first.count.sum(2))
+        assert (int(first.count[..., 1].sum()) > 0) is (now > 0)
         a, b = first.states.merged(), second.states.merged()
         torch.testing.assert_close(b.out.cpu(), a.out, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(b.lse.cpu(), a.lse, atol=1e-5, rtol=1e-4)
         assert two.age.cpu().equal(one.age)
+        assert two.coming.cpu().equal(one.coming)
+        bring(one, memory, table, seq)
+        renewing.bring(two, memory.to(DEVICE), table.to(DEVICE), seq.to(DEVICE))
         renew_pool(one, seq)
         renewing.renew_pool(two, seq.to(DEVICE))
         assert two.clock.cpu().equal(one.clock)
         check(one, memory, table, seq)
         check(two, memory, table, seq)
-        # a program has a share of the places to give, so that fewer may come
-        came = [int((x.age == 1).sum()) for x in (one, two)]
-        assert came[1] <= came[0] if shift else 0 < came[1] <= came[0]
+        assert int((one.age == 1).sum()) > 0 or shift > 0
+        assert two.place_of.cpu().equal(one.place_of)
+
+
+def test_what_a_predicted_query_wants_comes_into_the_pool() -> None:
+    torch.manual_seed(2)
+    rows, blocks, width = 3, 6, 9
+    table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
+    tokens, seq = (torch.tensor(x, dtype=torch.int32) for x in ([width * BLOCK, 0, 130], [2, 3, 0]))
+    memory, scores = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS, 3, width * BLOCK)
+    bound, mean = torch.full((rows, 6), 1.5), torch.randn(rows, 6, D)
+    pool = filled_pool(memory, table, seq, 4, width * BLOCK)
+    one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)
+    args = (table, tokens, scores, bound, mean, seq)
+    plain_attend.fetch_ahead(memory, ScoredWork(*args, one))
+    attending.fetch_ahead(memory.to(DEVICE), ScoredWork(*(x.to(DEVICE) for x in args), two))
+    check(one, memory, table, seq)
+    check(two, memory, table, seq)
+    assert two.place_of.cpu().equal(one.place_of)
+    wanted = (scores >= 1.5).any(2)
+    missing = [
+        int((wanted[row, :, : tokens[row]] & (one.place_of[seq[row], :, : tokens[row]] < 0)).sum()) for row in (0, 2)
+    ]
+    assert sum(missing) < int((wanted & (pool.place_of[seq.long(), :, : width * BLOCK] < 0)).sum())
 
 
 def test_full_blocks_are_sketched_and_others_stay() -> None:

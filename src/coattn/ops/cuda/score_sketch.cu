@@ -1,4 +1,4 @@
-// Scores of one query token a sequence against sketches of keys, on tensor cores.
+// Scores of one query token a sequence against sketches of keys, on tensor cores; and which tokens are wanted by them.
 //
 // A key is WORDS * 32 planes of one bit. A thread masks one bit out of every byte of its words: four planes, as they
 // are, make a register of the A operand of m16n8k32 over bytes, in which bit i counts 2^i. What the planes are worth to
@@ -8,8 +8,13 @@
 //
 // Sums start at 1.5 * 2^23 as a float's bits: adding to those bits adds to the float.
 //
+// Scores are powers of two from here on, less a `base` for each query head that is near the sum of all: so they are
+// added up as they come. Of a token only the highest score of its group is written, 16 bits. Choosing, which needs all
+// of them beside bounds that are known by then, scores the few tokens again that may reach one.
+//
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
-// CHUNK tokens a warp, D channels, F16 (0: bfloat16), CAP.
+// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program
+// that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -22,10 +27,11 @@ constexpr int PLANES = WORDS * 32;
 constexpr int OWN = WORDS / 4;    // words of a thread
 constexpr int TURNS = WORDS;      // products over 32 planes each: WORDS == 4: bits i and i + 4 in one
 constexpr int KINDS = WORDS / 4;  // of steps
-constexpr int PAD = (GROUP + 1) / 2 * 2;
+constexpr int TILE = 32;          // tokens of a warp at a time
 constexpr u32 START = 0x4b400000;
 constexpr float SHIFT = 12582912.f;
 constexpr float LOG2E = 1.4426950408889634f;
+constexpr float NOTHING = -60000.f;  // the score of a head that is not there
 
 // Which plane stands in byte b of the operand of thread t: of its first or second half, in turn i.
 __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
@@ -33,14 +39,17 @@ __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
 }
 
 // What every plane is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
-// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]. One program a row and KV head.
+// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; base, like it: about what all
+// tokens weigh, if planes are set by chance. One program a row and KV head.
 extern "C" __global__ void __launch_bounds__(PLANES)
     weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth,
-                 const float* __restrict__ base, const int* __restrict__ seq, u32* __restrict__ bq,
-                 float* __restrict__ scales, float* __restrict__ rest, float scale, i64 q_seq, i64 q_head) {
+                 const float* __restrict__ lowest, const int* __restrict__ seq, u32* __restrict__ bq,
+                 float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base, float scale,
+                 i64 q_seq, i64 q_head) {
   __shared__ float own[GROUP][D];
   __shared__ signed char codes[8][PLANES];
   __shared__ int top[GROUP][KINDS];
+  __shared__ float moments[2][GROUP][PLANES / 32];
   const int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, p = threadIdx.x;
   const i64 line = (i64)row * heads + head, table = (i64)seq[row] * heads + head;
   for (int i = p; i < GROUP * D; i += PLANES)
@@ -51,8 +60,9 @@ extern "C" __global__ void __launch_bounds__(PLANES)
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) found[g] = 0.f;
   const uint4* mine = (const uint4*)(worth + (table * PLANES + p) * D);
+#pragma unroll 8
   for (int i = 0; i < D / 8; ++i) {
-    const uint4 v = mine[i];
+    const uint4 v = __ldg(mine + i);
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -65,11 +75,16 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   const float small = 1.f / (1 << bit % 4);
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
-    float most = fabsf(found[g]) * small;
+    float most = fabsf(found[g]) * small, one = found[g], two = found[g] * found[g];
     // lanes p and p + 8 have the same bit
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 8));
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 16));
     if (p % 32 < 8) atomicMax(&top[g][kind], __float_as_int(most));
+    for (int i = 16; i; i /= 2) {
+      one += __shfl_xor_sync(0xffffffff, one, i);
+      two += __shfl_xor_sync(0xffffffff, two, i);
+    }
+    if (p % 32 == 0) moments[0][g][p / 32] = one, moments[1][g][p / 32] = two;
   }
   __syncthreads();
 #pragma unroll
@@ -87,9 +102,16 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
   for (int g = p / 32; g < GROUP; g += PLANES / 32) {
     float sum = 0.f;
-    for (int i = p % 32; i < D; i += 32) sum += own[g][i] * base[table * D + i];
+    for (int i = p % 32; i < D; i += 32) sum += own[g][i] * lowest[table * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
-    if (p % 32 == 0) rest[line * 8 + g] = sum;
+    if (p % 32 == 0) {
+      rest[line * 8 + g] = sum;
+      float one = 0.f, two = 0.f;
+      for (int i = 0; i < PLANES / 32; ++i) one += moments[0][g][i], two += moments[1][g][i];
+      // the logarithm of the mean of a Gaussian's powers; past a few deviations there are no tokens for it
+      const float spread = sqrtf(two) / 2;
+      base[line * 8 + g] = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
+    }
   }
   __syncthreads();
   for (int i = p; i < TURNS * 64; i += PLANES) {
@@ -101,17 +123,17 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
 }
 
-__device__ __forceinline__ void multiply_bytes(u32* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
-      "%1, "
-      "%2, %3};\n"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+// d = a * b + c.
+__device__ __forceinline__ void multiply_bytes(u32* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, u32 c0,
+                                               u32 c1, u32 c2, u32 c3) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};\n"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c0), "r"(c1), "r"(c2), "r"(c3));
 }
 __device__ __forceinline__ float power(float x) {
   float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ __forceinline__ u32 two_halves(float first, float second) {
@@ -119,18 +141,90 @@ __device__ __forceinline__ u32 two_halves(float first, float second) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
   return y;
 }
+__device__ __forceinline__ u32 higher(u32 x, u32 y) {
+  u32 z;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+__device__ __forceinline__ float from_half(u32 x) {
+  float y;
+  asm("{.reg .b16 h, z; mov.b32 {h, z}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
+  return y;
+}
 
-struct Keys {
-  u32 words[4][OWN];  // of four tokens: g, g + 8, g + 16, g + 24
-  bool outside[4];    // there, and in no pool
-  bool there[4];
+// What a lane has to know of a query: lane 4 g + t scores tokens for heads 2 t and 2 t + 1.
+struct Query {
+  u32 b[TURNS][2];
+  float step[2][KINDS], start[2], base[2], softcap;
+
+  __device__ __forceinline__ Query(const u32* bq, const float* scales, const float* rest, const float* bases,
+                                   i64 line, int lane, float cap)
+      : softcap(cap) {
+#pragma unroll
+    for (int i = 0; i < TURNS * 2; ++i) b[i / 2][i % 2] = bq[line * TURNS * 64 + i * 32 + lane];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int own = 2 * (lane % 4) + c;
+      const bool real = own < GROUP;
+      base[c] = real ? bases[line * 8 + own] : 0.f;
+      start[c] = !real ? NOTHING : CAP ? rest[line * 8 + own] : (rest[line * 8 + own] - base[c]) * LOG2E;
+#pragma unroll
+      for (int k = 0; k < KINDS; ++k) {
+        step[c][k] = real ? scales[(line * 8 + own) * KINDS + k] * (CAP ? 1.f : LOG2E) : 0.f;
+        start[c] -= SHIFT * step[c][k];
+      }
+    }
+  }
+
+  // Scores of two tokens, words x and y: out[token][head].
+  __device__ __forceinline__ void score(const u32* x, const u32* y, float (*out)[2]) const {
+    u32 d[KINDS][4];
+#pragma unroll
+    for (int k = 0; k < KINDS; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 mask = 0x01010101u << (4 * k + i);
+        const u32 *v = x, *w = y;
+        const u32 a2 = OWN == 2 ? v[OWN - 1] & mask : (v[0] >> 4) & mask;
+        const u32 a3 = OWN == 2 ? w[OWN - 1] & mask : (w[0] >> 4) & mask;
+        const int turn = 4 * k + i;
+        if (i == 0)
+          multiply_bytes(d[k], v[0] & mask, w[0] & mask, a2, a3, b[turn][0], b[turn][1], START, START, START,
+                         START);
+        else
+          multiply_bytes(d[k], v[0] & mask, w[0] & mask, a2, a3, b[turn][0], b[turn][1], d[k][0], d[k][1],
+                         d[k][2], d[k][3]);
+      }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float found = start[i % 2];
+#pragma unroll
+      for (int k = 0; k < KINDS; ++k) found = fmaf(__uint_as_float(d[k][i]), step[i % 2][k], found);
+#if CAP
+      found = found < NOTHING / 2 ? found : (softcap * tanhf(found / softcap) - base[i % 2]) * LOG2E;
+#endif
+      out[i / 2][i % 2] = found;
+    }
+  }
 };
 
-// out [rows, heads, n, PAD] float16, less `rest` where scores are not capped; lse [rows, chunks, heads * GROUP].
+template <int N>
+__device__ __forceinline__ void read_words(u32* to, const u32* from) {
+  if (N == 2) {
+    const uint2 v = __ldg((const uint2*)from);
+    to[0] = v.x, to[N - 1] = v.y;
+  } else {
+    to[0] = __ldg(from);
+  }
+}
+
+// best [rows, heads, n] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
+// logarithms of what tokens weigh that have no place in a pool. A warp for each chunk.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
-                 const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
-                 const int* __restrict__ seq, const short* __restrict__ place_of, u32* __restrict__ out,
+                 const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
+                 const int* __restrict__ tokens, const int* __restrict__ seq,
+                 const short* __restrict__ place_of, unsigned short* __restrict__ best,
                  float* __restrict__ lse, float softcap, int n, int chunks, int most, i64 block_stride,
                  i64 head_stride, i64 table_seq) {
   const int row = blockIdx.z, head = blockIdx.y, heads = gridDim.y;
@@ -144,118 +238,212 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (lane < GROUP) said[lane] = -INFINITY;
     return;
   }
-  const short* const places = place_of + ((i64)seq[row] * heads + head) * most;
   // blocks of the chunk, in the lanes' registers
-  int known[(CHUNK / BLOCK + 31) / 32];
+  const int known = start + lane * BLOCK < end ? table[row * table_seq + start / BLOCK + lane] : 0;
+  const short* const places = place_of + ((i64)seq[row] * heads + head) * most + lane;
+  const u32* const mine = kept + head * head_stride + g * WORDS + t * OWN;
+  u32 words[AHEAD][4][OWN];
+  int held[AHEAD];
+  auto read = [&](int j, int at) {
+    if (at >= end) return;
+    held[j] = at + lane < end ? places[at] : 0;
 #pragma unroll
-  for (int i = 0; i < (CHUNK / BLOCK + 31) / 32; ++i) {
-    const int b = i * 32 + lane;
-    known[i] = b < CHUNK / BLOCK && start + b * BLOCK < end ? table[row * table_seq + start / BLOCK + b] : 0;
-  }
-  auto read = [&](int at) {
-    Keys x;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int token = at + i * 8 + g;
-      x.there[i] = token < end;
-      x.outside[i] = x.there[i] && places[token] < 0;
-#pragma unroll
-      for (int j = 0; j < OWN; ++j) x.words[i][j] = 0;
-      const int b = (token - start) / BLOCK;
-      const int id = __shfl_sync(0xffffffff, known[b / 32 % ((CHUNK / BLOCK + 31) / 32)], b % 32);
-      if (x.there[i]) {
-        const u32* from = kept + id * block_stride + head * head_stride + token % BLOCK * WORDS + t * OWN;
-        if (OWN == 2) {
-          const uint2 v = __ldg((const uint2*)from);
-          x.words[i][0] = v.x, x.words[i][OWN - 1] = v.y;
-        } else {
-          x.words[i][0] = __ldg(from);
+    for (int half = 0; half < 2; ++half) {
+      const int off = at - start + 16 * half;
+      if (half == 0 || BLOCK % 32) {
+        const int id = __shfl_sync(0xffffffff, known, off / BLOCK);
+        const u32* const from = mine + id * block_stride + off % BLOCK * WORDS;
+        read_words<OWN>(words[j][2 * half], from);
+        read_words<OWN>(words[j][2 * half + 1], from + 8 * WORDS);
+        if (BLOCK % 32 == 0) {
+          read_words<OWN>(words[j][2], from + 16 * WORDS);
+          read_words<OWN>(words[j][3], from + 24 * WORDS);
         }
       }
     }
-    return x;
   };
-  Keys next = read(start), later = read(start + 32);
-  u32 b[TURNS][2];
 #pragma unroll
-  for (int i = 0; i < TURNS * 2; ++i) b[i / 2][i % 2] = bq[line * TURNS * 64 + i * 32 + lane];
-  float step[2][KINDS], none[2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+  for (int j = 0; j < AHEAD; ++j) read(j, start + j * TILE);
+  const Query query(bq, scales, rest, base, line, lane, softcap);
+  float sum[2] = {0.f, 0.f};
+  unsigned short* const to = best + line * n + t * 8 + g;
+  for (int first = start; first < end; first += TILE * AHEAD) {
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int own = 2 * t + c;
-    none[c] = own < GROUP ? rest[line * 8 + own] : 0.f;
-#pragma unroll
-    for (int k = 0; k < KINDS; ++k) step[c][k] = own < GROUP ? scales[(line * 8 + own) * KINDS + k] : 0.f;
-  }
-  // what a score has in common with all others can be a thousand times what tells them apart: 16 bits hold the rest
-  const float away[2] = {CAP ? 0.f : none[0], CAP ? 0.f : none[1]};
-  for (int at = start; at < end; at += 32) {
-    const Keys now = next;
-    next = later;
-    later = read(at + 64);
-    float score[4][2];
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      u32 c[KINDS][4];
-#pragma unroll
-      for (int i = 0; i < KINDS * 4; ++i) c[i / 4][i % 4] = START;
-      const u32 *x = now.words[2 * pair], *y = now.words[2 * pair + 1];
-      if (OWN == 2) {
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
-          const u32 mask = 0x01010101u << i;
-          multiply_bytes(c[i / 4 % KINDS], x[0] & mask, y[0] & mask, x[OWN - 1] & mask, y[OWN - 1] & mask,
-                         b[i][0], b[i][1]);
-        }
-      } else {
-        const u32 high_x = x[0] >> 4, high_y = y[0] >> 4;
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
-          const u32 mask = 0x01010101u << i;
-          multiply_bytes(c[0], x[0] & mask, y[0] & mask, high_x & mask, high_y & mask, b[i][0], b[i][1]);
-        }
-      }
+    for (int j = 0; j < AHEAD; ++j) {
+      const int at = first + j * TILE;
+      if (at >= end) break;
+      const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
+      float score[4][2];
+      query.score(words[j][0], words[j][1], score);
+      query.score(words[j][2], words[j][3], score + 2);
+      read(j, at + TILE * AHEAD);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float found = none[i % 2];
-#pragma unroll
-        for (int k = 0; k < KINDS; ++k) found += (__uint_as_float(c[k][i]) - SHIFT) * step[i % 2][k];
-#if CAP
-        found = softcap * tanhf(found / softcap);
-#endif
-        score[2 * pair + i / 2][i % 2] = found;
+        const float one = power(score[i][0]), two = power(score[i][1]);
+        if (outside >> 8 * i & 1) sum[0] += one, sum[1] += two;
       }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (2 * t < PAD && now.there[i])
-        out[((line * n + at + i * 8 + g) * PAD) / 2 + t] =
-            two_halves(score[i][0] - away[0], score[i][1] - away[1]);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      float high = top[c];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        score[i][c] = now.outside[i] ? score[i][c] * LOG2E : -INFINITY;
-        high = fmaxf(high, score[i][c]);
-      }
-      const float shift = high == -INFINITY ? 0.f : high;
-      sum[c] *= power(top[c] - shift);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[c] += power(score[i][c] - shift);
-      top[c] = high;
+      // the highest of a token's heads, which four lanes have
+      u32 low = two_halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
+      u32 high = two_halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
+      low = higher(low, __shfl_xor_sync(0xffffffff, low, 1));
+      high = higher(high, __shfl_xor_sync(0xffffffff, high, 1));
+      low = higher(low, __shfl_xor_sync(0xffffffff, low, 2));
+      high = higher(high, __shfl_xor_sync(0xffffffff, high, 2));
+      to[at] = (t & 2 ? high : low) >> 16 * (t & 1);
     }
   }
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
 #pragma unroll
-    for (int i = 4; i < 32; i *= 2) {
-      const float other = __shfl_xor_sync(0xffffffff, top[c], i),
-                  more = __shfl_xor_sync(0xffffffff, sum[c], i);
-      const float high = fmaxf(top[c], other), shift = high == -INFINITY ? 0.f : high;
-      sum[c] = sum[c] * power(top[c] - shift) + more * power(other - shift);
-      top[c] = high;
+    for (int i = 4; i < 32; i *= 2) sum[c] += __shfl_xor_sync(0xffffffff, sum[c], i);
+    if (g == 0 && 2 * t + c < GROUP) said[2 * t + c] = query.base[c] + __logf(fminf(sum[c], 1e38f));
+  }
+}
+
+// Which tokens are wanted: those of which any head's score reaches its bound [rows, heads * GROUP]. A program looks at
+// whole chunks: first at the highest scores, then it scores again what may reach a bound.
+//
+// ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's; count [rows, heads,
+// splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
+// [rows, splits, heads * GROUP]: what all weigh that are neither in a pool nor in ids.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
+                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
+                  const int* __restrict__ tokens, const int* __restrict__ seq,
+                  const short* __restrict__ place_of, const unsigned short* __restrict__ best,
+                  const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ age,
+                  const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ later,
+                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now, int n,
+                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+  constexpr int TEAM = THREADS / 32, EACH = 8;
+  __shared__ int sums[2][2][TEAM];
+  __shared__ float weights[TEAM][8];
+  const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int there = min(tokens[row], n), each = ((there + CHUNK - 1) / CHUNK + splits - 1) / splits * CHUNK;
+  const int first = split * each, last = min(first + each, there);
+  const i64 line = (i64)row * heads + head, pool = (i64)seq[row] * heads + head;
+  const short* const where = place_of + pool * most;
+  int* const mine = ids + line * n + first;
+  touch *= LOG2E, now *= LOG2E;
+  float least = INFINITY;
+  for (int i = 0; i < GROUP; ++i)
+    least = fminf(least, (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E);
+  // 16 bits have rounded
+  least -= 0.06f + fabsf(least) * 1e-3f;
+  int found = 0, side = 0;
+  for (int at = first; at < last; at += THREADS * EACH, side ^= 1) {
+    const int token = at + threadIdx.x * EACH;
+    u32 marks = 0, pooled = 0;
+    if (token < last) {
+      const uint4 a = __ldg((const uint4*)(best + line * n + token)), b = __ldg((const uint4*)(where + token));
+      const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        const bool in = !(y[i / 2] >> (16 * (i % 2) + 15) & 1);
+        const float score = from_half(x[i / 2] >> 16 * (i % 2));
+        pooled |= (u32)in << i;
+        marks |= (u32)(token + i < last && score >= (in ? least - touch : least)) << i;
+      }
     }
-    if (g == 0 && 2 * t + c < GROUP) said[2 * t + c] = (top[c] + __log2f(sum[c])) / LOG2E;
+    const int own = __popc(marks);
+    int before = own;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int other = __shfl_up_sync(0xffffffff, before, i);
+      if (lane >= i) before += other;
+    }
+    if (lane == 31) sums[side][0][warp] = before;
+    __syncthreads();
+    before += found - own;
+#pragma unroll
+    for (int w = 0; w < TEAM; ++w) {
+      const int others = sums[side][0][w];
+      if (w < warp) before += others;
+      found += others;
+    }
+    for (; marks; marks &= marks - 1) {
+      const int i = __ffs(marks) - 1;
+      mine[before++] = (token + i) | (pooled >> i & 1) << 31;
+    }
+  }
+  __syncthreads();
+  const Query query(bq, scales, rest, base, line, lane, softcap);
+  float limit[2], taken[2] = {0.f, 0.f};
+#pragma unroll
+  for (int c = 0; c < 2; ++c)
+    limit[c] = 2 * t + c < GROUP ? (bound[line * GROUP + 2 * t + c] - query.base[c]) * LOG2E : INFINITY;
+  const int step = clock[pool];
+  const u32* const from = kept + head * head_stride + t * OWN;
+  int here = 0, coming = 0;
+  for (int at = 0; at < found; at += TEAM * 16, side ^= 1) {
+    int token[2];
+    u32 words[2][OWN];
+    bool real[2], in[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int number = at + warp * 16 + i * 8 + g;
+      real[i] = number < found;
+      const int listed = real[i] ? mine[number] : 0;
+      in[i] = listed < 0, token[i] = listed & 0x7fffffff;
+      const int id = real[i] ? table[row * table_seq + token[i] / BLOCK] : 0;
+      read_words<OWN>(words[i], from + id * block_stride + token[i] % BLOCK * WORDS);
+    }
+    float score[2][2];
+    query.score(words[0], words[1], score);
+    u32 votes[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float margin = fmaxf(score[i][0] - limit[0], score[i][1] - limit[1]);
+      margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
+      margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
+      const bool out = real[i] && !in[i], wanted = out && margin >= 0.f, at_once = wanted && margin >= now;
+      if (real[i] && in[i] && t == 0 && margin >= -touch) age[pool * places + place_of[pool * most + token[i]]] = step;
+      if (at_once) taken[0] += power(score[i][0]), taken[1] += power(score[i][1]);
+      votes[i][0] = __ballot_sync(0xffffffff, at_once && t == 0);
+      votes[i][1] = __ballot_sync(0xffffffff, wanted && !at_once && t == 0);
+    }
+    if (lane < 2) sums[side][lane][warp] = __popc(votes[0][lane]) + __popc(votes[1][lane]);
+    __syncthreads();
+    int before[2] = {here, coming};
+#pragma unroll
+    for (int w = 0; w < TEAM; ++w) {
+      const int a = sums[side][0][w], b = sums[side][1][w];
+      if (w < warp) before[0] += a, before[1] += b;
+      here += a, coming += b;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const u32 below = (1u << lane) - 1;
+      if (votes[i][0] >> lane & 1) mine[before[0] + __popc(votes[i][0] & below)] = token[i];
+      if (votes[i][1] >> lane & 1) {
+        const int to = before[1] + __popc(votes[i][1] & below);
+        if (to < FRESH) later[(line * splits + split) * FRESH + to] = token[i];
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) before[k] += __popc(votes[i][k]);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int i = 4; i < 32; i *= 2) taken[c] += __shfl_xor_sync(0xffffffff, taken[c], i);
+    if (g == 0) weights[warp][2 * t + c] = taken[c];
+  }
+  __syncthreads();
+  if (threadIdx.x < GROUP) {
+    const float own = base[line * 8 + threadIdx.x];
+    float left = 0.f;
+    for (int c = first / CHUNK; c < (last + CHUNK - 1) / CHUNK; ++c)
+      left += __expf(lse[((i64)row * chunks + c) * heads * GROUP + head * GROUP + threadIdx.x] - own);
+    const float all = left;
+    for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
+    // what is left of a difference of nearly equal numbers is nothing
+    tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
+        left > 1e-6f * all ? own + __logf(left) : -INFINITY;
+  }
+  if (threadIdx.x == 0) {
+    count[(line * splits + split) * 2] = here;
+    count[(line * splits + split) * 2 + 1] = min(coming, FRESH);
   }
 }

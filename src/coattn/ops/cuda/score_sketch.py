@@ -1,4 +1,4 @@
-"""`score_sketch` on tensor cores: bits of keys are operands as they lie."""
+"""`score_sketch` on tensor cores, where bits of keys are operands as they lie, and the choice by such scores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import torch
 from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.quantise.sketch import Scores, Sketcher
+from coattn.ops.token_pool import FRESH, TokenPool
+from coattn.quantise.sketch import Scan, Scores, Sketcher
 
 WARPS = 4
-CHUNK = 256
-"""Tokens a warp scores."""
+CHUNK = 1024
+"""Tokens a warp scores, at most."""
+AHEAD = 2
+"""Pieces of 32 keys on their way to a warp."""
+THREADS = 256
+"""Of a program that chooses."""
 WORDS = (4, 8)
 """Numbers of a key that there is a form for: 128 planes, or 256."""
 
 
-def refuses(q: Tensor, kept: Tensor) -> str | None:
+def refuses(q: Tensor, kept: Tensor, place_of: Tensor) -> str | None:
     """Why the kernel cannot take sketches `[blocks, kv_heads, block, words]`, or None."""
     if not available(q.device):
         return "kernels cannot be compiled for this device"
@@ -23,9 +28,19 @@ def refuses(q: Tensor, kept: Tensor) -> str | None:
         return f"queries are {q.dtype}"
     if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 8 or kept.shape[2] % 16:
         return "heads or blocks have no form that fits"
-    if q.stride(2) != 1 or not kept.is_contiguous():
-        return "the operands are not contiguous"
+    if q.stride(2) != 1 or not kept.is_contiguous() or place_of.shape[-1] % 8:
+        return "the operands are not contiguous, or not aligned"
     return None
+
+
+def constants(q: Tensor, kept: Tensor, softcap: float | None) -> dict[str, int]:
+    """Of the kernels' form."""
+    (_, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
+    return {
+        "WARPS": WARPS, "WORDS": words, "GROUP": q_heads // kv_heads, "BLOCK": block,
+        "CHUNK": min(CHUNK, 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
+    }  # fmt: skip
 
 
 def score_sketch(
@@ -39,27 +54,41 @@ def score_sketch(
     softcap: float | None,
     place_of: Tensor,
 ) -> Scores:
-    """See `ops/sketch.py`; scores past a row's tokens are not written."""
-    (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
-    group, n = q_heads // kv_heads, table.shape[1] * block
-    pad, chunks = -(-group // 2) * 2, -(-n // CHUNK)
-    out = torch.empty(rows, kv_heads, n, pad, dtype=torch.float16, device=q.device)
+    """See `ops/sketch.py`; what lies past a row's tokens is not written."""
+    (rows, q_heads, _), (_, kv_heads, block, words) = q.shape, kept.shape
+    form = constants(q, kept, softcap)
+    n, chunk = table.shape[1] * block, form["CHUNK"]
+    chunks = -(-n // chunk)
+    best = torch.empty(rows, kv_heads, n, dtype=torch.float16, device=q.device)
     lse = torch.empty(rows, chunks, q_heads, dtype=torch.float32, device=q.device)
     operand = torch.empty(rows, kv_heads, words, 2, 32, dtype=torch.int32, device=q.device)
     scales = torch.empty(rows, kv_heads, 8, words // 4, dtype=torch.float32, device=q.device)
-    rest = torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device)
-    constants = {
-        "WARPS": WARPS, "WORDS": words, "GROUP": group, "BLOCK": block, "CHUNK": CHUNK, "D": d,
-        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
-    }  # fmt: skip
-    made = module("score_sketch.cu", tuple(constants.items()), q.device)
+    rest, base = (torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device) for _ in range(2))
+    made = module("score_sketch.cu", tuple(form.items()), q.device)
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
-        float(scale), Int64(q.stride(0)), Int64(q.stride(1)),
+        base, float(scale), Int64(q.stride(0)), Int64(q.stride(1)),
     )  # fmt: skip
     made.launch(
         "score_sketch", (-(-chunks // WARPS), kv_heads, rows), WARPS * 32,
-        operand, scales, rest, kept, table, tokens, seq, place_of, out, lse, float(softcap or 1.0), n, chunks,
+        operand, scales, rest, base, kept, table, tokens, seq, place_of, best, lse, float(softcap or 1.0), n, chunks,
         place_of.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(table.stride(0)),
     )  # fmt: skip
-    return Scores(out[..., :group].transpose(2, 3), lse, None if softcap is not None else rest)
+    scan = Scan(best, operand, scales, rest, base, kept, table, tokens, seq, lse, chunk, softcap, made)
+    return Scores(scan, lse, base[..., : q_heads // kv_heads].reshape(rows, q_heads))
+
+
+def choose_scored(
+    scan: Scan, bound: Tensor, pool: TokenPool, touch: float, now: float, ids: Tensor, later: Tensor, count: Tensor,
+    tail: Tensor,
+) -> None:  # fmt: skip
+    """Writes wanted tokens, how many, and what the others weigh; see the kernel."""
+    rows, kv_heads, n = scan.best.shape
+    kept = scan.kept
+    scan.module.launch(
+        "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
+        scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
+        scan.best, scan.lse, bound, pool.age, pool.clock, ids, later, count, tail, float(scan.softcap or 1.0),
+        float(touch), float(now), n, scan.lse.shape[1], pool.place_of.shape[-1], pool.age.shape[-1],
+        Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
+    )  # fmt: skip

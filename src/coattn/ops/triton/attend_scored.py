@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.attend_scored import Chosen, Deal, Taken
-from coattn.ops.cuda import choose_scored as cuda
+from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import FRESH, TOUCH
 from coattn.ops.triton.softcap import capped
+from coattn.ops.triton.token_pool import bring, renew_pool
+from coattn.quantise.sketch import Scan
 from coattn.state import Split
 from coattn.types import ScoredWork
 
@@ -24,9 +29,9 @@ MANY = 64
 
 @triton.jit
 def _choose(
-    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
-    touch, kv_heads, n, splits, most, places, score_head, score_group, score_token,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr,
+    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
+    touch, now, kv_heads, n, splits, most, places, score_head, score_group, score_token,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     count = tl.load(tokens_ptr + row)
@@ -38,11 +43,13 @@ def _choose(
     own = row * kv_heads + head
     bound = tl.load(bound_ptr + own * GROUP + g, mask=real, other=float("inf"))
     ids_ptr += own * n + first
+    later_ptr += (own * splits + split) * FRESH
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
     clock = tl.load(clock_ptr + pool)
     place_ptr += pool * most
     age_ptr += pool * places
     found = 0
+    coming = 0
     tail_top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     tail_sum = tl.zeros([GROUP_PAD], tl.float32)
     for start in range(first, last, LOOK):
@@ -54,11 +61,15 @@ def _choose(
         held = tl.load(place_ptr + token, mask=seen, other=0).to(tl.int32)
         outside = held < 0
         tl.store(age_ptr + held, tl.zeros([LOOK], tl.int32) + clock, mask=seen & ~outside & (margin >= -touch))
-        wanted = (margin >= 0) & seen & outside
-        place = tl.cumsum(wanted.to(tl.int32), 0) - 1
-        tl.store(ids_ptr + found + place, token, mask=wanted)
-        found += tl.sum(wanted.to(tl.int32), 0)
-        rest = tl.where((wanted | ~outside)[None, :], float("-inf"), scores)
+        at_once = (margin >= now) & (margin >= 0) & seen & outside
+        place = tl.cumsum(at_once.to(tl.int32), 0) - 1
+        tl.store(ids_ptr + found + place, token, mask=at_once)
+        found += tl.sum(at_once.to(tl.int32), 0)
+        later = (margin >= 0) & seen & outside & ~at_once
+        place = coming + tl.cumsum(later.to(tl.int32), 0) - 1
+        tl.store(later_ptr + place, token, mask=later & (place < FRESH))
+        coming += tl.sum(later.to(tl.int32), 0)
+        rest = tl.where((at_once | ~outside)[None, :], float("-inf"), scores)
         higher = tl.maximum(tail_top, tl.max(rest, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         tail_sum = tail_sum * tl.exp(tail_top - shift) + tl.sum(tl.exp(rest - shift[:, None]), 1)
@@ -66,36 +77,85 @@ def _choose(
     some = tail_sum > 0
     tail = tl.where(some, tail_top + tl.log(tl.where(some, tail_sum, 1.0)), float("-inf"))
     tl.store(tail_ptr + (row * splits + split) * kv_heads * GROUP + head * GROUP + g, tail, mask=real)
-    tl.store(count_ptr + own * splits + split, found)
+    tl.store(count_ptr + (own * splits + split) * 2, found)
+    tl.store(count_ptr + (own * splits + split) * 2 + 1, tl.minimum(coming, FRESH))
+
+
+@triton.jit
+def list_coming(
+    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, own, pool, each, n, splits,
+    FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr,
+):  # fmt: skip
+    """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
+    f, s = tl.arange(0, FRESH), tl.arange(0, SPLITS_PAD)
+    counts = count_ptr + (own * splits + s) * 2
+    here = tl.load(counts, mask=s < splits, other=0)
+    more = tl.load(counts + 1, mask=s < splits, other=0)
+    total = tl.sum(here, 0)
+    here_end, more_end = tl.cumsum(here, 0), total + tl.cumsum(more, 0)
+    first = f < total
+    which = tl.where(first, tl.sum((here_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
+    before = tl.sum(tl.where(s[None, :] < which[:, None], here[None, :], 0), 1)
+    token = tl.load(ids_ptr + own * n + which.to(tl.int64) * each + f - before, mask=first, other=-1)
+    second = (f >= total) & (f < total + tl.sum(more, 0))
+    which = tl.where(second, tl.sum((more_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
+    before = total + tl.sum(tl.where(s[None, :] < which[:, None], more[None, :], 0), 1)
+    at = later_ptr + (own * splits + which) * FRESH + f - before
+    token = tl.where(second, tl.load(at, mask=second, other=-1), token)
+    room = tl.load(next_ptr + pool * FRESH + f) >= 0
+    token = tl.where(room, token, -1)
+    tl.store(coming_ptr + pool * FRESH + f, token)
+    tl.store(began_ptr + pool, total)
+    return tl.sum((token >= 0).to(tl.int32), 0)
+
+
+@triton.jit
+def _list(
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, came_ptr, kv_heads, n, splits,
+    FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
+    pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
+    came = list_coming(
+        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, row * kv_heads + head, pool, each, n, splits,
+        FRESH, SPLITS_PAD,
+    )  # fmt: skip
+    tl.store(came_ptr + row * kv_heads + head, came)
 
 
 @triton.jit
 def _fetch(
-    q_ptr, memory_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
-    seq_ptr, gpu_ptr, next_ptr, coming_ptr, scale, softcap, kv_heads, n, splits, places, fresh, first_block,
+    q_ptr, memory_ptr, table_ptr, tokens_ptr, ids_ptr, later_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
+    seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, scale, softcap, kv_heads, n, splits, places, first_block,
     q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
     g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
     real, inside = g < GROUP, d < D
     own = row * kv_heads + head
-    found = tl.load(count_ptr + own * splits + split)
-    ids_ptr += own * n + split * each
+    found = tl.load(count_ptr + (own * splits + split) * 2)
     slot = tl.load(seq_ptr + row).to(tl.int64)
+    given = (slot * kv_heads + head) * FRESH
+    if split == 0:
+        list_coming(
+            ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, own, slot * kv_heads + head, each, n,
+            splits, FRESH, SPLITS_PAD,
+        )  # fmt: skip
+    ids_ptr += own * n + split * each
+    # the places that are given to what this program finds begin after those of the splits before
+    s = tl.arange(0, SPLITS_PAD)
+    earlier = tl.sum(tl.load(count_ptr + (own * splits + s) * 2, mask=s < split, other=0), 0)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
     memory_ptr += head * head_stride
-    # of the places to be given away, so many are for what this program finds
-    quota = fresh // splits
-    given = (slot * kv_heads + head) * fresh + split * quota
-    for start in range(0, quota, ROWS):
-        tl.store(coming_ptr + given + start + r, tl.full([ROWS], -1, tl.int32), mask=start + r < quota)
     for start in range(0, found, ROWS):
         used = start + r < found
         token = tl.load(ids_ptr + start + r, mask=used, other=0)
@@ -104,10 +164,9 @@ def _fetch(
         wanted = used[:, None] & inside[None, :]
         k = tl.load(at, mask=wanted, other=0.0)
         v = tl.load(at + BLOCK * D, mask=wanted, other=0.0)
-        admitted = used & (start + r < quota)
-        to = tl.load(next_ptr + given + start + r, mask=admitted, other=-1)
+        number = earlier + start + r
+        to = tl.load(next_ptr + given + number, mask=used & (number < FRESH), other=-1)
         admitted = to >= 0
-        tl.store(coming_ptr + given + start + r, token, mask=admitted)
         home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head + (to % BLOCK) * D
         home_at = gpu_ptr + home[:, None] + d[None, :]
         tl.store(home_at, k, mask=admitted[:, None] & inside[None, :])
@@ -131,7 +190,6 @@ def _fetch(
     tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
     if split == 0:
         # the mean value stands in for all that was left out
-        s = tl.arange(0, SPLITS_PAD)
         at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
         tail = tl.load(at, mask=(s < splits)[:, None] & real[None, :], other=float("-inf"))
         high = tl.max(tail, 0)
@@ -144,37 +202,72 @@ def _fetch(
         tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
 
 
+class _Lists(NamedTuple):
+    """What was chosen: see the kernels. look: tokens that a split is a multiple of."""
+
+    ids: Tensor
+    later: Tensor
+    counts: Tensor
+    tail: Tensor
+    look: int
+
+    @property
+    def pad(self) -> int:
+        return int(triton.next_power_of_2(self.counts.shape[2]))
+
+
+def _chosen(work: ScoredWork, now: float) -> _Lists:
+    (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
+    splits = FRESH // ROWS // (2 if rows * kv_heads > MANY else 1)
+    tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
+    count = torch.empty(rows, kv_heads, splits, 2, dtype=torch.int32, device=device)
+    ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
+    later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
+    scores = work.scores
+    if isinstance(scores, Scan):
+        cuda.choose_scored(scores, work.bound, pool, TOUCH, now, ids, later, count, tail)
+        return _Lists(ids, later, count, tail, scores.chunk)
+    _choose[(rows, kv_heads, splits)](
+        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
+        TOUCH, now, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1],
+        scores.stride(1), scores.stride(2), scores.stride(3), GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH, num_warps=4,
+    )  # fmt: skip
+    return _Lists(ids, later, count, tail, LOOK)
+
+
 def attend_scored(
     q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None, deal: Deal | None = None
 ) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
     (_, kv_heads, _, block, _), n, pool = memory.shape, work.scores.shape[-1], work.pool
-    group, splits = q_heads // kv_heads, FRESH // ROWS // (2 if rows * kv_heads > MANY else 1)
+    lists, group = _chosen(work, work.now), q_heads // kv_heads
+    if deal is not None:
+        deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
+    splits = lists.counts.shape[2]
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
-    tail = torch.empty(rows, splits, q_heads, dtype=torch.float32, device=q.device)
-    count = torch.empty(rows, kv_heads, splits, dtype=torch.int32, device=q.device)
-    ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=q.device)
-    sizes = {"GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group))}
-    if cuda.refuses(work.scores):
-        _choose[(rows, kv_heads, splits)](
-            work.tokens, work.scores, work.bound, ids, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
-            TOUCH, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1],
-            work.scores.stride(1), work.scores.stride(2), work.scores.stride(3), **sizes, LOOK=LOOK, num_warps=4,
-        )  # fmt: skip
-        look = LOOK
-    else:
-        cuda.choose_scored(work, TOUCH, ids, count, tail)
-        look = cuda.LOOK
-    if deal is not None:
-        deal(Chosen(ids, count, work.tokens, look))
     _fetch[(rows, kv_heads, splits)](
-        q, memory, work.table, work.tokens, ids, count, tail, work.mean, out, lse,
-        work.seq, pool.gpu, pool.next, pool.coming, scale, softcap or 1.0, kv_heads, n, splits, pool.age.shape[-1],
-        FRESH, pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1), work.table.stride(0),
-        pool.gpu.stride(0), pool.gpu.stride(1), **sizes, BLOCK=block, LOOK=look, ROWS=ROWS,
-        SPLITS_PAD=triton.next_power_of_2(splits), D=d, D_PAD=max(16, triton.next_power_of_2(d)),
+        q, memory, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail, work.mean, out, lse,
+        work.seq, pool.gpu, pool.next, pool.coming, pool.began, scale, softcap or 1.0, kv_heads, n, splits,
+        pool.age.shape[-1], pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1),
+        work.table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1), GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, LOOK=lists.look, ROWS=ROWS,
+        SPLITS_PAD=lists.pad, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
         CAP=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
-    return Taken(Split(out, lse), count)
+    return Taken(Split(out, lse), lists.counts)
+
+
+def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
+    """See `ops/attend_scored.py`."""
+    (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
+    came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
+    _list[(rows, kv_heads)](
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, came, kv_heads,
+        n, lists.counts.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+    )  # fmt: skip
+    bring(pool, memory, work.table, work.seq)
+    renew_pool(pool, work.seq)
+    return came

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.triton.softcap import capped
-from coattn.quantise.sketch import WORD, Scores, Sketcher
+from coattn.quantise.sketch import WORD, Scores, Sketcher, guess
 
 ROWS = 128
 """Keys per program."""
@@ -112,7 +112,7 @@ def score_sketch(
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    return Scores(out, lse)
+    return Scores(out, lse, guess(worth.float(), rest))
 
 
 @triton.jit

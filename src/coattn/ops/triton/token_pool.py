@@ -1,4 +1,4 @@
-"""`renew_pool` on a GPU: one program for a sequence and KV head."""
+"""`renew_pool` on a GPU: one program for a sequence and KV head; `bring`: a few for all."""
 
 from __future__ import annotations
 
@@ -50,6 +50,53 @@ def _renew(
         number = tl.where(older, tl.cumsum(older.to(tl.int32), 0), before + tl.cumsum(same.to(tl.int32), 0)) - 1
         tl.store(next_ptr + number, p.to(tl.int32), mask=(older | same) & (number < FRESH))
         tl.store(clock_ptr + own, clock + 1)
+
+
+PROGRAMS = 48
+"""That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency."""
+ROWS = 16
+"""Of a program at a time."""
+
+
+@triton.jit
+def _bring(
+    memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, heads, pieces, places, nobody,
+    first_block, block_stride, head_stride, table_seq, gpu_block, gpu_head,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        # neighbours take pieces of different heads: lists are longest at their beginnings
+        line = piece % (pieces // (FRESH // ROWS))
+        start = piece // (pieces // (FRESH // ROWS)) * ROWS
+        row, head = (line // heads).to(tl.int64), (line % heads).to(tl.int64)
+        slot = tl.load(seq_ptr + row).to(tl.int64)
+        own = slot * heads + head
+        token = tl.load(coming_ptr + own * FRESH + start + r)
+        begin = tl.where(slot < nobody, tl.load(began_ptr + own), FRESH)
+        used = (token >= 0) & (start + r >= begin)
+        if tl.max(used.to(tl.int32), 0) > 0:
+            to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
+            ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
+            away = ids * block_stride + head * head_stride + (token % BLOCK) * D
+            home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head
+            home += (to % BLOCK) * D
+            mask = used[:, None] & (d < D)[None, :]
+            k = tl.load(memory_ptr + away[:, None] + d[None, :], mask=mask)
+            v = tl.load(memory_ptr + away[:, None] + d[None, :] + BLOCK * D, mask=mask)
+            tl.store(gpu_ptr + home[:, None] + d[None, :], k, mask=mask)
+            tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
+
+
+def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:
+    """See `ops/token_pool.py`."""
+    (slots, heads), (block, d) = pool.clock.shape, memory.shape[3:]
+    pieces = len(seq) * heads * (FRESH // ROWS)
+    _bring[(min(PROGRAMS, pieces),)](
+        memory, table, seq, pool.gpu, pool.next, pool.coming, pool.began, heads, pieces, pool.age.shape[-1], slots - 1,
+        pool.first, memory.stride(0), memory.stride(1), table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
+        BLOCK=block, ROWS=ROWS, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)), num_warps=4,
+    )  # fmt: skip
 
 
 def renew_pool(pool: TokenPool, seq: Tensor) -> None:

@@ -13,30 +13,25 @@ from coattn.call import Call
 from coattn.execute.base import Result, State
 from coattn.execute.cpu import Cpu
 from coattn.execute.pull import Pull
-from coattn.handover.base import Hand
 from coattn.ops.attend_scored import Chosen, attend_scored
 from coattn.ops.deal import deal
-from coattn.ops.merge import merge_states
 from coattn.part import check_count
+from coattn.state import Split
 from coattn.types import BlockWork, EntryWork, ScoredWork, Step
 
 MOST = 512
 """Entries a KV head that the CPU is given at most in a step; the GPU fetches what is more."""
-EVERY = 8
-"""Decode steps between two looks at who was waited for."""
-NEARLY = 0.05
-"""Times that differ by no more are called equal."""
 
 
 @dataclass
-class Split(Pull):
+class Both(Pull):
     """Of the entries chosen in DRAM the GPU fetches some, the CPU attends to the others meanwhile; both exactly.
 
     How many the GPU fetches follows what is measured: where it waited for the CPU it takes more, where the CPU was
     done first, fewer. Each layer has its own number.
     """
 
-    name = "split"
+    name = "both"
     runs = frozenset({"host", "scored"})
     provides = frozenset({"pull", "cpu"})
     help_text = {
@@ -49,12 +44,8 @@ class Split(Pull):
     _cpu: Cpu = field(init=False, repr=False, default_factory=Cpu)
     _stay: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer, on its device: entries a KV head that the GPU fetches."""
-    _numbers: dict[int, int] = field(init=False, repr=False, default_factory=dict)
-    """The same, as they were last set."""
-    _hand: Hand | None = field(init=False, repr=False, default=None)
     _given: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer: the lengths of the lists that the CPU had in the last step that was not captured."""
-    _steps: int = field(init=False, repr=False, default=0)
+    """By layer: the lengths of the lists that the CPU had last."""
 
     def __post_init__(self) -> None:
         check_count("fetch", self.fetch, 0)
@@ -62,42 +53,28 @@ class Split(Pull):
     def open(self, cache: KVCache) -> None:
         super().open(cache)
         self._cpu.cache = cache
-        self._numbers = dict.fromkeys(cache.spec.layers, self.fetch)
         device = cache.spec.device
-        self._stay = {x: torch.tensor([self.fetch], dtype=torch.int32, device=device) for x in self._numbers}
+        self._stay = {x: torch.tensor([self.fetch], dtype=torch.int32, device=device) for x in cache.spec.layers}
 
     def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
-        if not isinstance(work, ScoredWork) or call.table is None:
+        if not isinstance(work, ScoredWork) or call.table is None or call.on_side:
             return super().run(call, work)
         assert self.cache.host is not None
-        memory, cap, hand = self.cache.host.memory[call.layer], call.shape.softcap, call.table.hand
+        memory, table, stay = self.cache.host.memory[call.layer], call.table, self._stay[call.layer]
         asked: list[Result] = []
 
         def share(chosen: Chosen) -> None:
-            index, count = hand.room(call, memory, chosen, MOST)
-            deal(chosen, self._stay[call.layer], index, count)
-            table = call.table
-            assert table is not None
+            index, count = table.hand.room(call, memory, chosen, MOST, (stay, self.fetch) if self.balance else None)
+            deal(chosen, stay, index, count)
             self._given[call.layer] = count
-            asked.append(hand.ask(self._cpu, call, EntryWork(table.memory.host("host_blocks"), index, count)))
+            asked.append(table.hand.ask(self._cpu, call, EntryWork(table.memory.host("host_blocks"), index, count)))
 
-        found = attend_scored(call.q, memory, work, call.scale, cap, share)
-        self._taken[call.layer], self._hand = found.count, hand
-        return merge_states([found.states, *(fetch() for fetch in asked)])
-
-    def commit(self, step: Step) -> None:
-        self._steps += 1
-        if not self.balance or self._hand is None or self._steps % EVERY:
-            return
-        for layer, (own, other) in self._hand.times().items():
-            now = self._numbers[layer]
-            if other > own * (1 + NEARLY):
-                now = min(now + now // 4 + 4, MOST)
-            elif other < own * (1 - NEARLY):
-                now = max(now - now // 8 - 2, 0)
-            if now != self._numbers[layer]:
-                self._numbers[layer] = now
-                self._stay[layer].fill_(now)
+        found = attend_scored(call.q, memory, work, call.scale, call.shape.softcap, share)
+        self._taken[call.layer] = found.count
+        others = [fetch() for fetch in asked]
+        # the last piece is that of what nobody attended to
+        out = torch.cat([*(state.out for state in others), found.states.out], 1)
+        return Split(out, torch.cat([*(state.lse for state in others), found.states.lse], 1))
 
     def report(self, step: Step) -> dict[str, Any]:
         found = super().report(step)
@@ -105,5 +82,5 @@ class Split(Pull):
         if "row_entries" in found and given:
             mean = sum(given) / len(given)
             found |= {"row_entries": found["row_entries"] + mean, "cpu_entries": mean}
-            found["fetched_at_most"] = sum(self._numbers.values()) / len(self._numbers)
+            found["fetched_at_most"] = sum(int(x) for x in self._stay.values()) / len(self._stay)
         return found

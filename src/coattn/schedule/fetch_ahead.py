@@ -1,0 +1,52 @@
+"""What a layer will fetch is on its way before the layer's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coattn.call import Call
+from coattn.part import check_count
+from coattn.schedule.inline import Inline
+from coattn.types import Selection, Step
+
+
+@dataclass
+class FetchAhead(Inline):
+    """While the GPU is at a layer, what the predicted query of the next one wants comes into the pool, beside it.
+
+    The layer's own query then picks as ever: it attends to what it wants, wherever that lies, and fetches what is still
+    missing. So a bad prediction costs time and no quality.
+    """
+
+    name = "fetch_ahead"
+    needs = frozenset({"picks_ahead"})
+    picks_again = True
+    help_text = {
+        "fetch_from": "first layer that is fetched for ahead; queries of the very first are predicted badly in many "
+        "models",
+    }
+
+    fetch_from: int = 2
+    _started: dict[int, tuple[Step, Callable[[], None]]] = field(init=False, repr=False, default_factory=dict)
+    """By layer: the step, and what makes it wait for what was fetched."""
+
+    def __post_init__(self) -> None:
+        check_count("fetch_from", self.fetch_from, 1)
+
+    def predicts(self, layer: int) -> bool:
+        return layer >= self.fetch_from
+
+    def predict(self, call: Call, selection: Selection) -> None:
+        assert call.table is not None
+        for executor, work in self.runs(selection, False):
+            executor.run(call, work)  # whatever a predicted query picked is fetched, not attended
+        self._started[call.layer] = call.step, call.table.hand.mark()
+
+    def begin(self, call: Call) -> None:
+        step, wait = self._started.pop(call.layer, (None, None))
+        if wait is not None and step is call.step:
+            wait()
+
+    def release(self) -> None:
+        self._started.clear()
