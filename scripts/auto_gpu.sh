@@ -20,9 +20,10 @@ SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-pyth
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 
-# full size first: what is promised of the defaults; then all at equal bytes; an exact row shows what rounding alone does
-AUTO=(auto,pool_share=0.0625 auto,pool_share=0.0625,code_bytes=32 auto)
-ROWS=("${AUTO[@]}" offload quest scout hgca hcattention)
+# auto as it is, its index 6.25% and 12.5% of the KV; the others get the bytes that it takes with pool and window
+# an exact row shows what rounding alone does
+LIKE=(--like auto --like auto,code_bytes=32)
+ROWS=(offload scout quest hgca hcattention)
 
 beside() { # NAME: prints a process that runs on its own cores
     local first=$((($1 * CORES) % $(nproc)))
@@ -32,8 +33,8 @@ beside() { # NAME: prints a process that runs on its own cores
 sweep() { # NUMBER NAME MODEL TEXT PREFILL DECODE STRIDE LENGTH
     local text=()
     [ "$4" = topics ] || text=(--text "$TEXTS/$4.txt")
-    timeout --signal=INT --kill-after=10 "$LIMIT" $(beside "$1") "$PYTHON" -m coattn eval sweep "${ROWS[@]}" \
-        --budget 6.25%,12.5% --model "$3" "${text[@]}" --dtype bfloat16 --prefill "$5" --decode "$6" --stride "$7" \
+    timeout --signal=INT --kill-after=10 "$LIMIT" $(beside "$1") "$PYTHON" -m coattn eval sweep "${ROWS[@]}" "${LIKE[@]}" \
+        --model "$3" "${text[@]}" --dtype bfloat16 --prefill "$5" --decode "$6" --stride "$7" \
         --length "$8" --out "$OUT/$2_$4.json" >"$OUT/$2_$4.log" 2>&1
 }
 

@@ -15,10 +15,10 @@ TEXTS = ("essays", "source", "topics")
 
 
 def label(row: dict[str, Any]) -> str:
-    """The row as people call it: its budget, and what else was set."""
-    if row.get("budget"):
-        return f"{row['method']}, {row['budget']:.4g}".replace("0.0625", "6.25%").replace("0.125", "12.5%")
-    return str(row["row"]).replace(",pool_share=0.0625", "").replace(",", ", ")
+    """The row as people call it."""
+    if not row.get("budget"):
+        return str(row["row"]).replace(",", ", ")
+    return f"{row['method']}, {row['budget']:.0%}"
 
 
 def cell(row: dict[str, Any] | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.table import Table
@@ -26,30 +26,40 @@ if TYPE_CHECKING:
 @click.argument("rows", nargs=-1, required=True)
 @click.option("--budget", help="Set each row's size so that its KV on the GPU is this share: 6.25%,12.5%.")
 @click.option(
+    "--like", multiple=True, metavar="ROW", help="Run this row as it is, and others at its bytes; repeatable."
+)
+@click.option(
     "--files", metavar="DIR", help="Where what is calibrated lies; default: beside --out, or in a folder that is lost."
 )
 @resumed_options
-def sweep(rows: tuple[str, ...], budget: str | None, files: str | None, **options: Any) -> None:
+def sweep(rows: tuple[str, ...], budget: str | None, like: tuple[str, ...], files: str | None, **options: Any) -> None:
     """Perplexity and fidelity of many rows on the same windows, beside full attention, which is read once.
 
     A row is a method and its parameters; alternatives stand beside each other and are all run:
 
     \b
     coattn eval sweep "hgca,window_blocks=32|128,beta=0.5|1" oracle,budget=2048 --prefill 7168
-    coattn eval sweep auto scout hcattention quest hgca --budget 6.25%,12.5% --prefill 7168
+    coattn eval sweep scout hcattention quest hgca --like auto --prefill 7168
 
-    With --budget each row's own size parameters are set so that its KV in GPU memory is that share of all, in turn for
-    each share; a row whose size is given runs as it is. The codebook of hcattention, the skew of infinigen and the
-    heads of duo are then made of Python's help topics where no file is given.
+    With --budget or --like each row's own size parameters are set so that its KV in GPU memory is that share of all, in
+    turn for each share; a row whose size is given runs as it is. The codebook of hcattention, the skew of infinigen and
+    the heads of duo are then made of Python's help topics where no file is given.
     """
     from coattn.evaluate.sweep import expand
     from coattn.evaluate.tasks.budget import parse_budgets
 
-    wanted = {row.name: row for spec in rows for row in expand(spec, parse_settings)}
-    shares = parse_budgets(budget) if budget else []
+    wanted, measures = ([row for spec in specs for row in expand(spec, parse_settings)] for specs in (rows, like))
+    sizes = Sizes(parse_budgets(budget) if budget else [], measures)
     target, subject = writable(options["target"]), prepare(options)
     with kept(files, target) as folder:
-        sweep_rows(subject, wanted, shares, folder, target, options["as_json"])
+        sweep_rows(subject, wanted, sizes, folder, target, options["as_json"])
+
+
+class Sizes(NamedTuple):
+    """Shares of the KV, and rows whose bytes others get."""
+
+    shares: list[float]
+    measures: list[Row]
 
 
 @contextmanager
@@ -65,7 +75,7 @@ def kept(files: str | None, target: Path | None) -> Iterator[Path]:
 
 
 def sweep_rows(
-    subject: Subject, wanted: dict[str, Row], shares: list[float], folder: Path, target: Path | None, as_json: bool
+    subject: Subject, rows: list[Row], sizes: Sizes, folder: Path, target: Path | None, as_json: bool
 ) -> None:
     """Sizes the rows, runs those that are missing, writes the result, prints it."""
     from coattn.evaluate.results import Results
@@ -75,10 +85,11 @@ def sweep_rows(
     def say(text: str) -> None:
         err.print(text, soft_wrap=True, highlight=False)
 
-    files = Files(subject.loaded, folder, default_text(), say) if shares else None
-    if files is not None:
+    wanted, files = {row.name: row for row in rows}, None
+    if any(sizes):
+        files = Files(subject.loaded, folder, default_text(), say)
         windows = len(subject.windows.starts), subject.windows.length
-        wanted = at_budgets(list(wanted.values()), shares, windows, files)
+        wanted = at_budgets(rows, sizes.shares, sizes.measures, windows, files)
     config = {"evaluation": "sweep", **subject.config(), "rows_wanted": list(wanted)}
     results = Results(target, config, lambda _: {}, items="rows", key="row")
     run(subject, results, wanted, files)

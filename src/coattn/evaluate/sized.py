@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from coattn.evaluate.sweep import Row
 from coattn.evaluate.tasks import budget as budgets
 from coattn.evaluate.tasks import row as tasks
@@ -13,6 +15,7 @@ from coattn.evaluate.tasks.calibrated import calibrated
 from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.text import Text
+from coattn.types import LayerShape
 
 Say = Callable[[str], None]
 
@@ -33,14 +36,23 @@ class Files:
         return replace(row, composed=made)
 
 
-def at_budgets(rows: Sequence[Row], shares: Sequence[float], windows: tuple[int, int], files: Files) -> dict[str, Row]:
-    """Every row at every share of the KV, by name. windows: how many, and the tokens of each.
+def at_budgets(
+    rows: Sequence[Row], shares: Sequence[float], measures: Sequence[Row], windows: tuple[int, int], files: Files
+) -> dict[str, Row]:
+    """The measures as they are, then every row at every share of the KV and at the bytes of every measure, by name.
 
     A row whose size was given, or that has none, is there once, as it was written. Codebooks go by the size: rows that
-    need one are not complete yet.
+    need one are not complete yet. windows: how many, and the tokens of each. Bytes are those of KV in 16 bits where the
+    model has wider numbers: what is chosen is then what it is in 16 bits.
     """
-    size = budgets.Size(describe_layers(files.loaded.model), *windows)
+    layers = [_narrow(shape) for shape in describe_layers(files.loaded.model)]
+    size = budgets.Size(layers, *windows)
     found: dict[str, Row] = {}
+    taken = {row.name: budgets.needed(size, row.composed) / size.whole for row in measures}
+    for row in measures:
+        files.say(f"{row.name}: {taken[row.name]:.2%} of the KV on the GPU as it is")
+        found[row.name] = Row(row.name, row.composed, {"budget": None, "gpu_share": taken[row.name]})
+    shares = [*shares, *taken.values()]
     for row in rows:
         ready = row if "codebook" in row.composed.params else files.complete(row)
         for share in shares:
@@ -50,6 +62,11 @@ def at_budgets(rows: Sequence[Row], shares: Sequence[float], windows: tuple[int,
                 continue
             files.say(budgets.describe(replace(settled, row=made), size))
             assert made.composed is not None, "a sweep has no row of plain Transformers"
-            taken = {"budget": share if settled.set else None, "gpu_share": settled.planned, "budget_why": settled.why}
-            found[made.name] = Row(made.name, made.composed, taken)
+            wanted = share if settled.set else None
+            known = {"budget": wanted, "gpu_share": settled.planned, "budget_why": settled.why}
+            found[made.name] = Row(made.name, made.composed, known)
     return found
+
+
+def _narrow(shape: LayerShape) -> LayerShape:
+    return replace(shape, dtype=torch.bfloat16) if shape.dtype.itemsize > 2 else shape
