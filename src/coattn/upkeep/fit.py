@@ -27,7 +27,9 @@ SPAN = 2048
 AGAIN = 2
 """A sequence that has grown by this factor since it was fitted is fitted again."""
 
-
+SINKS = 1
+"""First blocks that stay in GPU memory: the first token can weigh most of all, and its key is so unlike the others that
+a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
 MOST = 8192
@@ -72,7 +74,7 @@ class Fit(Upkeep):
         blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
         if room is not None:  # the window and the sketches come first
             blocks = max(1, min(blocks, room // 4 // (spec.seqs * spec.block_bytes(config.block))))
-        return replace(spec, pool_blocks=blocks, pool_listed=True)
+        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
