@@ -40,9 +40,10 @@ UNKNOWN = 2048
 
 @dataclass
 class Fit(Upkeep):
-    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled: fits the sketch, and
-    fills a pool in GPU memory with the tokens that the last queries attend to most. Steps attend to all of the pool;
-    what they fetch takes the places of tokens that were wanted longest ago."""
+    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled or an audit finds that
+    estimates have drifted: fits the sketch. At first fills a pool in GPU memory with the tokens that the last queries
+    attend to most. Steps attend to all of the pool; what they fetch takes the places of tokens that were wanted longest
+    ago."""
 
     name = "fit"
     needs = frozenset({"sketch"})
@@ -92,7 +93,8 @@ class Fit(Upkeep):
                 self._sketch.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 blocks, first = history // self.cache.block, self.cache.gpu.first(length)
-                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0):
+                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0) or slot in self._sketch.stale:
+                    self._sketch.stale.discard(slot)
                     moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
                     self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
 
