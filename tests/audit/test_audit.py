@@ -12,10 +12,12 @@ from torch import Tensor
 
 from coattn.audit.audit import Chosen
 from coattn.audit.control import LEAST, ROOTS, Control
+from coattn.audit.drift import CASES, Drift
 from coattn.audit.measure import Finding
 from coattn.audit.ratios import Ratios
 from coattn.audit.tally import Mean, Tally, student
 from coattn.cache.ledger import Ledger
+from coattn.index.sketch import Sketch
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
@@ -225,3 +227,45 @@ def test_a_request_over_its_target_says_by_how_much() -> None:
     assert tally.summary()["over_target"] == 1.5
     assert Tally.of([tally, tally]).summary()["audits"] == 18  # type: ignore[union-attr]
     assert Tally(0.02).summary()["error"] is None
+
+
+def test_estimates_that_are_as_far_off_as_at_first_do_not_drift() -> None:
+    drift, draws = Drift(), random.Random(4)
+    for _ in range(20 * CASES):
+        estimated = draws.lognormvariate(-4, 1)
+        assert not drift.add(1.4 * estimated * draws.uniform(0.8, 1.2), estimated)
+    assert drift.ratio == pytest.approx(1.0, abs=0.1)
+    found = [drift.add(2.1 * x, x) for x in (draws.lognormvariate(-4, 1) for _ in range(2 * CASES))]
+    assert any(found)  # half again as much as at first, within two rounds of cases
+    assert not any(found[: CASES // 4])
+
+
+def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -> None:
+    world = World(seqs=1, quality=0.9, code_bytes=4)
+    world.step(150)
+    for _ in range(4):
+        world.step(1)
+    (audit,), sketch = world.runtime.audits(), world.runtime.groups[0].index
+    assert isinstance(sketch, Sketch)
+    known, of = dict(sketch.fitted), sketch.tables[0].of.clone()
+    audit.drifts.clear()
+    chosen = Chosen(0, 0, 0, 0, world.lengths[0], 0.01)
+
+    def found(missed: float) -> Finding:
+        return Finding(*(torch.tensor([x], dtype=torch.float64) for x in (0.01, missed, 0.05)))
+
+    take = type(audit)._take
+    for missed in [0.05] * CASES + [0.1] * (CASES - 4):
+        take(audit, chosen, found(missed))
+    assert sketch.stale == set()
+    for _ in range(4):
+        take(audit, chosen, found(0.1))
+    assert (sketch.stale, audit.report()["refits"]) == ({0}, 1)
+    held = sketch.pools[0].token_of.clone()
+    step = Step.of((0,), (world.lengths[0],), (1,))
+    world.runtime.begin(step)
+    assert sketch.stale == set()
+    assert sketch.fitted[0] >= known[0]
+    assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
+    assert torch.equal(sketch.pools[0].token_of, held)
+    world.runtime.abort()

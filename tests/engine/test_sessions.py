@@ -57,8 +57,9 @@ def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, tmp_path: 
             assert found.token_ids == want.token_ids
 
 
-def test_exact_turns_are_those_of_one_long_prompt(tmp_path: Path) -> None:
-    with engine("cpu", tmp_path) as llm:
+@pytest.mark.parametrize(("method", "more"), [("cpu", {}), ("auto", {"quality": 1.0, "block": 8, "window_blocks": 2})])
+def test_exact_turns_are_those_of_one_long_prompt(method: str, more: dict[str, Any], tmp_path: Path) -> None:
+    with engine(method, tmp_path, **more) as llm:
         session, said = llm.session(), []
         for turn in TURNS:
             said += turn

@@ -56,3 +56,25 @@ def test_exact_rows_have_a_ratio_of_one_and_others_say_what_they_keep(folder: Pa
     assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     again = run(folder, *rows, "--out", str(target))
     assert again["rows"] == list(found.values())
+
+
+def test_rows_are_sized_to_a_share_of_the_kv_and_calibrated(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "sweep.json"
+    rows = ["hgca,block=8", "auto,block=8,pool_share=0.25", "hcattention,block=8,centroids=16", "full"]
+    found = run(folder, *rows, "--budget", "40%,80%", "--like", "hgca,block=8,window_blocks=3", "--out", str(target))
+    found = found["rows"]
+    methods = ["hgca", "hgca", "hgca", "hgca", "auto", "hcattention", "hcattention", "hcattention", "full"]
+    assert [row["method"] for row in found] == methods
+    model, small, large, same, given, *coded, full = found
+    assert same["params"] == model["params"]
+    assert same["gpu_share"] == model["gpu_share"]
+    assert [small["budget"], large["budget"], given["budget"], full["budget"]] == [0.4, 0.8, None, None]
+    assert small["params"]["window_blocks"] < large["params"]["window_blocks"]
+    for row in (small, large, *coded):
+        assert row["gpu_share"] <= row["budget"] or row["budget_why"]
+    for row in (small, large):  # planned as it is taken, but for 16 bits
+        assert row["gpu_share"] == pytest.approx(row["gpu_kv_bytes"] / full["gpu_kv_bytes"], rel=0.1)
+    assert given["params"]["pool_share"] == 0.25
+    assert given["gpu_share"] * full["gpu_kv_bytes"] <= given["gpu_kv_bytes"]  # which has staging memory too
+    assert all(row["kl_95"][0] <= row["kl"] <= row["kl_95"][1] for row in found)
+    assert list((tmp_path / "sweep_calibrated").iterdir())

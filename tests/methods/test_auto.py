@@ -53,6 +53,11 @@ class World:
         return found
 
     @property
+    def sinks(self) -> int:
+        """First tokens, which stay in GPU memory: places in a pool count from the token after them."""
+        return self.runtime.groups[0].cache.gpu.sinks * BLOCK
+
+    @property
     def sketch(self) -> Sketch:
         index = self.runtime.groups[0].index
         assert isinstance(index, Sketch)
@@ -70,7 +75,7 @@ class World:
                     start = pool.first + slot * len(tokens) // BLOCK
                     rows = pool.gpu[start : start + len(tokens) // BLOCK, head].transpose(0, 1).flatten(1, 2)
                     for i in range(2):
-                        torch.testing.assert_close(rows[i], self.kv[slot][layer][i][tokens, head])
+                        torch.testing.assert_close(rows[i], self.kv[slot][layer][i][tokens + self.sinks, head])
                     young += int((pool.age[slot, head] > 0).sum())
                     size += len(tokens)
             assert 0 < young <= size
@@ -88,7 +93,9 @@ class World:
         for head in range(KV_HEADS):
             coded = planes[:, head] @ table.worth[head] + table.base[head]
             q = self.q[layer][slot, head * GROUP : (head + 1) * GROUP]
-            held = self.held[layer][slot, head, :edge]
+            held = torch.zeros(edge, dtype=torch.bool)
+            held[self.sinks :] = self.held[layer][slot, head, : edge - self.sinks]
+            held[: self.sinks] = True
             own = q @ k[:, head].T
             scores = torch.cat([torch.where(held, own[:, :edge], q @ coded.T), own[:, edge:]], 1) * SCALE
             weights = scores.softmax(-1)[:, :edge]

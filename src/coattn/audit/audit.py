@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coattn.audit.control import Control
+from coattn.audit.drift import Drift
 from coattn.audit.measure import Case, Finding, Rows, host_rows, measure
 from coattn.audit.ratios import Ratios
 from coattn.audit.tally import Tally
@@ -56,6 +57,10 @@ class Audit:
         self.tally, self.ratios, self.control = Tally(self.target), Ratios(), Control()
         self.tallies: dict[int, Tally] = {}
         """By sequence."""
+        self.drifts: dict[int, Drift] = {}
+        """By sequence, since it was fitted last."""
+        self.refits = 0
+        """How often a sketch did not fit any more."""
         self.skipped = 0
         """Steps without a case, since the one before was not done."""
         self._draws = random.Random(0)
@@ -143,6 +148,7 @@ class Audit:
         if not keep:
             self.tallies.pop(slot, None)
             self.control.forget(slot)
+        self.drifts.pop(slot, None)
 
     def of(self, slot: int) -> Tally:
         """What is found of a sequence; goes on as it does."""
@@ -151,7 +157,8 @@ class Audit:
     def report(self) -> dict[str, Any]:
         """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
         mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the
-        share of cases in which it was where those before it said."""
+        share of cases in which it was where those before it said; refits: sketches that were fitted again because the
+        mass left out had drifted away from its estimate."""
         ratios, factors = (
             self.ratios,
             [self.control.factor(slot) for slot in list(self.tallies)] or [self.control.factor(-1)],
@@ -163,6 +170,7 @@ class Audit:
             "foretold": round(ratios.inside / ratios.checked, 4) if ratios.checked else None,
             "floor_factor": round(sum(factors) / len(factors), 4),
             "skipped": self.skipped,
+            "refits": self.refits,
         }
 
     def release(self) -> None:
@@ -186,6 +194,10 @@ class Audit:
             tally.add(error, missed, estimated)
         self.ratios.add(missed, estimated)
         self.control.add(chosen.slot, error, chosen.floor)
+        if self.drifts.setdefault(chosen.slot, Drift()).add(missed, estimated):
+            del self.drifts[chosen.slot]
+            self.floors.stale.add(chosen.slot)
+            self.refits += 1
 
     def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:
         """Only reads. done: on a GPU, the event after which the step and its copy are over."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, BlockTable
+from coattn.cache.blocks import BlockMemory, BlockTable, runs
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
 from coattn.ops.reference.append import read_rows, write_rows
@@ -86,8 +86,8 @@ def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) 
             _write(cache.gpu.memory[layer], ids, kept.tensors[f"window.{layer}"])
         if f"averages.{layer}" in kept.tensors:
             _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
-        if again:
-            _bring(cache, layer, slot, range(again[0], again[-1] + 1))
+        for start, end in runs(again):  # the sinks, and the newest
+            _bring(cache, layer, slot, range(again[start], again[end - 1] + 1))
 
 
 def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:

@@ -101,7 +101,8 @@ class KVCache:
             self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent, beside)
             self.gpu.numbered = self.turned is not None
         else:
-            self.gpu = NewestBlocks(self.block, spec, given.window_blocks, getattr(given, "sink_blocks", 0))
+            sinks = getattr(given, "sink_blocks", spec.sink_blocks)
+            self.gpu = NewestBlocks(self.block, spec, given.window_blocks, sinks)
             what, dtype = "Keeping every token", given.host_dtype
             if config.host == "kv":
                 memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side)

@@ -29,6 +29,8 @@ class CacheSpec:
     """GPU blocks of each sequence beside its window, which belong to the upkeep."""
     pool_listed: bool = False
     """Whether decode steps attend to a sequence's pool as they do to its window."""
+    sink_blocks: int = 0
+    """First blocks of a sequence that stay in GPU memory beside its window, where upkeep wants them."""
     kept: int = 0
     """Entries of a sequence in a decode step at most, where upkeep drops the others after the prompt."""
     lag: int = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its parameters, and how the user wrote it."""
+    """A method with its parameters, and how the user wrote it. size: what is known of its GPU memory."""
 
     name: str
     composed: Composed
+    size: Mapping[str, Any] = field(default_factory=dict)
 
 
 def expand(spec: str, parse: Any) -> list[Row]:
@@ -65,7 +67,10 @@ def full() -> Composed:
 
 
 def compare(own: Forced, reference: Forced) -> dict[str, Any]:
-    """Perplexity over the decode steps and its ratio to full attention's, KL, agreement, entries attended, bytes."""
+    """Perplexity over the decode steps and its ratio to full attention's, KL, agreement, entries attended, bytes.
+
+    Intervals are of 95%, from the spread of single tokens, which are taken for independent of each other.
+    """
     losses, exact = own.losses.flatten(), reference.losses.flatten()
     kl = torch.cat([fidelity.kl_divergence(a, b) for a, b in zip(reference.logits, own.logits, strict=True)])
     top1 = (own.logits.argmax(-1) == reference.logits.argmax(-1)).double().mean()
@@ -77,6 +82,15 @@ def compare(own: Forced, reference: Forced) -> dict[str, Any]:
         "ratio_95": perplexity.interval(difference),
         "tokens": len(losses),
         "kl": kl.mean().item(),
+        "kl_95": _around(kl),
         "top1": top1.item(),
         **own.report,
     }
+
+
+def _around(found: Tensor) -> list[float] | None:
+    """95% interval of the mean of something that is never negative."""
+    if len(found) < 2:
+        return None
+    middle, wide = found.mean().item(), perplexity.NORMAL_95 * found.std().item() / math.sqrt(len(found))
+    return [max(0.0, middle - wide), middle + wide]

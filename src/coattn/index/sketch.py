@@ -92,6 +92,8 @@ class Sketch(Index):
     """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
+    stale: set[int] = field(init=False, repr=False, default_factory=set)
+    """Sequences whose estimates have drifted, as an audit found: they are to be fitted again."""
     _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -172,7 +174,7 @@ class Sketch(Index):
         """Fits the sketch to a sequence's first `blocks` full blocks, by layer, and codes them.
 
         first: the block up to which steps attend in DRAM: of those, what the last queries `[n, q_heads, d]` attend to
-        most fills the pool.
+        most fills the pool of a sequence that has none yet.
         """
         cache = self.cache
         assert cache.host is not None
@@ -196,7 +198,8 @@ class Sketch(Index):
                 for start in range(0, blocks, each):
                     part = keys[start * cache.block : (start + each) * cache.block]
                     self._store(layer, slot, ids[start : start + each], part)
-                self._fill(layer, slot, first, keys, values, last.get(layer))
+                if slot not in self.fitted:  # else it holds what steps want now, which the prompt's queries do not know
+                    self._fill(layer, slot, first, keys, values, last.get(layer))
         self.fitted[slot] = blocks
 
     def _fill(self, layer: int, slot: int, first: int, keys: Tensor, values: Tensor, last: Tensor | None) -> None:
@@ -220,6 +223,7 @@ class Sketch(Index):
     def forget(self, slot: int) -> None:
         """A new sequence begins there."""
         self.fitted.pop(slot, None)
+        self.stale.discard(slot)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def truncate(self, slot: int, keep: int) -> None:

@@ -20,6 +20,8 @@ class Floors:
 
     def __init__(self, floor: float, rows: int, device: torch.device) -> None:
         self.floor = floor
+        self.stale: set[int] = set()
+        """Sequences whose estimates have drifted: whoever corrects floors says so, whoever made the estimates reads."""
         self._memory = TableMemory({"floor": 0}, rows, device)
         self._written: tuple[float, ...] = ()
         self.write(())

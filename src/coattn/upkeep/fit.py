@@ -27,7 +27,9 @@ SPAN = 2048
 AGAIN = 2
 """A sequence that has grown by this factor since it was fitted is fitted again."""
 
-
+SINKS = 1
+"""First blocks that stay in GPU memory: the first token can weigh most of all, and its key is so unlike the others that
+a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
 MOST = 8192
@@ -38,9 +40,10 @@ UNKNOWN = 2048
 
 @dataclass
 class Fit(Upkeep):
-    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled: fits the sketch, and
-    fills a pool in GPU memory with the tokens that the last queries attend to most. Steps attend to all of the pool;
-    what they fetch takes the places of tokens that were wanted longest ago."""
+    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled or an audit finds that
+    estimates have drifted: fits the sketch. At first fills a pool in GPU memory with the tokens that the last queries
+    attend to most. Steps attend to all of the pool; what they fetch takes the places of tokens that were wanted longest
+    ago."""
 
     name = "fit"
     needs = frozenset({"sketch"})
@@ -72,7 +75,7 @@ class Fit(Upkeep):
         blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
         if room is not None:  # the window and the sketches come first
             blocks = max(1, min(blocks, room // 4 // (spec.seqs * spec.block_bytes(config.block))))
-        return replace(spec, pool_blocks=blocks, pool_listed=True)
+        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
@@ -90,7 +93,8 @@ class Fit(Upkeep):
                 self._sketch.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 blocks, first = history // self.cache.block, self.cache.gpu.first(length)
-                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0):
+                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0) or slot in self._sketch.stale:
+                    self._sketch.stale.discard(slot)
                     moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
                     self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
 

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Measures what `auto` costs in quality on a machine with a GPU, beside other rows at equal GPU bytes, in stages that go
+# on where they stopped. docs/methods/auto.md has the tables.
+#
+#   MODEL=model.gguf TEXTS=texts OUT=out scripts/auto_gpu.sh [STAGE...]
+#
+# MODEL    the long-context model: a GGUF file, or a folder
+# SMOL     the small model, for the stage at 8,192 tokens; default: smollm2
+# TEXTS    a folder with essays.txt and source.txt, 75,000 tokens or more each; the third text is Python's help topics
+# OUT      where results go; a stage that is run again does what is missing
+# CORES    cores that one process gets, three run side by side; default 5
+# LIMIT    seconds that a stage may take; default 85
+# PYTHON   default python3
+#
+# Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. audit16: qualities from 0.9 to
+# 0.999 with every case measured. table: what there is, as text.
+set -uo pipefail
+: "${MODEL:?the long-context model}" "${TEXTS:?a folder of texts}" "${OUT:?a folder for results}"
+SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-python3}
+export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+mkdir -p "$OUT"
+
+# auto as it is, its index 6.25% and 12.5% of the KV; the others get the bytes that it takes with pool and window
+# an exact row shows what rounding alone does
+LIKE=(--like auto --like auto,code_bytes=32)
+ROWS=(offload scout quest hgca hcattention)
+
+beside() { # NAME: prints a process that runs on its own cores
+    local first=$((($1 * CORES) % $(nproc)))
+    echo "taskset -c $first-$((first + CORES - 1 < $(nproc) ? first + CORES - 1 : $(nproc) - 1))"
+}
+
+sweep() { # NUMBER NAME MODEL TEXT PREFILL DECODE STRIDE LENGTH
+    local text=()
+    [ "$4" = topics ] || text=(--text "$TEXTS/$4.txt")
+    timeout --signal=INT --kill-after=10 "$LIMIT" $(beside "$1") "$PYTHON" -m coattn eval sweep "${ROWS[@]}" "${LIKE[@]}" \
+        --model "$3" "${text[@]}" --dtype bfloat16 --prefill "$5" --decode "$6" --stride "$7" \
+        --length "$8" --out "$OUT/$2_$4.json" >"$OUT/$2_$4.log" 2>&1
+}
+
+three() { # NAME MODEL PREFILL DECODE STRIDE LENGTH
+    local number=0 text
+    for text in essays source topics; do
+        sweep $number "$1" "$2" $text "${@:3}" &
+        number=$((number + 1))
+    done
+    wait
+}
+
+one() {
+    local begun
+    begun=$(date +%s)
+    case $1 in
+    kl16) three kl16 "$MODEL" 16256 128 20000 70000 ;;
+    kl30) three kl30 "$MODEL" 30592 128 36000 70000 ;;
+    kl8) three kl8 "$SMOL" 8064 128 16000 62000 ;;
+    audit16)
+        timeout --signal=INT --kill-after=10 "$LIMIT" "$PYTHON" -m coattn eval audit --model "$MODEL" --dtype bfloat16 \
+            --text "$TEXTS/essays.txt" --prefill 16256 --decode 64 --stride 20000 --length 60000 \
+            --out "$OUT/audit16_essays.json" >"$OUT/audit16.log" 2>&1
+        ;;
+    table) "$PYTHON" "$(dirname "$0")/auto_table.py" "$OUT" ;;
+    *) echo "There is no stage $1: kl16, kl30, kl8, audit16, table." >&2 && exit 2 ;;
+    esac
+    echo "$1: $(($(date +%s) - begun)) s"
+}
+
+if (($# == 0)); then set -- kl16 kl30 kl8 audit16 table; fi
+for name in "$@"; do one "$name"; done
