@@ -84,14 +84,21 @@ def _all(
 def _batch(
     runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int
 ) -> list[list[Tensor]]:
-    """Questions end together, so that the steps after them are of all prompts."""
+    """Questions end together, so that the steps after them are of all prompts.
+
+    A cache that drops tokens does so before a decode step, and has room for one prompt that is whole: each takes its
+    first step before the next is stored.
+    """
     stored = [0] * len(held)
     found: list[list[Tensor]] = [[] for _ in held]
+    fed = [list(each.ask.ids[each.ask.split :]) for each in held]
     try:
         for slot, each in enumerate(held):
             runner.import_kv(slot, each.fed, 0, len(each.fed.tokens))
             stored[slot] = len(each.fed.tokens)
-        fed = [list(each.ask.ids[each.ask.split :]) for each in held]
+            if len(fed[slot]) > 1:
+                runner.decode([slot], [fed[slot].pop(0)], [stored[slot]])
+                stored[slot] += 1
         longest = max(map(len, fed))
         late = [longest - len(question) for question in fed]
         for at in range(longest + steps - 1):
