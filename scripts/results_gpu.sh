@@ -38,7 +38,7 @@ rows() { # STAGE GROUP SECONDS MODEL PROMPTS NAME LIMIT BUDGETS ROWS [MORE...]: 
     local stage=$1 group=$2 limit=$3 begun threads=2
     begun=$(date +%s)
     [ "$group" = cpu ] && threads=$(nproc)
-    OMP_NUM_THREADS=$threads timeout --signal=INT --kill-after=10 "$limit" \
+    OMP_NUM_THREADS=$threads timeout --kill-after=10 "$limit" \
         "$PYTHON" -m coattn eval table --model "$4" --prompts "$PROMPTS/$5.jsonl.gz" --out "$OUT/$6.json" \
         --limit "$7" --budget "$8" --rows "$9" --batch "$BATCH" --dtype bfloat16 --kl 16 --hold 24GiB \
         --files "$OUT/calibrated_$(basename "$4")_$group" --turns "$OUT/$stage.lock" "${@:10}" \
