@@ -1,30 +1,55 @@
 """Write the tables of results in README.md, docs/results.md and results/README.md; or --check what is stale.
 
+With --take OUT it first takes what `scripts/results_gpu.sh` has left in a folder, with --figures OUT what
+`scripts/figures_gpu.sh` has: finished results of a clean commit go to results/, tables in place of their old ones; the
+others are named and left out. The figure of docs/results.md is drawn.
 results/readme.toml lists the rows of README.md's tables; see evaluate/readme_table.py and readme_tasks.py. Refuses a
 result that names no clean commit. Does nothing while README.md has no markers for them.
-Usage: python scripts/make_results.py [--check]
+Usage: python scripts/make_results.py [--check | --take OUT [--figures OUT]]
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from coattn.errors import CoattnError
 from coattn.evaluate import readme_tasks
 from coattn.evaluate.readme_table import table
 from coattn.evaluate.report import BEGIN, END, fill, page, read_folder
+from coattn.evaluate.results import fault, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
+TABLES = {
+    "tasks_16k": ("qwen16", "qwen16_plain"),
+    "tasks_32k": ("qwen32",),
+    "tasks_8k_smollm2": ("smol8",),
+}
+"""Folder of results/ -> folders of results_gpu.sh."""
+REPLACED = {"tasks_16k": ("tasks_16k_eighth",)}
+DRAWN = ("tasks_16k", "tasks_32k")
 
 
 def main() -> None:
     """Writes what is stale, or with --check exits with 1 if anything is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a page is stale")
-    check = parser.parse_args().check
+    parser.add_argument("--take", type=Path, metavar="OUT", help="what results_gpu.sh has made, unpacked")
+    parser.add_argument("--figures", type=Path, metavar="OUT", help="what figures_gpu.sh has made, unpacked")
+    given = parser.parse_args()
+    check = given.check
     try:
+        if given.take is not None:
+            take_tasks(given.take, ROOT / "results")
+            follow(ROOT)
+            draw_tasks(ROOT / "results", ROOT / "docs" / "images" / "results.png")
+        if given.figures is not None:
+            take_figures(given.figures, ROOT / "results")
         found = stale(ROOT)
     except CoattnError as error:
         raise SystemExit(f"{error} {error.hint}") from None
@@ -35,6 +60,73 @@ def main() -> None:
             (ROOT / name).write_text(text, encoding="utf-8")
             print(f"wrote {name}")
     sys.exit(1 if check and found else 0)
+
+
+def take_tasks(out: Path, results: Path) -> None:
+    """Whole rows go to results/; a table that has a new `full` loses its old files first."""
+    found = {target: _whole(out, names) for target, names in TABLES.items()}
+    for target, files in found.items():
+        if not any(path.name == "full.json" for path in files):
+            print(f"{target}: nothing that is whole has come; it stays as it is")
+            continue
+        folder = results / target
+        for old in (folder, *(results / name for name in REPLACED.get(target, ()))):
+            shutil.rmtree(old, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for path in files:
+            shutil.copy(path, folder / path.name)
+        print(f"{target}: {len(files)} rows")
+
+
+def follow(root: Path) -> None:
+    """The list of README's rows is of the new table; docs/results.md says nothing of tables that are gone."""
+    toml, about = root / "results" / "readme.toml", root / "docs" / "results.md"
+    if any(row.get("budget") for row in _rows(root / "results" / "tasks_16k")):
+        before = toml.read_text(encoding="utf-8").split("[tasks]")[0]
+        toml.write_text(f'{before}[tasks]\nfolder = "tasks_16k"\nlength = 16384\nbudget = 0.125\nrows = 6\n', "utf-8")
+    there = {path.name for path in readme_tasks.task_folders(root / "results")}
+    lines = about.read_text(encoding="utf-8").splitlines(keepends=True)
+    gone = [line for line in lines if set(re.findall(r"`(tasks_\w+)`", line)) - there]
+    about.write_text("".join(line for line in lines if line not in gone), encoding="utf-8")
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [read_result(path) for path in sorted(folder.glob("*.json"))]
+
+
+def take_figures(out: Path, results: Path) -> None:
+    """Results of figures, with their pictures, go to results/."""
+    for path in _clean(sorted(out.glob("*.json"))):
+        for each in (path, *path.parent.glob(f"{path.stem}*.png")):
+            shutil.copy(each, results / each.name)
+        print(f"figure: {path.name}")
+
+
+def _whole(out: Path, names: Sequence[str]) -> list[Path]:
+    return _clean([path for name in names for path in sorted((out / name).rglob("*.json"))])
+
+
+def _clean(paths: Sequence[Path]) -> list[Path]:
+    """Files that may be published; the others are named."""
+    found = []
+    for path in paths:
+        why = fault(read_result(path))
+        if why is None:
+            found.append(path)
+        else:
+            print(f"left out: {path.name}: {why}")
+    return found
+
+
+def draw_tasks(results: Path, picture: Path) -> None:
+    """Quality over GPU memory, of every table of the long-context model."""
+    from coattn.evaluate.tasks.table import lines, read_results
+    from coattn.evaluate.tasks.table_figure import draw
+
+    folders = [folder for folder in readme_tasks.task_folders(results) if folder.name in DRAWN]
+    if folders:
+        draw(lines(read_results(folders)), picture)
+        print(f"wrote {picture.relative_to(ROOT)}")
 
 
 def stale(root: Path) -> dict[str, str]:

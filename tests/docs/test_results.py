@@ -189,6 +189,34 @@ def test_rows_on_tasks_have_files_and_a_caption(root: Path) -> None:
     assert "| `duo` |" in readme_tasks.results_part(root / "results")
 
 
+def test_the_best_rows_of_a_budget_are_found(root: Path) -> None:
+    for name, budget in (("full", None), ("duo", None), ("auto,gpu_share=0.125", 0.125), ("scout", 0.25)):
+        tasks_result(root, name, budget=budget)
+    (root / "results" / "readme.toml").write_text(
+        "[tasks]\nfolder = 'tasks_x'\nlength = 100\nbudget = 0.125\nrows = 3\n"
+    )
+    made = readme_tasks.readme_part(root / "results")
+    assert [line.split("`")[1] for line in made.splitlines() if line.startswith("| `")] == ["full", "duo", "auto"]
+
+
+def test_what_a_gpu_has_left_is_taken(script: ModuleType, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole rows replace the old ones; others, and tables of which nothing has come, stay out."""
+    tasks_result(root, "full")
+    out, results = root / "out", root / "results"
+    (out / "qwen16" / "100").mkdir(parents=True)
+    (results / "tasks_32k").mkdir()
+    (results / "tasks_32k" / "full.json").write_text("{}")
+    whole = json.loads((results / "tasks_x" / "0.json").read_text())
+    for name, more in (("full", {}), ("duo", {}), ("late", {"complete": False})):
+        (out / "qwen16" / "100" / f"{name}.json").write_text(json.dumps({**whole, "named": name, **more}))
+    (results / "tasks_16k").mkdir()
+    (results / "tasks_16k" / "old.json").write_text("{}")
+    script.take_tasks(out, results)
+    assert sorted(path.name for path in (results / "tasks_16k").iterdir()) == ["duo.json", "full.json"]
+    assert (results / "tasks_32k" / "full.json").exists()
+    assert "left out: late.json: it is not finished" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -52,16 +52,17 @@ def slow(
         for head in range(HEADS):
             a = columns[head // GROUP]
             own.append([float((q[head] @ a) @ (k[p, head // GROUP] @ a)) * SCALE for p in range(length - 1)])
-        scores.append(own)
-        counts.append([sum(s > max(each) - alpha for s in each) for each in own])
+        below = [[s - max(each) for s in each] for each in own]
+        groups = [below[GROUP * kv : GROUP * (kv + 1)] for kv in range(KV_HEADS)]
+        best = [[max(each[p] for each in group) for p in range(length - 1)] for group in groups]
+        scores.append(best)
+        counts.append([sum(s > -alpha for s in each) for each in best])
     found = []
     for slot, own in enumerate(scores):
         mine = counts[slot] if alone else [c for each in counts for c in each]
         n, heads = min(int(sum(mine) / len(mine)), budget), []
-        for kv in range(KV_HEADS):
-            group = own[GROUP * kv : GROUP * (kv + 1)]
-            best = [max(each[p] for each in group) for p in range(len(group[0]))]
-            heads.append(set(sorted(range(len(best)), key=lambda p: -best[p])[:n]))
+        for best in own:
+            heads.append({*sorted(range(len(best)), key=lambda p, best=best: -best[p])[:n]})
         found.append(heads)
     return found
 

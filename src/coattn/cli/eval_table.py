@@ -49,6 +49,12 @@ RUNS = ("rows", "budget", "prompts")
     metavar="FILE",
     help="What is calibrated on, and needles lie in; default: the help topics of Python.",
 )
+@click.option(
+    "--turns",
+    metavar="FILE",
+    help="One of several such commands side by side, each with rows of its own: steps are timed while the others wait, "
+    "by this lock. Adds no `full` and makes no table.",
+)
 @click.option("--files", metavar="DIR", help="Where what is calibrated lies; default: in the folder of the results.")
 @model_options
 @click.option("--out", "target", metavar="FILE", help="Write the JSON there, and Markdown and a figure beside it.")
@@ -68,6 +74,9 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     Folders of `coattn eval tasks run` are merged with it. Results of several seeds or lengths add up. Every row stands
     beside `full` on the same prompts. Sweeps in the folders (`coattn eval sweep --out`) add the KL of rows of the same
     name. Without --out the merged table is printed.
+
+    Several commands may share a GPU: with --turns they write into the folder of the same --out, and a last command
+    merges it.
     """
     path = writable(target)
     runs = any(options[name] for name in RUNS)
@@ -80,6 +89,9 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
         folder = path.with_suffix("")
         failed = run_rows(folder, options)
         folders = (*folders, str(folder))
+    if options["turns"] is not None:
+        _raise(failed)
+        return
 
     from coattn.evaluate.results import write_json
     from coattn.evaluate.tasks.table import lines, page, read_results
@@ -101,6 +113,10 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
         print_json(result)
     elif path is None or runs:
         click.echo(page(found, rows, None), nl=False)
+    _raise(failed)
+
+
+def _raise(failed: dict[str, CoattnError]) -> None:
     for name, error in failed.items():
         err.print(f"row {name} failed: {error}", soft_wrap=True, highlight=False)
     if failed:
@@ -113,9 +129,10 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
     from coattn.evaluate.tasks.leaderboard import Asked, make_needles, run_all
     from coattn.evaluate.tasks.prompts import read_prompts
     from coattn.evaluate.tasks.run import parse_rows
+    from coattn.evaluate.tasks.turns import turns_of
 
     rows = parse_rows(options["rows"] or (ROWS,), parse_settings)
-    if not any(row.name == "full" for row in rows):
+    if not any(row.name == "full" for row in rows) and options["turns"] is None:
         rows = [*parse_rows(("full",), parse_settings), *rows]
     budgets = parse_budgets(options["budget"]) if options["budget"] else []
     text = read_text(options["text_file"])
@@ -135,8 +152,8 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
         "hold": hold,
     }
     files = None if options["files"] is None else Path(options["files"])
-    asked = Asked(rows, budgets, lengths, text, options["kl"], plan, files)
-    with progress("table", None) as bar:
+    with progress("table", None) as bar, turns_of(options["turns"]) as turns:
+        asked = Asked(rows, budgets, lengths, text, options["kl"], {**plan, "turns": turns}, files)
 
         def started(total: int) -> Progress:
             bar.reset(bar.task_ids[0], total=total)

@@ -7,7 +7,8 @@
     length = 16384
     rows = ["full", "auto", "scout"]
 
-docs/results.md has every row of every folder between its own markers.
+or, instead of names, how many: `rows = 6` and `budget = 0.125` are `full` and the five best of that budget, by RULER
+with the question fed. docs/results.md has every row of every folder between its own markers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.results import read_result
 from coattn.evaluate.tables import markdown
-from coattn.evaluate.tasks.table import lines, page, read_results
+from coattn.evaluate.tasks.findings import findings
+from coattn.evaluate.tasks.plain import NAME as PLAIN
+from coattn.evaluate.tasks.table import FULL, lines, page, read_results
 from coattn.evaluate.wording import share
 
 Data = Mapping[str, Any]
@@ -37,16 +41,34 @@ def readme_part(folder: Path) -> str:
     asked = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks") if path.exists() else None
     if asked is None:
         return ""
-    unknown = set(asked) - {"folder", "length", "rows"}
-    if unknown or {"folder", "length", "rows"} - set(asked) or not 0 < len(asked["rows"]) <= MOST:
+    unknown = set(asked) - {"folder", "length", "rows", "budget"}
+    count = asked.get("rows", 0)
+    count = count if isinstance(count, int) else len(count)
+    if unknown or {"folder", "length", "rows"} - set(asked) or not 0 < count <= MOST:
         raise InputError(
-            f"[tasks] of {path.name} must have folder, length and at most {MOST} rows, and nothing else.",
+            f"[tasks] of {path.name} must have folder, length, at most {MOST} rows, and nothing else but a budget.",
             "See the head of readme_tasks.py.",
         )
     own = folder / asked["folder"]
     found = _published(own)
+    if isinstance(asked["rows"], int):
+        asked = {**asked, "rows": _best(found, asked)}
     cells = [[*_cells(name, found, asked["length"]), _link(name, found, own)] for name in asked["rows"]]
     return markdown(HEAD, cells) + "\n" + _caption(found, asked)
+
+
+def _best(found: Sequence[Data], asked: Data) -> list[str]:
+    """`full`, and the rows of a budget with the most points."""
+    rows = [
+        line
+        for line in found
+        if (line["length"], line["mode"]) == (asked["length"], "fed")
+        and line["row"] not in (FULL, PLAIN)
+        and line["budget"] in (None, asked.get("budget"))
+        and "ruler" in line
+    ]
+    rows.sort(key=lambda line: -line["ruler"]["score"])
+    return [FULL, *(line["row"] for line in rows[: asked["rows"] - 1])]
 
 
 def results_part(folder: Path) -> str:
@@ -58,9 +80,16 @@ def results_part(folder: Path) -> str:
     for each in folders:
         _published(each)
         rows = read_results([each])
-        made = page(lines(rows), rows, None).removeprefix("# Tasks\n\n").replace("\n## ", "\n### ")
-        parts.append(f"## {each.name}\n\nFiles: [results/{each.name}](../results/{each.name}).\n\n#{made}")
+        found = lines(rows)
+        made = page(found, rows, None).removeprefix("# Tasks\n\n").replace("\n## ", "\n### ")
+        files = f"Files: [results/{each.name}](../results/{each.name}), {_commits(each)}."
+        parts.append(f"## {each.name}\n\n{files}\n\n{findings(found)}\n#{made}")
     return "\n".join(parts)
+
+
+def _commits(folder: Path) -> str:
+    known = sorted({str(read_result(path).get("commit"))[:12] for path in _files(folder)})
+    return f"commit {known[0]}" if len(known) == 1 else f"commits {', '.join(known)}"
 
 
 def task_folders(folder: Path) -> list[Path]:

@@ -82,6 +82,7 @@ class Results:
         result = self.as_dict(complete=True)
         if self.target is not None:
             write_json(self.target, result)
+        self.found, self._unsaved = result, False
         return result
 
     def as_dict(self, complete: bool) -> dict[str, Any]:

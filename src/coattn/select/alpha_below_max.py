@@ -23,13 +23,15 @@ from coattn.types import BlockList
 class AlphaBelowMax(HostTokens):
     """Attends to all that lies on the GPU, and of the n best tokens of each KV head to those in DRAM.
 
-    n is the mean, over query heads and sequences, of how many tokens score less than `alpha` below the best.
+    n is the mean, over KV heads and sequences, of how many tokens score less than `alpha` below the best of one of the
+    head's queries. Scores are compared below each query's own best: what all scores of a query have in common says
+    nothing, and in some models it is a hundred times what tells tokens apart.
     """
 
     name = "alpha_below_max"
     needs = frozenset({*HostTokens.needs, "partial_keys"})
     help_text = {
-        "alpha": "how far below the best score of a query head a token may score to be counted",
+        "alpha": "how far below the best score of a query a token may score to be counted",
         "budget": "most tokens that a KV head takes, those that lie on the GPU among them",
         "share": "the same as a share of a sequence's tokens; 1: no limit",
         "count": "what the mean count is over: all heads of the batch (batch), or those of each sequence (sequence)",
@@ -64,18 +66,19 @@ class AlphaBelowMax(HostTokens):
         # a query that is predicted comes before its own token's key: nobody scores that
         near = self._keys.listed_scores(call.layer, q, gpu, call.scale, (gpu.tokens - 1).clamp(min=0))
         scores = torch.cat([far, near], -1)
-        counts = (scores > scores.amax(-1, keepdim=True) - self.alpha).sum(-1).double()
+        top = scores.amax(-1, keepdim=True)
+        best = (scores - top.clamp(min=torch.finfo(top.dtype).min)).amax(2)  # of a padding row all is -inf
+        counts = (best > -self.alpha).sum(-1).double()
         lens = table.column("host_lens")
         length = lens + gpu.tokens[:, 0]
         if self.count == "sequence":
-            mean = counts.mean((1, 2))
+            mean = counts.mean(1)
         else:  # padding rows count nothing; whoever has nothing in DRAM counts what it has
             real = (gpu.tokens[:, 0] > 0).sum().clamp(min=1)
             mean = (counts.sum() / (real * counts[0].numel())).expand(len(counts))
         wanted = mean.long().clamp(max=self.budget)
         if self.share < 1:
             wanted = wanted.minimum((length * self.share).long())
-        best = scores.amax(2)
         found = best.topk(min(self.budget, best.shape[-1]), dim=-1)
         rank = torch.arange(found.indices.shape[-1], device=best.device)
         taken = (rank < wanted[:, None, None]) & (found.indices < width) & (found.values > -torch.inf)

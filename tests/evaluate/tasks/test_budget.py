@@ -182,3 +182,17 @@ def test_files_that_are_lacking_are_made_once(tmp_path: Path, monkeypatch: pytes
     assert "a text" in config["files"]["skew"]["origin"]
     given = replace(wanted[0], composed=rows[0].composed)
     assert calibrated.calibrated(given, model, TEXT, tmp_path / "other", said.append) is given
+
+
+@pytest.mark.parametrize("name", ["h2o,block=4", "tova,block=4"])
+def test_rows_that_drop_tokens_have_room_for_many_prompts_one_after_the_other(tmp_path: Path, name: str) -> None:
+    """They have room for one whole prompt beside what stays of the others, for KL as for answers."""
+    prompts = file_of(*(made(1, length=400, task=task)[0] for task in ("vt", "fwe", "cwe", "qa_1", "qa_2", "niah")))
+    asked = leaderboard.Asked(
+        tasks.parse_rows([name], parse_settings), [0.125], [], TEXT, 3, {"batch": 6, "modes": ("fed",)}
+    )
+    assert leaderboard.run_all(loaded(), prompts, asked, tmp_path) == {}
+    (path,) = (tmp_path / "400").glob("*.json")
+    run = read_result(path)["runs"]["400"]
+    assert run["answer_kl"]["prompts"] == 6
+    assert run["answer_kl"]["kl"] > 1e-6

@@ -11,6 +11,7 @@ import pytest
 
 from coattn.errors import InputError
 from coattn.evaluate.tasks import table
+from coattn.evaluate.tasks.findings import findings
 from coattn.evaluate.tasks.summary import difference, interval, mean_of_tasks, summarise
 
 
@@ -99,6 +100,21 @@ def test_sweeps_add_their_kl_and_faults_are_named(tmp_path: Path) -> None:
     assert "| 0.12 (300 tokens of t) |" in page
     assert "quest.json: commit c-dirty is not a clean one" in page
     assert "full.json" not in page
+
+
+def test_findings_say_which_rows_are_told_apart(tmp_path: Path) -> None:
+    answers = [item(name, 1, mode="fed") for name in "abcdef"]
+    save(tmp_path / "full.json", "full", [*answers, *(item(name, 1) for name in "abcdef")])
+    near = [item(name, float(name != "a"), mode="fed") for name in "abcdef"]
+    far = [item(name, float(name == "a"), mode="fed") for name in "abcdef"]
+    save(tmp_path / "scout.json", "scout,budget=64,gpu_share=0.125", far, budget=0.125)
+    save(tmp_path / "auto.json", "auto,gpu_share=0.125", near, budget=0.125)
+    save(tmp_path / "plain.json", "transformers", [item(name, 1) for name in "ab"])
+    rows = table.read_results([tmp_path])
+    said = findings(table.lines(rows))
+    assert "Plain Transformers has +0.0 points of RULER (+0.0 to +0.0) beside `full`, on the 2 prompts" in said
+    assert "rows sized to 12.5%: RULER beside `full`, not told apart: `auto` -16.7" in said
+    assert "; lower: `scout` -83.3" in said
 
 
 def test_folders_without_results_are_refused(tmp_path: Path) -> None:

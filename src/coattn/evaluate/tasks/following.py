@@ -18,6 +18,7 @@ from coattn.engine.llm import LLM
 from coattn.evaluate.fidelity import kl_divergence
 from coattn.evaluate.tasks.reading import Held
 from coattn.evaluate.tasks.summary import interval
+from coattn.evaluate.tasks.turns import NoTurns, Turns
 from coattn.hf.load import Loaded
 
 
@@ -44,19 +45,21 @@ def choose(held: Sequence[Held], steps: int, most: int) -> tuple[Held, ...]:
 
 
 @torch.no_grad()
-def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int) -> Reference:
+def refer(
+    loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int, turns: Turns | None = None
+) -> Reference:
     """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
     batch = min(batch, len(held))
     with LLM(loaded, "full", max_batch=batch, max_length=most, sizes=(batch,), reuse=False) as llm:
-        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps)]
+        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps, turns)]
     answers = tuple(tuple(int(logits.argmax()) for logits in each) for each in found)
     return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
 
 
 @torch.no_grad()
-def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
+def compare(runner: Runner, reference: Reference, batch: int, turns: Turns | None = None) -> dict[str, Any]:
     """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty."""
-    own = _all(runner, reference.held, batch, reference.answers, reference.steps)
+    own = _all(runner, reference.held, batch, reference.answers, reference.steps, turns)
     kls, same = [], []
     for logits, exact in zip(own, reference.logits, strict=True):
         mine = torch.stack(logits)
@@ -73,30 +76,45 @@ def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
 
 
 def _all(
-    runner: Runner, held: Sequence[Held], batch: int, answers: Sequence[Sequence[int]] | None, steps: int
+    runner: Runner,
+    held: Sequence[Held],
+    batch: int,
+    answers: Sequence[Sequence[int]] | None,
+    steps: int,
+    turns: Turns | None,
 ) -> Iterator[list[Tensor]]:
     """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time."""
     for start in range(0, len(held), batch):
         some = held[start : start + batch]
-        yield from _batch(runner, some, None if answers is None else answers[start : start + batch], steps)
+        own = None if answers is None else answers[start : start + batch]
+        yield from _batch(runner, some, own, steps, NoTurns() if turns is None else turns)
 
 
 def _batch(
-    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int
+    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int, turns: Turns
 ) -> list[list[Tensor]]:
-    """Questions end together, so that the steps after them are of all prompts."""
+    """Questions end together, so that the steps after them are of all prompts.
+
+    A cache that drops tokens does so before a decode step, and has room for one prompt that is whole: each takes its
+    first step before the next is stored.
+    """
     stored = [0] * len(held)
     found: list[list[Tensor]] = [[] for _ in held]
+    fed = [list(each.ask.ids[each.ask.split :]) for each in held]
     try:
         for slot, each in enumerate(held):
+            turns.work()
             runner.import_kv(slot, each.fed, 0, len(each.fed.tokens))
             stored[slot] = len(each.fed.tokens)
-        fed = [list(each.ask.ids[each.ask.split :]) for each in held]
+            if len(fed[slot]) > 1:
+                runner.decode([slot], [fed[slot].pop(0)], [stored[slot]])
+                stored[slot] += 1
         longest = max(map(len, fed))
         late = [longest - len(question) for question in fed]
         for at in range(longest + steps - 1):
             now = [slot for slot in range(len(held)) if at >= late[slot]]
             tokens = [fed[slot][at - late[slot]] for slot in now]
+            turns.work()
             logits = runner.decode(now, tokens, [stored[slot] for slot in now])
             for slot in now:
                 stored[slot] += 1

@@ -72,8 +72,8 @@ def prepare(loaded: Loaded, plan: run.Plan, asked: Asked, files: Path, say: Say)
     """Rows as they are run at the plan's length: sized, with the files that they need; `full` first."""
     size = size_of(plan)
     found: dict[str, Row] = {}
-    for row in asked.rows:
-        for share in asked.budgets or (None,):
+    for share in asked.budgets or (None,):  # all rows at the first budget come first
+        for row in asked.rows:
             made = row
             if row.composed is not None:
                 if "codebook" not in row.composed.params:  # codebooks go by the size, all others before it

@@ -10,6 +10,7 @@ import torch
 
 from coattn.evaluate.tasks.reading import Ask, kv_bytes
 from coattn.evaluate.tasks.running import Running, judge
+from coattn.evaluate.tasks.turns import NoTurns, Turns
 from coattn.hf.load import Loaded
 
 NAME = "transformers"
@@ -17,14 +18,26 @@ NAME = "transformers"
 
 @torch.inference_mode()
 def run_plain(
-    loaded: Loaded, asks: Sequence[Ask], *, most: int, note: Callable[[Running], None] = lambda _: None
+    loaded: Loaded,
+    asks: Sequence[Ask],
+    *,
+    most: int,
+    note: Callable[[Running], None] = lambda _: None,
+    turns: Turns | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answers of `model.generate`, greedy, prompt by prompt, read whole: mode `read`."""
     model: Any = loaded.model
     found = Running(asks[0].prompt.length, 1, most, whole=kv_bytes(model, most))
     found.gpu_kv = found.whole
     started = time.perf_counter()
+    turns = NoTurns() if turns is None else turns
+
+    def before_next(ids: torch.Tensor, *_: Any) -> torch.Tensor:
+        turns.work()
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
     for ask in asks:
+        turns.work()
         ids = torch.tensor([ask.ids], device=model.get_input_embeddings().weight.device)
         out = model.generate(
             ids,
@@ -32,6 +45,7 @@ def run_plain(
             max_new_tokens=ask.prompt.new_tokens,
             do_sample=False,
             pad_token_id=loaded.tokenizer.pad_token_id,
+            stopping_criteria=[before_next],
         )
         new = out[0, ids.shape[1] :].tolist()
         text = loaded.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)

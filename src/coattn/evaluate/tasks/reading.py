@@ -10,6 +10,7 @@ import torch
 
 from coattn.errors import InputError
 from coattn.evaluate.tasks.prompts import Prompt, encode
+from coattn.evaluate.tasks.turns import NoTurns, Turns
 from coattn.hf.architectures import describe_layers
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
@@ -85,10 +86,17 @@ def hold_bytes(model: Any) -> int:
     return int(HOLD_GPU * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else HOLD_HOST
 
 
-def read_all(asks: Sequence[Ask], loaded: Loaded, progress: Callable[[int], None] | None = None) -> Iterator[Held]:
+def read_all(
+    asks: Sequence[Ask],
+    loaded: Loaded,
+    progress: Callable[[int], None] | None = None,
+    turns: Turns | None = None,
+) -> Iterator[Held]:
     """Reads prompts one after the other; their KV stays where the model is. progress: tokens read."""
     device = loaded.model.get_input_embeddings().weight.device
+    turns = NoTurns() if turns is None else turns
     for ask in asks:
+        turns.work()
         chunk = CHUNK if device.type == "cuda" else len(ask.ids)
         read, fed = prefill_ends(loaded.model, list(ask.ids), (len(ask.ids), ask.split), chunk, device)
         if progress is not None:

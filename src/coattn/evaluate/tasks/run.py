@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from coattn.evaluate.tasks.reading import MODES, Ask, Held, encode_all, kv_bytes
 from coattn.evaluate.tasks.row import Row
 from coattn.evaluate.tasks.running import Running, ask_name, run_row
 from coattn.evaluate.tasks.summary import summarise
+from coattn.evaluate.tasks.turns import NoTurns, Turns
 from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.models.hashing import sha256_of
@@ -96,10 +97,15 @@ class Plan:
     model_sha256: str | None
     kl: int = 0
     """Tokens of full attention's answers along which rows are compared with it; 0: they are not."""
+    turns: Turns = field(default_factory=NoTurns)
 
     def modes_of(self, row: Row) -> tuple[str, ...]:
         """Plain Transformers reads questions; it has no steps to feed them in."""
         return self.modes if row.composed is not None else ("read",)
+
+    def order(self, row: Row) -> list[str]:
+        """Names of all answers of a row."""
+        return [ask_name(ask.prompt, mode) for ask in self.asks for mode in self.modes_of(row)]
 
     def config(self, row: Row) -> dict[str, Any]:
         """All that decides a row's outcome."""
@@ -153,8 +159,12 @@ def plan(
     whole: bool = False,
     hold: int | None = None,
     kl: int = 0,
+    turns: Turns | None = None,
 ) -> Plan:
-    """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones."""
+    """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones.
+
+    turns: who else works on the device; left out, nobody.
+    """
     for name, wanted, there in (
         ("mode", modes, MODES),
         ("length", lengths, sorted({prompt.length for prompt in prompts.prompts})),
@@ -176,7 +186,8 @@ def plan(
         raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
     asks = tuple(encode_all(chosen, loaded, chat))
     sha256 = loaded.weights_sha256()
-    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl)
+    beside = NoTurns() if turns is None else turns
+    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl, beside)
 
 
 def run(
@@ -202,8 +213,7 @@ def run(
     done = []
     for row in rows:
         if row.name not in failed:
-            order = [ask_name(ask.prompt, mode) for ask in plan.asks for mode in plan.modes_of(row)]
-            done.append(results[row.name].finish(order))
+            done.append(results[row.name].finish(plan.order(row)))
     return done, failed
 
 
@@ -231,7 +241,7 @@ def _wave(
     label = f"{length:,} tokens"
     held = {
         each.ask.prompt.name: each
-        for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
+        for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens), plan.turns)
     }
     _give_back()
     left = [row for row in rows if missing[row.name]]
@@ -268,7 +278,9 @@ def _rows_of_wave(
         if compared and reference is None:
             chosen = following.choose(list(held.values()), plan.kl, most)
             if chosen:
-                reference = following.refer(plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most)
+                reference = following.refer(
+                    plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most, turns=plan.turns
+                )
                 _give_back()
         beside = reference if compared else None
         try:
@@ -296,17 +308,29 @@ def _row(
         keep_run(result, found)
 
     if row.composed is None:
-        answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note)
+        answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note, turns=plan.turns)
     else:
         pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
         answers = run_row(
-            plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note, reference=reference
+            plan.loaded,
+            row,
+            pairs,
+            batch=plan.batch,
+            most=most,
+            whole=plan.whole,
+            note=note,
+            reference=reference,
+            turns=plan.turns,
         )
     tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
     for item in answers:
         result.add(item)
         progress(f"{item['length']:,} tokens: {row.name}", tokens[item["item"]])
-    result.save()
+    order = plan.order(row)
+    if all(name in result.done for name in order):
+        result.finish(order)  # a run that is cut off has whole rows
+    else:
+        result.save()
 
 
 def _has_kl(result: Results, length: int) -> bool:

@@ -17,6 +17,7 @@ from coattn.evaluate.tasks.prompts import Prompt
 from coattn.evaluate.tasks.reading import Held, kv_bytes
 from coattn.evaluate.tasks.row import Row
 from coattn.evaluate.tasks.rules import is_decided, score
+from coattn.evaluate.tasks.turns import TIMED, NoTurns, Turns
 from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 
@@ -80,10 +81,12 @@ def run_row(
     whole: bool = False,
     note: Callable[[Running], None] = lambda _: None,
     reference: Reference | None = None,
+    turns: Turns | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answers, as they finish. wanted: prompts and modes. most: tokens of the longest sequence.
 
-    reference: what full attention said, beside which the row's predictions are measured first.
+    reference: what full attention said, beside which the row's predictions are measured first. turns: who else works
+    on the device; left out, nobody.
 
     whole: answers run to their end; else they end where nothing could change their score any more. On a GPU one batch
     size is captured: a row opens dozens of engines, and a capture takes longer than the steps it would make cheaper.
@@ -94,6 +97,8 @@ def run_row(
     size = Size(describe_layers(loaded.model), batch, most)
     budget = limit_of(row.composed, row.gpu_share, row.budget is not None, size)
     started = time.perf_counter()
+    turns = NoTurns() if turns is None else turns
+    turns.work()
     with LLM(
         loaded,
         row.composed.method,
@@ -106,11 +111,11 @@ def run_row(
         **row.composed.params,
     ) as llm:
         if reference is not None:
-            found.answer_kl = compare(llm.runner, reference, batch)
+            found.answer_kl = compare(llm.runner, reference, batch, turns)
         handles = [(held, mode, _submit(llm, held, mode)) for held, mode in wanted]
         try:
             while handles:
-                _step(llm, found, batch)
+                _step(llm, found, batch, turns)
                 left = []
                 for held, mode, handle in handles:
                     prompt = held.ask.prompt
@@ -128,6 +133,7 @@ def run_row(
         gpu, host = (int(report[f"{tier}_kv_peak"]) for tier in ("gpu", "host"))
         found.gpu_kv, found.host_kv = (gpu - found.reading) // batch, host // batch
         found.captured, found.preemptions = bool(report["captured"]), int(report["preemptions"])
+    turns.work()
     found.seconds = time.perf_counter() - started
     note(found)
 
@@ -175,17 +181,28 @@ def found_at(prompt: Prompt, ids: Sequence[int], tokenizer: Any) -> int:
     return low
 
 
-def _step(llm: LLM, found: Running, batch: int) -> None:
-    """One step of the engine; a decode step of a full batch is timed, and now and then looked at."""
+def _step(llm: LLM, found: Running, batch: int, turns: Turns) -> None:
+    """One step of the engine; a decode step of a full batch is timed, and now and then looked at.
+
+    Beside other commands some are timed while these wait, after one that is not: caches are the row's own then.
+    """
     counts, running = llm.engine.counts, llm.engine.scheduler.running
     before, full = counts["decode_steps"], len(running) == batch
+    beside = not isinstance(turns, NoTurns)
+    timed = turns.is_alone
+    if beside and full and len(found.steps_ms) < TIMED and all(request.decodes for request in running):
+        turns.alone()
+    else:
+        turns.work()
+        timed = timed and not beside
     reads = counts["prefill_steps"]
     started = time.perf_counter()
     llm.step()
     # a step that reads a prompt too, with decode steps between its layers, is no decode step
     if counts["decode_steps"] == before or counts["prefill_steps"] != reads or not full:
         return
-    found.steps_ms.append(1000 * (time.perf_counter() - started))
+    if timed:
+        found.steps_ms.append(1000 * (time.perf_counter() - started))
     if counts["decode_steps"] % LOOK == LOOK // 2 and len(llm.engine.scheduler.running) == batch:
         step = llm.trace()
         if step is not None:

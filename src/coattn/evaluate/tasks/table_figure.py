@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib import pyplot
 
 from coattn.evaluate import drawing
+from coattn.evaluate.tasks.plain import NAME as PLAIN
 from coattn.evaluate.tasks.table import BENCHMARKS, FULL, READ_AS
 
 MARKS = "osD^v<>ph*XP"
@@ -21,7 +22,7 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def figure(lines: Sequence[Mapping[str, Any]]) -> pyplot.Figure:
     """A panel for each mode (down) and length (across); points of one method are joined, in order of their memory."""
-    known = [line for line in lines if line["gpu_share"] is not None]
+    known = [line for line in lines if line["gpu_share"] is not None and line["row"] != PLAIN]  # it answers a part
     modes = [mode for mode in READ_AS if any(line["mode"] == mode for line in known)]
     lengths = sorted({line["length"] for line in known})
     benchmark = next((name for name in BENCHMARKS if any(name in line for line in known)), BENCHMARKS[0])
