@@ -39,6 +39,7 @@ from coattn.hf.slow import warn_if_slow
 from coattn.hf.weights import StagedWeights
 from coattn.method import Composed, Method, compose
 from coattn.methods import METHODS, find_method
+from coattn.ops.prompt.kernels import TILES
 from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
@@ -81,7 +82,7 @@ class LLM:
     chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
         many as `target_ms` allows, others 2,048, on a GPU 4,096: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
-        and ten times while several prompts are read or wait. Not beside `chunk`.
+        and 40 times while several prompts are read or wait. Not beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
@@ -184,6 +185,7 @@ class LLM:
                 undo.callback(folder.close)
             self.reuse = Reuse(runtime, model_key, reuse, folder)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
+            pace.tile = TILES[-1] if session.device.type == "cuda" else 1
             if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
                 # a step that reads is not captured, and its launches take longer than many decode steps: they run
                 # between its layers

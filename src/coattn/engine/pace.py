@@ -7,10 +7,11 @@ from collections import deque
 
 FIRST, LEAST = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
-SLOWER, CROWDED = 2.5, 10.0
+SLOWER, CROWDED = 2.5, 40.0
 """The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
 where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
-long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch."""
+long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch: about one
+step for each of the largest chunks, a fortieth of the time."""
 KEPT = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""
 SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
@@ -32,6 +33,8 @@ class Pace:
         self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, LEAST
         self.crowded = False
         """Whether several prompts are read or wait to be: set by who knows."""
+        self.tile = 1
+        """Where a prompt is cut, it is after a multiple of so many tokens, if chunks are larger than that."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)

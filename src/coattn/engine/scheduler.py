@@ -292,7 +292,7 @@ class Scheduler:
                     return Decode(decoding)
                 return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
             request = self._reader(readers) if apart is None else apart
-            chunk = _chunk(request, budget, self._tail)
+            chunk = _chunk(request, budget, self._tail, self.pace.tile if self.pace.fixed is None else 1)
             late = self._late(_size(chunk)) if between else self._spent + _size(chunk) > budget
             if budget and (not decoding or not self._spent or not late):
                 self._oldest_read = request is readers[0]
@@ -317,17 +317,20 @@ class Scheduler:
             chunks = [_chunk(first, budget, self._tail)]
         else:
             share = budget if len(readers) == 1 else -(-budget // 2)
-            chunks = [_chunk(readers[0], share, self._tail)]
+            chunks = [_chunk(readers[0], share, self._tail, self.pace.tile)]
         for request in sorted(readers, key=_left):
             left = budget - sum(map(_size, chunks))
             if left < 1 or request is chunks[0].request:
                 continue
-            chunk = _chunk(request, left if self.pace.fixed is None else budget, self._tail)
+            if self.pace.fixed is None:
+                chunk = _chunk(request, left, self._tail, self.pace.tile)
+            else:
+                chunk = _chunk(request, budget, self._tail)
             if _size(chunk) <= left:
                 chunks.append(chunk)
         if self.pace.fixed is None:
             others = sum(map(_size, chunks[1:]))
-            chunks[0] = _chunk(readers[0], budget - others, self._tail)
+            chunks[0] = _chunk(readers[0], budget - others, self._tail, self.pace.tile)
         return tuple(chunks)
 
     def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
@@ -371,9 +374,11 @@ def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
     return (work,) if isinstance(work, Extend) else work.chunks
 
 
-def _chunk(request: Request, most: int, tail: int) -> Extend:
-    """The next tokens of a prompt; its last `tail` are not cut."""
+def _chunk(request: Request, most: int, tail: int, tile: int = 1) -> Extend:
+    """The next tokens of a prompt; its last `tail` are not cut. Else it is cut at a multiple of `tile`, if there is one."""
     end = min(request.stored + most, request.total)
+    if end < request.total and end // tile * tile > request.stored:
+        end = end // tile * tile
     if 0 < request.total - end < tail:
         end = request.total - tail if request.total - tail > request.stored else request.total
     elif request.total - end == 1 and end - request.stored > 1:
