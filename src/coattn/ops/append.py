@@ -1,4 +1,4 @@
-"""`append` of a decode step: one new token a sequence, at places that stand in the step table; `write_rows` of others."""
+"""`append` of a decode step: one new token a sequence, at places that stand in the step table; `write_rows`: many."""
 
 from __future__ import annotations
 
