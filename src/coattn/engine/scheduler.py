@@ -375,7 +375,7 @@ def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
 
 
 def _chunk(request: Request, most: int, tail: int, tile: int = 1) -> Extend:
-    """The next tokens of a prompt; its last `tail` are not cut. Else a cut is at a multiple of `tile`, if there is one."""
+    """The next tokens of a prompt; its last `tail` are not cut. A cut is at a multiple of `tile`, where there is one."""
     end = min(request.stored + most, request.total)
     if end < request.total and end // tile * tile > request.stored:
         end = end // tile * tile
