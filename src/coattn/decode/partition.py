@@ -27,7 +27,7 @@ class Partition:
 
 @cache
 def split(device: torch.device, wanted: int) -> Partition | str:
-    """At least `wanted` multiprocessors, and all others; or why there are no parts. Kept for the life of the process."""
+    """At least `wanted` multiprocessors, and all others; or why there are none. Kept for the life of the process."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         torch.cuda.init()

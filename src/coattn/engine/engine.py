@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Decode, Extend, Mixed, Refuse, Scheduler
 from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
+
+if TYPE_CHECKING:
+    from coattn.decode.lane import Lane
 
 
 class Engine:
@@ -60,6 +63,10 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
+        self.lane: Lane | None = None
+        """Where decode steps run at the same time as chunks, if they can."""
+        self._beside: Decode | None = None
+        """The step that has begun there."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._live: dict[int, Handle] = {}
@@ -174,14 +181,20 @@ class Engine:
                     return
                 self._closed = True
                 self._mail.notify_all()
+            self.lane = None  # with what it has captured
             with ExitStack() as rest:  # each runs, whatever another raises
                 for close in reversed(self.closers):
                     rest.callback(close)
                 rest.callback(self.runner.close)
                 self._drop_everything()
 
-    def _do(self, work: Extend | Decode | Mixed, inside: bool = False) -> None:
-        """inside: whether a chunk is being read, whose sequences must stay as they are."""
+    def _do(
+        self, work: Extend | Decode | Mixed, inside: bool = False, begun: Callable[[], Tensor] | None = None
+    ) -> None:
+        """inside: whether a chunk is being read, whose sequences must stay as they are.
+
+        begun: ends the work and gives its logits, where it has begun already.
+        """
         requests: tuple[Request, ...] = (work.request,) if isinstance(work, Extend) else work.requests
         drawing = list(requests)
         if isinstance(work, Mixed):
@@ -190,7 +203,7 @@ class Engine:
         handles = [self._live[request.id] for request in requests]
         watch = self._watch(work)
         try:
-            logits = self._run(work)
+            logits = self._run(work) if begun is None else begun()
         except BudgetError as error:
             if not inside and not self.scheduler.preempt():
                 self._fail(handles, error)
@@ -204,7 +217,7 @@ class Engine:
                 self._fail(handles, error)
             return
         self.failed_in_a_row = 0
-        self.scheduler.done(work)
+        self.scheduler.done(work, begun is not None)
         if logits is None:
             watch(False)
             return
@@ -265,12 +278,7 @@ class Engine:
             self.counts["prefill_tokens"] += len(tokens)
             with self._decoding_between(len(tokens)):
                 return self.runner.extend(request.slot, tokens, stored, work.last)
-        slots, tokens, history = [], [], []
-        for request in work.requests:
-            assert request.slot is not None
-            slots.append(request.slot)
-            tokens.append(request.output[-1] if request.output else request.prompt[-1])
-            history.append(request.stored)
+        slots, tokens, history = _rows(work.requests)
         self.counts["decode_steps"] += bool(slots)
         if isinstance(work, Decode):
             return self.runner.decode(slots, tokens, history)
@@ -292,12 +300,56 @@ class Engine:
         if not tokens or self.pace.layers == 1:
             yield
             return
-        runtime = self.runner.runtime
-        runtime.between = partial(self._decode_between, tokens)
+        runtime, lane = self.runner.runtime, self.lane
+        if lane is None or not self.pace.beside or not self.scheduler.waiting_for_token():
+            runtime.between = partial(self._decode_between, tokens)
+            try:
+                yield
+            finally:
+                runtime.between = None
+            return
+        with lane.reading():
+            runtime.between = partial(self._decode_beside, lane)
+            try:
+                yield
+            finally:
+                runtime.between = None
+                if lane.pending:
+                    self._collect(lane)
+
+    def _decode_beside(self, lane: Lane) -> None:
+        """Another layer of a chunk has been issued: hands out tokens and begins steps, until the GPU needs more."""
+        lane.mark()
+        while True:
+            if lane.pending and lane.done():
+                self._collect(lane)
+            requests = () if lane.pending else self.scheduler.waiting_for_token()
+            if requests:
+                self._begin(lane, requests)
+            if not lane.pending or lane.near():
+                return
+            lane.pause()
+
+    def _begin(self, lane: Lane, requests: tuple[Request, ...]) -> None:
         try:
-            yield
-        finally:
-            runtime.between = None
+            with self.runner.runtime.aside():
+                lane.start(*_rows(requests))
+        except BudgetError:
+            return
+        except Exception as error:
+            self.counts["failed_steps"] += 1
+            self.failed_in_a_row += 1
+            self._fail([self._live[request.id] for request in requests], error)
+            return
+        self._beside = Decode(requests)
+        self.counts["decode_steps"] += 1
+        self.counts["between_steps"] += 1
+
+    def _collect(self, lane: Lane) -> None:
+        assert self._beside is not None
+        work, self._beside = self._beside, None
+        with self.runner.runtime.aside(), lane.here():
+            self._do(work, inside=True, begun=lane.finish)
 
     def _decode_between(self, tokens: int) -> None:
         requests = self.scheduler.passed(tokens)
@@ -395,6 +447,17 @@ class Engine:
         mixing = (self.mixes, runner.busy, self.tail)
         fullest = runner.runtime.fullest
         return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse, fullest)
+
+
+def _rows(requests: Sequence[Request]) -> tuple[list[int], list[int], list[int]]:
+    """Of requests that decode: their slots, what goes in next, and what is stored."""
+    slots, tokens, history = [], [], []
+    for request in requests:
+        assert request.slot is not None
+        slots.append(request.slot)
+        tokens.append(request.output[-1] if request.output else request.prompt[-1])
+        history.append(request.stored)
+    return slots, tokens, history
 
 
 def _unwatched(waited: bool) -> None:

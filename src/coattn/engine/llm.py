@@ -207,6 +207,12 @@ class LLM:
                 mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
+            if pace.layers > 1:
+                from coattn.decode.lane import lane_for
+
+                lane = lane_for(self.runner)
+                if not isinstance(lane, str):
+                    self.engine.lane, pace.lane = lane, True
             undo.pop_all()
             for opened in (self.devices.borders, self._weights, folder):
                 if opened is not None:
@@ -340,6 +346,8 @@ class LLM:
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
         warm(self._layers, self.max_length)
+        if self.engine.lane is not None:
+            self.engine.lane.warm_up(sizes)
         return self.runner.warm_up(sizes)
 
     def trace(self) -> StepTrace | None:

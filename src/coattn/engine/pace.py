@@ -35,6 +35,8 @@ class Pace:
         """Whether several prompts are read or wait to be: set by who knows."""
         self.tile = 1
         """Where a prompt is cut, it is after a multiple of so many tokens, if chunks are larger than that."""
+        self.lane = False
+        """Whether decode steps can run at the same time as a chunk, each on a part of the GPU."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)
@@ -50,6 +52,8 @@ class Pace:
             return self.most
         if self.layers == 1 and self.unsure:
             return 0
+        if self.beside:
+            return self.most
         room = self.room()
         if room is None:
             return self.most if self.layers > 1 else min(FIRST, self.most)
@@ -57,6 +61,12 @@ class Pace:
         if fits:
             return max(fits, key=lambda size: SIZES[size] * self._used(size, room))
         return min(self.most, _round(max(self.least, int(min(room * self.layers, self.most)))))
+
+    @property
+    def beside(self) -> bool:
+        """Whether decode steps run at the same time as the next chunk. Where a time was promised they run in turns with
+        its layers, which keeps it closely; of several prompts, each should have the whole GPU."""
+        return self.lane and self.target_s is None and not self.crowded
 
     def _used(self, size: int, room: float) -> float:
         """Tokens of a layer that are read between two decode steps, as whole layers of chunks of a size."""

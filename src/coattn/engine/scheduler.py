@@ -167,8 +167,8 @@ class Scheduler:
         self._decoded = None
         return None
 
-    def done(self, work: Extend | Decode | Mixed) -> None:
-        """The tokens of `work` are stored."""
+    def done(self, work: Extend | Decode | Mixed, beside: bool = False) -> None:
+        """The tokens of `work` are stored. beside: it ran at the same time as a chunk, and says nothing of its time."""
         if not isinstance(work, Decode):
             self._spent -= self._passed
             self._passed = 0.0
@@ -180,10 +180,13 @@ class Scheduler:
                 self.reuse.note(chunk.request, start)
         if isinstance(work, Extend) or not work.requests:
             return
-        now = time.perf_counter()
-        if self._decoded is not None:
-            self.pace.note(self._spent, now - self._decoded)
-        self._decoded, self._spent = now, 0.0
+        if beside:
+            self._decoded, self._spent = None, 0.0
+        else:
+            now = time.perf_counter()
+            if self._decoded is not None:
+                self.pace.note(self._spent, now - self._decoded)
+            self._decoded, self._spent = now, 0.0
         for request in work.requests:
             request.stored += 1
 
@@ -196,6 +199,8 @@ class Scheduler:
 
     def _late(self, tokens: int) -> bool:
         """Whether a decode step comes before the next layer of a chunk of so many tokens."""
+        if self.pace.beside:
+            return False
         room = self.pace.room()
         return self._spent > 0 and (room is None or self._spent + tokens / self.pace.layers > room)
 
@@ -375,7 +380,7 @@ def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
 
 
 def _chunk(request: Request, most: int, tail: int, tile: int = 1) -> Extend:
-    """The next tokens of a prompt; its last `tail` are not cut. A cut is at a multiple of `tile`, where there is one."""
+    """The next tokens of a prompt; its last `tail` are not cut. Others end at a multiple of `tile`, if there is one."""
     end = min(request.stored + most, request.total)
     if end < request.total and end // tile * tile > request.stored:
         end = end // tile * tile
