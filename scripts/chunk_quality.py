@@ -43,6 +43,7 @@ def predictions(loaded: Loaded, method: str, windows: list[list[int]], steps: in
 
 
 def main() -> None:
+    """Writes one JSON file and prints it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--method", default="hcattention")
