@@ -30,7 +30,7 @@ def split(device: torch.device, wanted: int) -> Partition | str:
     """At least `wanted` multiprocessors, and all others; or why there are none. Kept for the life of the process."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # the device's context is current now
             return _split(driver, device, wanted)
