@@ -180,7 +180,6 @@ class PretendedLane:
     def reading(self) -> Iterator[None]:
         self.chunks += 1
         yield
-        assert not self.pending
 
     def here(self) -> Any:
         return nullcontext()
@@ -190,11 +189,11 @@ class PretendedLane:
         self.begun, self.asked = step, 0
 
     def done(self) -> bool:
-        self.asked += 1
+        self.asked += self.pending
         return self.asked > 3
 
     def finish(self) -> Any:
-        step, self.begun = self.begun, None
+        step, self.begun, self.asked = self.begun, None, 0
         self.steps += 1
         return self.runner.decode(*step)
 
@@ -203,6 +202,8 @@ class PretendedLane:
 
     def near(self) -> bool:
         return True
+
+    idle = near
 
     def pause(self) -> None:
         raise AssertionError("the GPU is near")
@@ -263,3 +264,19 @@ def test_a_step_that_fails_beside_a_chunk_fails_alone() -> None:
         assert "no step" in str(first.result().error)
         assert second.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=5), 20)
         assert made.report()["failed_steps"] == 1
+
+
+def test_a_request_that_is_cancelled_while_its_step_runs_beside_a_chunk() -> None:
+    made, _lane = on_a_lane()
+    with made:
+        first = made.submit(prompt(40, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            made.step()
+        second = made.submit(prompt(90, seed=5), greedy(20))
+        while made.engine._beside is None:
+            made.step()
+        first.cancel()
+        assert made.engine._beside is None
+        assert second.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=5), 20)
+        assert first.result().finish_reason == "cancelled"
+        assert made.report()["failed_steps"] == 0

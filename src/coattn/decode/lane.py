@@ -17,6 +17,7 @@ from torch import Tensor
 from coattn.decode.buckets import bucket_for
 from coattn.decode.capture import CapturedStep, GraphRunner
 from coattn.decode.partition import Partition, split
+from coattn.ops.triton.launch import on_part
 from coattn.types import Phase, Step
 
 FEW = 24
@@ -31,7 +32,7 @@ class Lane:
     """One decode step at a time, begun and ended by whoever issues the layers of a prompt meanwhile.
 
     For steps that attend to GPU memory alone. Life: `reading` around a chunk; inside, `start`, `done` until it is, and
-    `finish`, which must come before the block ends. After each layer `mark`, then wait until `near`.
+    `finish`, also in a later chunk. After each layer `mark`, then wait until `near`, at the end until `idle`.
     """
 
     def __init__(self, runner: GraphRunner, partition: Partition) -> None:
@@ -55,7 +56,6 @@ class Lane:
             here.synchronize()
             self.runner.forgot = False
         self.parts.rest.wait_stream(here)
-        self._marks.clear()
         try:
             with torch.cuda.stream(self.parts.rest):
                 yield
@@ -114,9 +114,14 @@ class Lane:
             self._marks.popleft()
         return len(self._marks) <= AHEAD
 
+    def idle(self) -> bool:
+        """Whether the GPU has done all that was marked."""
+        return self.near() and not self._marks
+
     def capture(self, rows: int) -> CapturedStep:
         """Captures a step of so many sequences for its multiprocessors."""
-        made = self._captured[rows] = self.runner.capture(rows, False, self.parts.few)
+        with on_part(self.parts.counts[0]):
+            made = self._captured[rows] = self.runner.capture(rows, False, self.parts.few)
         return made
 
     def warm_up(self, sizes: Sequence[int] | None) -> None:

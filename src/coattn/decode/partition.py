@@ -11,8 +11,9 @@ import torch
 
 RESOURCE, COUNT_AT = 144, 96
 """Bytes of the driver's `CUdevResource`, and where in it the number of multiprocessors stands."""
-SM, NON_BLOCKING, DEFAULT_STREAM = 1, 1, 1
-"""The driver's constants: the kind of resource, a stream that ignores the default one, how a green context is made."""
+SM, NON_BLOCKING, DEFAULT_STREAM, IN_PAIRS = 1, 1, 1, 1
+"""The driver's constants: the kind of resource, a stream that ignores the default one, how a green context is made, and
+that a part need not be made of eights."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,11 @@ def _split(driver: Any, device: torch.device, wanted: int) -> Partition:
     whole, few, rest = (ctypes.create_string_buffer(RESOURCE) for _ in range(3))
     _check(driver.cuDeviceGetDevResource(handle, whole, SM))
     groups = ctypes.c_uint(1)
-    _check(driver.cuDevSmResourceSplitByCount(few, ctypes.byref(groups), whole, rest, 0, wanted))
+    _check(
+        driver.cuDevSmResourceSplitByCount(
+            few, ctypes.byref(groups), whole, rest, IN_PAIRS if wanted % 8 else 0, wanted
+        )
+    )
     counts = tuple(int.from_bytes(part.raw[COUNT_AT : COUNT_AT + 4], "little") for part in (few, rest))
     if groups.value != 1 or not all(counts):
         raise RuntimeError(f"{wanted} multiprocessors leave none for others")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.reuse import Reuse
 from coattn.engine.sampler import Drawn, Sampler
-from coattn.engine.scheduler import Decode, Extend, Mixed, Refuse, Scheduler
+from coattn.engine.scheduler import Decode, Extend, Mixed, Refuse, Scheduler, Settle, Work
 from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
 
@@ -155,7 +155,11 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
-                work = self.scheduler.next()
+                work = self.scheduler.next(self._beside is not None)
+                if self._beside is not None and not self._goes_on(work):
+                    self._collect()
+                    work = self.scheduler.next()
+                assert not isinstance(work, Settle), "no step runs beside"
                 if work is None:
                     return False
                 if isinstance(work, Refuse):
@@ -171,6 +175,7 @@ class Engine:
     def paused(self) -> Iterator[None]:
         """No step runs inside this block; waits for the one that does."""
         with self._lock:
+            self._collect()
             yield
 
     def close(self) -> None:
@@ -181,12 +186,12 @@ class Engine:
                     return
                 self._closed = True
                 self._mail.notify_all()
-            self.lane = None  # with what it has captured
             with ExitStack() as rest:  # each runs, whatever another raises
                 for close in reversed(self.closers):
                     rest.callback(close)
                 rest.callback(self.runner.close)
                 self._drop_everything()
+                self.lane = None  # with what it has captured
 
     def _do(
         self, work: Extend | Decode | Mixed, inside: bool = False, begun: Callable[[], Tensor] | None = None
@@ -276,7 +281,7 @@ class Engine:
             tokens = request.tokens(stored, work.end)
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
-            with self._decoding_between(len(tokens)):
+            with self._decoding_between(len(tokens), work.last):
                 return self.runner.extend(request.slot, tokens, stored, work.last)
         slots, tokens, history = _rows(work.requests)
         self.counts["decode_steps"] += bool(slots)
@@ -291,17 +296,18 @@ class Engine:
             chunks.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
         total = sum(len(chunk.tokens) for chunk in chunks)
         self.counts["prefill_tokens"] += total
-        with self._decoding_between(0 if slots else total):
+        with self._decoding_between(0 if slots else total, any(chunk.last for chunk in chunks)):
             return self.runner.mix(chunks, slots, tokens, history)
 
     @contextmanager
-    def _decoding_between(self, tokens: int) -> Iterator[None]:
-        """Decode steps run between the layers of the chunks that are read inside this block, of so many tokens."""
+    def _decoding_between(self, tokens: int, last: bool) -> Iterator[None]:
+        """Decode steps run between the layers of the chunks that are read inside this block, of so many tokens, or at
+        the same time. last: somebody waits for what comes out."""
         if not tokens or self.pace.layers == 1:
             yield
             return
         runtime, lane = self.runner.runtime, self.lane
-        if lane is None or not self.pace.beside or not self.scheduler.waiting_for_token():
+        if lane is None or not self.pace.beside or not (lane.pending or self.scheduler.waiting_for_token()):
             runtime.between = partial(self._decode_between, tokens)
             try:
                 yield
@@ -309,24 +315,26 @@ class Engine:
                 runtime.between = None
             return
         with lane.reading():
-            runtime.between = partial(self._decode_beside, lane)
+            runtime.between = partial(self._decode_beside, lane, lane.near)
             try:
                 yield
+                if last:
+                    self._decode_beside(lane, lane.idle)
             finally:
                 runtime.between = None
-                if lane.pending:
-                    self._collect(lane)
+                if last:
+                    self._collect()
 
-    def _decode_beside(self, lane: Lane) -> None:
-        """Another layer of a chunk has been issued: hands out tokens and begins steps, until the GPU needs more."""
+    def _decode_beside(self, lane: Lane, over: Callable[[], bool]) -> None:
+        """Another layer of a chunk has been issued: hands out tokens and begins steps until that is over."""
         lane.mark()
         while True:
-            if lane.pending and lane.done():
-                self._collect(lane)
+            if lane.done():
+                self._collect()
             requests = () if lane.pending else self.scheduler.waiting_for_token()
             if requests:
                 self._begin(lane, requests)
-            if not lane.pending or lane.near():
+            if not lane.pending or over():
                 return
             lane.pause()
 
@@ -345,11 +353,19 @@ class Engine:
         self.counts["decode_steps"] += 1
         self.counts["between_steps"] += 1
 
-    def _collect(self, lane: Lane) -> None:
-        assert self._beside is not None
-        work, self._beside = self._beside, None
-        with self.runner.runtime.aside(), lane.here():
-            self._do(work, inside=True, begun=lane.finish)
+    def _collect(self) -> None:
+        """Waits for the step that has begun beside a chunk, if there is one, and hands its tokens out."""
+        work, lane, self._beside = self._beside, self.lane, None
+        if work is not None and lane is not None:
+            with self.runner.runtime.aside(), lane.here():
+                self._do(work, inside=True, begun=lane.finish)
+
+    def _goes_on(self, work: Work | None) -> bool:
+        """Whether the step that has begun beside a chunk may go on beside this."""
+        reads = (isinstance(work, Extend) and work.request.given is None) or (
+            isinstance(work, Mixed) and not work.requests
+        )
+        return reads and self.pace.beside
 
     def _decode_between(self, tokens: int) -> None:
         requests = self.scheduler.passed(tokens)
@@ -405,6 +421,8 @@ class Engine:
                 if handle.request.deadline is not None:
                     heapq.heappush(self._deadlines, (handle.request.deadline, handle.id))
             cancelled, self._cancelled = self._cancelled, deque()
+        if cancelled:
+            self._collect()
         # ending one may wait for the device, and whoever submits must not wait with us
         for handle in cancelled:
             if handle.id in self._live:
@@ -412,6 +430,7 @@ class Engine:
 
     def _expire(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
+            self._collect()
             handle = self._live.get(heapq.heappop(self._deadlines)[1])
             if handle is not None:
                 late = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
@@ -422,6 +441,10 @@ class Engine:
 
         error: why, where something failed; else the requests are cancelled.
         """
+        if self._beside is not None and self.lane is not None:
+            self._beside = None
+            with suppress(Exception), self.runner.runtime.aside():
+                self.lane.finish()
         with self._mail:
             handles = [*self._live.values(), *self._arrived]
             self._live.clear()

@@ -76,7 +76,12 @@ class Refuse:
     error: BudgetError
 
 
-Work = Extend | Decode | Mixed | Refuse
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Somebody has to give way: the step that runs beside must end first."""
+
+
+Work = Extend | Decode | Mixed | Refuse | Settle
 
 
 class Scheduler:
@@ -153,8 +158,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_rank)
 
-    def next(self) -> Work | None:
-        """The next thing to do; None when nobody is here."""
+    def next(self, beside: bool = False) -> Work | None:
+        """The next thing to do; None when nobody is here. beside: a decode step has begun and has not ended."""
         self._admit()
         while self.running:
             work = self._choose()
@@ -162,6 +167,8 @@ class Scheduler:
             excess = self._excess(growth, self.memory.free()) if any(growth.values()) else None
             if excess is None:
                 return work
+            if beside:
+                return Settle()
             if not self.preempt():
                 return Refuse(self.running[0], self._too_small(self.running[0], *excess))
         self._decoded = None
