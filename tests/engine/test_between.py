@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -160,3 +162,121 @@ def test_a_gpu_decodes_between_layers() -> None:
         captured = torch.cuda.is_available() and engine.not_captured is None
         assert engine.engine.pace.layers == (LAYERS if captured else 1)
         assert engine.engine.pace.fixed == (4096 if captured else 2048)
+
+
+class PretendedLane:
+    """Decode steps that take the time of three layers. Runs them where there is no GPU to divide."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.begun: Any = None
+        self.asked = self.steps = self.chunks = 0
+
+    @property
+    def pending(self) -> bool:
+        return self.begun is not None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        self.chunks += 1
+        yield
+
+    def here(self) -> Any:
+        return nullcontext()
+
+    def start(self, *step: Any) -> None:
+        assert not self.pending
+        self.begun, self.asked = step, 0
+
+    def done(self) -> bool:
+        self.asked += self.pending
+        return self.asked > 3
+
+    def finish(self) -> Any:
+        step, self.begun, self.asked = self.begun, None, 0
+        self.steps += 1
+        return self.runner.decode(*step)
+
+    def mark(self) -> None:
+        pass
+
+    def near(self) -> bool:
+        return True
+
+    idle = near
+
+    def pause(self) -> None:
+        raise AssertionError("the GPU is near")
+
+
+def on_a_lane(**more: Any) -> tuple[coattn.LLM, PretendedLane]:
+    made = open_llm("full", False, **more)
+    lane: Any = PretendedLane(made.runner)
+    made.engine.lane, made.engine.pace.lane, made.engine.pace.layers = lane, True, LAYERS
+    return made, lane
+
+
+def test_steps_beside_a_chunk_give_what_transformers_gives() -> None:
+    made, lane = on_a_lane()
+    with made:
+        first = made.submit(prompt(40, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            made.step()
+        second = made.submit(prompt(90, seed=5), greedy(20))
+        found = [handle.result().token_ids for handle in (first, second)]
+        assert lane.chunks == 4  # while nobody else was read or waited
+        assert lane.steps == made.report()["between_steps"] > 2
+        assert made.report()["failed_steps"] == 0
+    for (length, seed, new), own in zip([(40, 4, 60), (90, 5, 20)], found, strict=True):
+        assert own == by_transformers(small(LAYERS), prompt(length, seed=seed), new)
+
+
+def test_prompts_that_wait_have_the_gpu_to_themselves() -> None:
+    made, lane = on_a_lane()
+    with made:
+        first = made.submit(prompt(40, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            made.step()
+        others = [made.submit(prompt(90, seed=seed), greedy(2)) for seed in (5, 6)]
+        made.step()
+        assert made.engine.pace.crowded
+        assert lane.chunks == 0
+        for handle in (first, *others):
+            assert handle.result().error is None
+        made.engine.pace.target_s = 1.0  # a promise is kept in turns
+        assert not made.engine.pace.beside
+
+
+def test_a_step_that_fails_beside_a_chunk_fails_alone() -> None:
+    made, lane = on_a_lane()
+    with made:
+        first = made.submit(prompt(40, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            made.step()
+        second = made.submit(prompt(90, seed=5), greedy(20))
+
+        def fail() -> Any:
+            lane.begun = None
+            raise RuntimeError("no step")
+
+        lane.finish = fail  # type: ignore[method-assign]
+        assert second.result().error is None
+        assert "no step" in str(first.result().error)
+        assert second.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=5), 20)
+        assert made.report()["failed_steps"] == 1
+
+
+def test_a_request_that_is_cancelled_while_its_step_runs_beside_a_chunk() -> None:
+    made, _lane = on_a_lane()
+    with made:
+        first = made.submit(prompt(40, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            made.step()
+        second = made.submit(prompt(90, seed=5), greedy(20))
+        while made.engine._beside is None:
+            made.step()
+        first.cancel()
+        assert made.engine._beside is None
+        assert second.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=5), 20)
+        assert first.result().finish_reason == "cancelled"
+        assert made.report()["failed_steps"] == 0

@@ -8,9 +8,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,12 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.reuse import Reuse
 from coattn.engine.sampler import Drawn, Sampler
-from coattn.engine.scheduler import Decode, Extend, Mixed, Refuse, Scheduler
+from coattn.engine.scheduler import Decode, Extend, Mixed, Refuse, Scheduler, Settle, Work
 from coattn.errors import BudgetError, BusyError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
+
+if TYPE_CHECKING:
+    from coattn.decode.lane import Lane
 
 
 class Engine:
@@ -60,6 +63,10 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
+        self.lane: Lane | None = None
+        """Where decode steps run at the same time as chunks, if they can."""
+        self._beside: Decode | None = None
+        """The step that has begun there."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._live: dict[int, Handle] = {}
@@ -148,7 +155,11 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
-                work = self.scheduler.next()
+                work = self.scheduler.next(self._beside is not None)
+                if self._beside is not None and not self._goes_on(work):
+                    self._collect()
+                    work = self.scheduler.next()
+                assert not isinstance(work, Settle), "no step runs beside"
                 if work is None:
                     return False
                 if isinstance(work, Refuse):
@@ -164,6 +175,7 @@ class Engine:
     def paused(self) -> Iterator[None]:
         """No step runs inside this block; waits for the one that does."""
         with self._lock:
+            self._collect()
             yield
 
     def close(self) -> None:
@@ -179,9 +191,15 @@ class Engine:
                     rest.callback(close)
                 rest.callback(self.runner.close)
                 self._drop_everything()
+                self.lane = None  # with what it has captured
 
-    def _do(self, work: Extend | Decode | Mixed, inside: bool = False) -> None:
-        """inside: whether a chunk is being read, whose sequences must stay as they are."""
+    def _do(
+        self, work: Extend | Decode | Mixed, inside: bool = False, begun: Callable[[], Tensor] | None = None
+    ) -> None:
+        """inside: whether a chunk is being read, whose sequences must stay as they are.
+
+        begun: ends the work and gives its logits, where it has begun already.
+        """
         requests: tuple[Request, ...] = (work.request,) if isinstance(work, Extend) else work.requests
         drawing = list(requests)
         if isinstance(work, Mixed):
@@ -190,7 +208,7 @@ class Engine:
         handles = [self._live[request.id] for request in requests]
         watch = self._watch(work)
         try:
-            logits = self._run(work)
+            logits = self._run(work) if begun is None else begun()
         except BudgetError as error:
             if not inside and not self.scheduler.preempt():
                 self._fail(handles, error)
@@ -204,7 +222,7 @@ class Engine:
                 self._fail(handles, error)
             return
         self.failed_in_a_row = 0
-        self.scheduler.done(work)
+        self.scheduler.done(work, begun is not None)
         if logits is None:
             watch(False)
             return
@@ -263,14 +281,9 @@ class Engine:
             tokens = request.tokens(stored, work.end)
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
-            with self._decoding_between(len(tokens)):
+            with self._decoding_between(len(tokens), work.last):
                 return self.runner.extend(request.slot, tokens, stored, work.last)
-        slots, tokens, history = [], [], []
-        for request in work.requests:
-            assert request.slot is not None
-            slots.append(request.slot)
-            tokens.append(request.output[-1] if request.output else request.prompt[-1])
-            history.append(request.stored)
+        slots, tokens, history = _rows(work.requests)
         self.counts["decode_steps"] += bool(slots)
         if isinstance(work, Decode):
             return self.runner.decode(slots, tokens, history)
@@ -283,21 +296,76 @@ class Engine:
             chunks.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
         total = sum(len(chunk.tokens) for chunk in chunks)
         self.counts["prefill_tokens"] += total
-        with self._decoding_between(0 if slots else total):
+        with self._decoding_between(0 if slots else total, any(chunk.last for chunk in chunks)):
             return self.runner.mix(chunks, slots, tokens, history)
 
     @contextmanager
-    def _decoding_between(self, tokens: int) -> Iterator[None]:
-        """Decode steps run between the layers of the chunks that are read inside this block, of so many tokens."""
+    def _decoding_between(self, tokens: int, last: bool) -> Iterator[None]:
+        """Decode steps run between the layers of the chunks that are read inside this block, of so many tokens, or at
+        the same time. last: somebody waits for what comes out."""
         if not tokens or self.pace.layers == 1:
             yield
             return
-        runtime = self.runner.runtime
-        runtime.between = partial(self._decode_between, tokens)
+        runtime, lane = self.runner.runtime, self.lane
+        if lane is None or not self.pace.beside or not (lane.pending or self.scheduler.waiting_for_token()):
+            runtime.between = partial(self._decode_between, tokens)
+            try:
+                yield
+            finally:
+                runtime.between = None
+            return
+        with lane.reading():
+            runtime.between = partial(self._decode_beside, lane, lane.near)
+            try:
+                yield
+                if last:
+                    self._decode_beside(lane, lane.idle)
+            finally:
+                runtime.between = None
+                if last:
+                    self._collect()
+
+    def _decode_beside(self, lane: Lane, over: Callable[[], bool]) -> None:
+        """Another layer of a chunk has been issued: hands out tokens and begins steps until that is over."""
+        lane.mark()
+        while True:
+            if lane.done():
+                self._collect()
+            requests = () if lane.pending else self.scheduler.waiting_for_token()
+            if requests:
+                self._begin(lane, requests)
+            if not lane.pending or over():
+                return
+            lane.pause()
+
+    def _begin(self, lane: Lane, requests: tuple[Request, ...]) -> None:
         try:
-            yield
-        finally:
-            runtime.between = None
+            with self.runner.runtime.aside():
+                lane.start(*_rows(requests))
+        except BudgetError:
+            return
+        except Exception as error:
+            self.counts["failed_steps"] += 1
+            self.failed_in_a_row += 1
+            self._fail([self._live[request.id] for request in requests], error)
+            return
+        self._beside = Decode(requests)
+        self.counts["decode_steps"] += 1
+        self.counts["between_steps"] += 1
+
+    def _collect(self) -> None:
+        """Waits for the step that has begun beside a chunk, if there is one, and hands its tokens out."""
+        work, lane, self._beside = self._beside, self.lane, None
+        if work is not None and lane is not None:
+            with self.runner.runtime.aside(), lane.here():
+                self._do(work, inside=True, begun=lane.finish)
+
+    def _goes_on(self, work: Work | None) -> bool:
+        """Whether the step that has begun beside a chunk may go on beside this."""
+        reads = (isinstance(work, Extend) and work.request.given is None) or (
+            isinstance(work, Mixed) and not work.requests
+        )
+        return reads and self.pace.beside
 
     def _decode_between(self, tokens: int) -> None:
         requests = self.scheduler.passed(tokens)
@@ -353,6 +421,8 @@ class Engine:
                 if handle.request.deadline is not None:
                     heapq.heappush(self._deadlines, (handle.request.deadline, handle.id))
             cancelled, self._cancelled = self._cancelled, deque()
+        if cancelled:
+            self._collect()
         # ending one may wait for the device, and whoever submits must not wait with us
         for handle in cancelled:
             if handle.id in self._live:
@@ -360,6 +430,7 @@ class Engine:
 
     def _expire(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
+            self._collect()
             handle = self._live.get(heapq.heappop(self._deadlines)[1])
             if handle is not None:
                 late = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
@@ -370,6 +441,10 @@ class Engine:
 
         error: why, where something failed; else the requests are cancelled.
         """
+        if self._beside is not None and self.lane is not None:
+            self._beside = None
+            with suppress(Exception), self.runner.runtime.aside():
+                self.lane.finish()
         with self._mail:
             handles = [*self._live.values(), *self._arrived]
             self._live.clear()
@@ -395,6 +470,17 @@ class Engine:
         mixing = (self.mixes, runner.busy, self.tail)
         fullest = runner.runtime.fullest
         return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse, fullest)
+
+
+def _rows(requests: Sequence[Request]) -> tuple[list[int], list[int], list[int]]:
+    """Of requests that decode: their slots, what goes in next, and what is stored."""
+    slots, tokens, history = [], [], []
+    for request in requests:
+        assert request.slot is not None
+        slots.append(request.slot)
+        tokens.append(request.output[-1] if request.output else request.prompt[-1])
+        history.append(request.stored)
+    return slots, tokens, history
 
 
 def _unwatched(waited: bool) -> None:

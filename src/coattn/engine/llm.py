@@ -39,6 +39,7 @@ from coattn.hf.slow import warn_if_slow
 from coattn.hf.weights import StagedWeights
 from coattn.method import Composed, Method, compose
 from coattn.methods import METHODS, find_method
+from coattn.ops.prompt.kernels import TILES
 from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
@@ -81,7 +82,7 @@ class LLM:
     chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
         many as `target_ms` allows, others 2,048, on a GPU 4,096: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
-        and ten times while several prompts are read or wait. Not beside `chunk`.
+        and 40 times while several prompts are read or wait. Not beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
@@ -184,6 +185,7 @@ class LLM:
                 undo.callback(folder.close)
             self.reuse = Reuse(runtime, model_key, reuse, folder)
             pace.most = LARGEST if session.device.type == "cuda" else CHUNK
+            pace.tile = TILES[-1] if session.device.type == "cuda" else 1
             if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
                 # a step that reads is not captured, and its launches take longer than many decode steps: they run
                 # between its layers
@@ -205,6 +207,12 @@ class LLM:
                 mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
+            if pace.layers > 1:
+                from coattn.decode.lane import lane_for
+
+                lane = lane_for(self.runner)
+                if not isinstance(lane, str):
+                    self.engine.lane, pace.lane = lane, True
             undo.pop_all()
             for opened in (self.devices.borders, self._weights, folder):
                 if opened is not None:
@@ -338,6 +346,8 @@ class LLM:
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
         warm(self._layers, self.max_length)
+        if self.engine.lane is not None:
+            self.engine.lane.warm_up(sizes)
         return self.runner.warm_up(sizes)
 
     def trace(self) -> StepTrace | None:

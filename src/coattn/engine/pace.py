@@ -7,10 +7,11 @@ from collections import deque
 
 FIRST, LEAST = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
-SLOWER, CROWDED = 2.5, 10.0
+SLOWER, CROWDED = 2.5, 40.0
 """The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
 where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
-long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch."""
+long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch: about one
+step for each of the largest chunks, a fortieth of the time."""
 KEPT = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""
 SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
@@ -32,6 +33,10 @@ class Pace:
         self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, LEAST
         self.crowded = False
         """Whether several prompts are read or wait to be: set by who knows."""
+        self.tile = 1
+        """Where a prompt is cut, it is after a multiple of so many tokens, if chunks are larger than that."""
+        self.lane = False
+        """Whether decode steps can run at the same time as a chunk, each on a part of the GPU."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)
@@ -47,6 +52,8 @@ class Pace:
             return self.most
         if self.layers == 1 and self.unsure:
             return 0
+        if self.beside:
+            return self.most
         room = self.room()
         if room is None:
             return self.most if self.layers > 1 else min(FIRST, self.most)
@@ -54,6 +61,12 @@ class Pace:
         if fits:
             return max(fits, key=lambda size: SIZES[size] * self._used(size, room))
         return min(self.most, _round(max(self.least, int(min(room * self.layers, self.most)))))
+
+    @property
+    def beside(self) -> bool:
+        """Whether decode steps run at the same time as the next chunk. Where a time was promised they run in turns with
+        its layers, which keeps it closely; of several prompts, each should have the whole GPU."""
+        return self.lane and self.target_s is None and not self.crowded
 
     def _used(self, size: int, room: float) -> float:
         """Tokens of a layer that are read between two decode steps, as whole layers of chunks of a size."""

@@ -76,7 +76,12 @@ class Refuse:
     error: BudgetError
 
 
-Work = Extend | Decode | Mixed | Refuse
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Somebody has to give way: the step that runs beside must end first."""
+
+
+Work = Extend | Decode | Mixed | Refuse | Settle
 
 
 class Scheduler:
@@ -153,8 +158,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_rank)
 
-    def next(self) -> Work | None:
-        """The next thing to do; None when nobody is here."""
+    def next(self, beside: bool = False) -> Work | None:
+        """The next thing to do; None when nobody is here. beside: a decode step has begun and has not ended."""
         self._admit()
         while self.running:
             work = self._choose()
@@ -162,13 +167,15 @@ class Scheduler:
             excess = self._excess(growth, self.memory.free()) if any(growth.values()) else None
             if excess is None:
                 return work
+            if beside:
+                return Settle()
             if not self.preempt():
                 return Refuse(self.running[0], self._too_small(self.running[0], *excess))
         self._decoded = None
         return None
 
-    def done(self, work: Extend | Decode | Mixed) -> None:
-        """The tokens of `work` are stored."""
+    def done(self, work: Extend | Decode | Mixed, beside: bool = False) -> None:
+        """The tokens of `work` are stored. beside: it ran at the same time as a chunk, and says nothing of its time."""
         if not isinstance(work, Decode):
             self._spent -= self._passed
             self._passed = 0.0
@@ -180,10 +187,13 @@ class Scheduler:
                 self.reuse.note(chunk.request, start)
         if isinstance(work, Extend) or not work.requests:
             return
-        now = time.perf_counter()
-        if self._decoded is not None:
-            self.pace.note(self._spent, now - self._decoded)
-        self._decoded, self._spent = now, 0.0
+        if beside:
+            self._decoded, self._spent = None, 0.0
+        else:
+            now = time.perf_counter()
+            if self._decoded is not None:
+                self.pace.note(self._spent, now - self._decoded)
+            self._decoded, self._spent = now, 0.0
         for request in work.requests:
             request.stored += 1
 
@@ -196,6 +206,8 @@ class Scheduler:
 
     def _late(self, tokens: int) -> bool:
         """Whether a decode step comes before the next layer of a chunk of so many tokens."""
+        if self.pace.beside:
+            return False
         room = self.pace.room()
         return self._spent > 0 and (room is None or self._spent + tokens / self.pace.layers > room)
 
@@ -292,7 +304,7 @@ class Scheduler:
                     return Decode(decoding)
                 return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
             request = self._reader(readers) if apart is None else apart
-            chunk = _chunk(request, budget, self._tail)
+            chunk = _chunk(request, budget, self._tail, self.pace.tile if self.pace.fixed is None else 1)
             late = self._late(_size(chunk)) if between else self._spent + _size(chunk) > budget
             if budget and (not decoding or not self._spent or not late):
                 self._oldest_read = request is readers[0]
@@ -317,17 +329,20 @@ class Scheduler:
             chunks = [_chunk(first, budget, self._tail)]
         else:
             share = budget if len(readers) == 1 else -(-budget // 2)
-            chunks = [_chunk(readers[0], share, self._tail)]
+            chunks = [_chunk(readers[0], share, self._tail, self.pace.tile)]
         for request in sorted(readers, key=_left):
             left = budget - sum(map(_size, chunks))
             if left < 1 or request is chunks[0].request:
                 continue
-            chunk = _chunk(request, left if self.pace.fixed is None else budget, self._tail)
+            if self.pace.fixed is None:
+                chunk = _chunk(request, left, self._tail, self.pace.tile)
+            else:
+                chunk = _chunk(request, budget, self._tail)
             if _size(chunk) <= left:
                 chunks.append(chunk)
         if self.pace.fixed is None:
             others = sum(map(_size, chunks[1:]))
-            chunks[0] = _chunk(readers[0], budget - others, self._tail)
+            chunks[0] = _chunk(readers[0], budget - others, self._tail, self.pace.tile)
         return tuple(chunks)
 
     def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
@@ -371,9 +386,11 @@ def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
     return (work,) if isinstance(work, Extend) else work.chunks
 
 
-def _chunk(request: Request, most: int, tail: int) -> Extend:
-    """The next tokens of a prompt; its last `tail` are not cut."""
+def _chunk(request: Request, most: int, tail: int, tile: int = 1) -> Extend:
+    """The next tokens of a prompt; its last `tail` are not cut. Others end at a multiple of `tile`, if there is one."""
     end = min(request.stored + most, request.total)
+    if end < request.total and end // tile * tile > request.stored:
+        end = end // tile * tile
     if 0 < request.total - end < tail:
         end = request.total - tail if request.total - tail > request.stored else request.total
     elif request.total - end == 1 and end - request.stored > 1:

@@ -1,10 +1,11 @@
-"""`append` of a decode step: one new token a sequence, at places that stand in the step table."""
+"""`append` of a decode step: one new token a sequence, at places that stand in the step table; `write_rows`: many."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from coattn.ops.reference.append import append as reference
+from coattn.ops.reference.append import write_rows as write_reference
 
 
 def append(
@@ -27,3 +28,13 @@ def append(
         kernel(gpu, block, offset, k, v, host, flush_to)
     else:
         reference(gpu, block, offset, k, v, host, flush_to)
+
+
+def write_rows(gpu: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    """Token i of k, v `[tokens, kv_heads, d]` goes to row `rows[i]` of block `ids[i]`. No two tokens share a place."""
+    if gpu.device.type == "cuda":
+        from coattn.ops.triton.append import write_rows as kernel
+
+        kernel(gpu, *(x.to(gpu.device) for x in (ids, rows, k, v)))
+    else:
+        write_reference(gpu, ids, rows, k, v)

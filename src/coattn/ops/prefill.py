@@ -24,10 +24,10 @@ def extend(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> 
 
 
 def follow(q: Tensor, k: Tensor, v: Tensor, old_k: Tensor, old_v: Tensor, scale: float, layer: LayerShape) -> AttnState:
-    """Tokens q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` after a history old_k, old_v `[n, kv_heads, d]`."""
+    """Tokens q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` after a history old_k, old_v `[n, kv_heads, d]`; like q."""
     own = extend(q, k, v, scale, layer)
     history = attend_prompt(q, old_k, old_v, scale, Mask(False, softcap=layer.softcap))
-    return merge_rows([own, history], torch.float32)
+    return merge_rows([own, history], q.dtype)
 
 
 def look_back(

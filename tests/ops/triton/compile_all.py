@@ -56,6 +56,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         (append._append, {"FLUSH": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})
         for packed in (False, True)
     ),
+    (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
     (
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"FOLLOW": True},
@@ -68,7 +69,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
         for window in (False, True)
     ),
-    (merge_rows._merge_rows, {"COUNT": 3, "HEADS": 4, "D": 80, "D_PAD": 128}),
+    (merge_rows._merge_rows, {"COUNT": 4, "HEADS": 4, "D": 80, "D_PAD": 128}),
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
     (handover._wait, {}),
@@ -78,7 +79,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
-    (model._prepare_heads, {"NORM": True, "D": 128, "FOLLOW": True}),
+    (model._prepare_heads, {"NORM": True, "HEADS": 1, "D": 128, "FOLLOW": True}),
+    (model._prepare_heads, {"NORM": True, "HEADS": 8, "D": 128, "FOLLOW": False}),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
@@ -149,6 +151,8 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     if kernel is read_keys._read_keys and name == "ids_ptr":
         return "*i32"
     if kernel is listed_rows._listed_rows and name == "ids_ptr":
+        return "*i64"
+    if kernel is append._write_rows and name in ("ids_ptr", "places_ptr"):
         return "*i64"
     if kernel in (read_keys._read_keys, listed_rows._listed_rows) and name == "out_ptr":
         return "*bf16"

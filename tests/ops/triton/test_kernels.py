@@ -8,6 +8,7 @@ from torch import Tensor
 
 from coattn.ops.reference import average as average_reference
 from coattn.ops.reference.append import append as append_reference
+from coattn.ops.reference.append import write_rows as write_reference
 from coattn.ops.reference.attend import attend as attend_reference
 from coattn.ops.reference.digest import digest
 from coattn.ops.reference.digest import score_digest as score_digest_reference
@@ -168,6 +169,17 @@ def test_recall(block: int, d: int) -> None:
 
 
 @pytest.mark.parametrize(("block", "d", "tokens"), [(32, 128, 96), (16, 80, 77), (48, 64, 1)])
+def test_write_rows(block: int, d: int, tokens: int) -> None:
+    own, wanted = (random(9, 3, 2, block, d, dtype=torch.bfloat16) for _ in range(2))
+    both = random(tokens, 3, 2 * d, dtype=torch.bfloat16, seed=1)
+    k, v = both[..., :d], both[..., d:]
+    at = torch.randperm(9 * block, generator=torch.Generator().manual_seed(1))[:tokens].to(DEVICE)
+    append_kernel.write_rows(own, at // block, at % block, k, v)
+    write_reference(wanted, at // block, at % block, k, v)
+    assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize(("block", "d", "tokens"), [(32, 128, 96), (16, 80, 77), (48, 64, 1)])
 def test_listed_rows(block: int, d: int, tokens: int) -> None:
     blocks = random(9, 3, 2, block, d, dtype=torch.bfloat16)
     ids = torch.randperm(9, generator=torch.Generator().manual_seed(1))[: -(-tokens // block)].to(DEVICE)
@@ -218,14 +230,15 @@ def test_model_kernels() -> None:
         torch.testing.assert_close(got, rotated(own))
 
 
+@pytest.mark.parametrize(("tokens", "q_heads", "kv_heads"), [(3, 4, 2), (18, 4, 2), (17, 3, 1), (17, 5, 0)])
 @pytest.mark.parametrize("normed", [False, True])
-def test_prepare_heads(normed: bool) -> None:
-    d, q_heads, kv_heads = 32, 4, 2
-    x = random(1, 3, (q_heads + 2 * kv_heads) * d, dtype=torch.float32)
-    cos, sin = random(1, 3, d, dtype=torch.float32, seed=2), random(1, 3, d, dtype=torch.float32, seed=3)
+def test_prepare_heads(normed: bool, tokens: int, q_heads: int, kv_heads: int) -> None:
+    d = 32
+    x = random(1, tokens, (q_heads + 2 * kv_heads) * d, dtype=torch.float32)
+    cos, sin = random(1, tokens, d, dtype=torch.float32, seed=2), random(1, tokens, d, dtype=torch.float32, seed=3)
     weights = (random(d, dtype=torch.float32, seed=4), random(d, dtype=torch.float32, seed=5))
     got = model_kernels.prepare_heads(x, cos, sin, q_heads, kv_heads, weights if normed else None, 1e-5)
-    heads = x.view(1, 3, -1, d)
+    heads = x.view(1, tokens, -1, d)
     parts = (heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + kv_heads])
     if normed:
         parts = tuple(model_kernels.rms_norm(p, w, 1e-5) for p, w in zip(parts, weights, strict=True))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import module
-from coattn.ops.triton.launch import MOST_TOKENS, own_products
+from coattn.ops.triton.launch import MOST_TOKENS, own_products, part
 
 FEWEST_TOKENS = 2
 """For one, a kernel without tensor cores is as fast."""
@@ -19,6 +19,8 @@ MOST_STAGES = 4
 SHARED = 160 << 10
 """Bytes of shared memory that a program may have. With all of it a layer of `scout` took 313 us where it takes 242:
 probably a kernel that waits for the CPU then keeps a program from its multiprocessor, and all wait for that one."""
+SHARED_OF_PART = 216 << 10
+"""The same on a part of the GPU, where no kernel waits and each multiprocessor has to read more at a time."""
 
 
 class Cut(NamedTuple):
@@ -45,7 +47,7 @@ def refuses(x: Tensor, weight: Tensor) -> str | None:
     return None
 
 
-def cut(n: int, room: int, processors: int) -> Cut:
+def cut(n: int, room: int, processors: int, most_shared: int = SHARED) -> Cut:
     """n rows of weights, room for tokens. As few passes as can be, equally long; as many stages as fit."""
     granules = n // 8
     programs = min(processors, granules)
@@ -55,7 +57,7 @@ def cut(n: int, room: int, processors: int) -> Cut:
         tiles = -(-most // passes)
         stage = (tiles + room // 8) * WARPS * 512
         sums = WARPS * room * (tiles * 8 + (0 if tiles % 2 else 8)) * 4
-        stages = min(MOST_STAGES, (SHARED - sums) // stage)
+        stages = min(MOST_STAGES, (most_shared - sums) // stage)
         if stages >= 3:
             return Cut(programs, tiles, stages, stages * stage + sums)
         passes += 1
@@ -68,7 +70,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     tokens = flat.shape[0]
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     room = -(-tokens // 8) * 8
-    made = cut(n, room, torch.cuda.get_device_properties(x.device).multi_processor_count)
+    few = part()
+    if few is None:
+        made = cut(n, room, torch.cuda.get_device_properties(x.device).multi_processor_count)
+    else:
+        made = cut(n, room, few, SHARED_OF_PART)
     constants = {
         "WARPS": WARPS, "STAGES": made.stages, "TILES": made.tiles, "TOKENS": room, "BIAS": int(bias is not None),
         "RESIDUAL": int(residual is not None), "F16": int(x.dtype == torch.float16),

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from coattn.ops.merge import merge_rows
 from coattn.ops.prompt.attend import attend_prompt
 from coattn.ops.prompt.choice import FEW_TOKENS
 from coattn.ops.prompt.kernels import PIECES, TILES
 from coattn.ops.prompt.mask import Mask
+from coattn.state import AttnState
 from coattn.types import LayerShape
 
 CHUNKS = (FEW_TOKENS, *TILES)
@@ -31,4 +33,9 @@ def warm(layers: Iterable[LayerShape], longest: int, chunks: Sequence[int] = CHU
             for piece in PIECES if window is None else ():
                 if piece <= len(k):
                     attend_prompt(q, k[:piece], k[:piece], d**-0.5, Mask(False, softcap=softcap))
+        from coattn.ops.triton.merge_rows import COUNTS
+
+        part = AttnState(q[:1], torch.zeros(1, q_heads, device=device))
+        for count in COUNTS:  # what chunks are merged of: their own tokens, and pieces of their history
+            merge_rows([part] * count, dtype)
         torch.cuda.synchronize(device)

@@ -71,3 +71,36 @@ def append(
         FLUSH=flush_to is not None, PACKED=is_packed(away), BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d),
         num_warps=4, **options(seqs),
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _write_rows(
+    k_ptr, v_ptr, gpu_ptr, ids_ptr, places_ptr, tokens,
+    k_token, k_head, v_token, v_head, block_stride, head_stride, side_stride,
+    ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    """ROWS tokens of one KV head."""
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, D_PAD)
+    block = tl.load(ids_ptr + token, mask=token < tokens, other=0).to(tl.int64)
+    place = tl.load(places_ptr + token, mask=token < tokens, other=0).to(tl.int64)
+    home = (block * block_stride + head * head_stride + place * D)[:, None] + d[None, :]
+    there = (token < tokens)[:, None] & (d < D)[None, :]
+    kind = gpu_ptr.dtype.element_ty
+    k = tl.load(k_ptr + (token * k_token + head * k_head)[:, None] + d[None, :], mask=there)
+    tl.store(gpu_ptr + home, k.to(kind), mask=there)
+    v = tl.load(v_ptr + (token * v_token + head * v_head)[:, None] + d[None, :], mask=there)
+    tl.store(gpu_ptr + side_stride + home, v.to(kind), mask=there)
+
+
+def write_rows(gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
+    """k, v `[tokens, kv_heads, d]` into rows `places` of blocks `ids`, both int64 `[tokens]`, of gpu
+    `[n, kv_heads, 2, block, d]`, whose rows of a block and head are contiguous."""
+    tokens, kv_heads, d = k.shape
+    if not tokens:
+        return
+    _write_rows[(triton.cdiv(tokens, 16), kv_heads)](
+        k, v, gpu, ids, places, tokens, k.stride(0), k.stride(1), v.stride(0), v.stride(1), *gpu.stride()[:3],
+        ROWS=16, D=d, D_PAD=triton.next_power_of_2(d), num_warps=4,
+    )  # fmt: skip

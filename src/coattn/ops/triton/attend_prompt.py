@@ -48,7 +48,8 @@ def _over(
     return top, total, acc
 
 
-@triton.jit
+# lengths change all the time: a program for those that 16 divides would be compiled in the middle of a prompt
+@triton.jit(do_not_specialize=["tokens", "keys", "window", "sinks"])
 def _attend_prompt(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr,
     scale, softcap, tokens, keys, q_heads, window, sinks, q_token, q_head, k_token, k_head, v_token, v_head,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _listed_rows(
     blocks_ptr, ids_ptr, out_ptr, tokens, block_stride, head_stride, side_stride, out_side, out_token,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,

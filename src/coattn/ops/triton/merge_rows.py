@@ -9,30 +9,33 @@ from torch import Tensor
 
 from coattn.state import AttnState
 
-MOST = 8
+COUNTS = (2, 4, 8)
+"""Numbers of states that there are programs for: one for every number would be compiled in the middle of a prompt."""
+MOST = COUNTS[-1]
 """States of one pass; of more, the result of the first ones is one of the next pass."""
 HEADS = 4
 """Query heads of one program."""
 
 
 @triton.jit
-def _lse(lse_ptr, token, head, heads, lse_token, lse_head):
-    return tl.load(lse_ptr + token * lse_token + head * lse_head, mask=head < heads, other=float("-inf"))
+def _lse(lse_ptr, token, head, there, lse_token, lse_head):
+    return tl.load(lse_ptr + token * lse_token + head * lse_head, mask=there, other=float("-inf"))
 
 
 @triton.jit
-def _out(out_ptr, token, head, d, heads, out_token, out_head, D: tl.constexpr):
+def _out(out_ptr, token, head, d, there, out_token, out_head, D: tl.constexpr):
     at = out_ptr + token * out_token + head[:, None] * out_head + d[None, :]
-    return tl.load(at, mask=(head < heads)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+    return tl.load(at, mask=there[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _merge_rows(
     out_0, out_1, out_2, out_3, out_4, out_5, out_6, out_7, lse_0, lse_1, lse_2, lse_3, lse_4, lse_5, lse_6, lse_7,
-    result_ptr, total_ptr, strides_ptr, heads, result_token, total_token,
+    result_ptr, total_ptr, strides_ptr, count, heads, result_token, total_token,
     COUNT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
-    """strides: of each state, of its output and its lse, how far the next token and the next head are."""
+    """The first `count` of COUNT states. strides: of each, of its output and its lse, how far the next token and the
+    next head are."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, D_PAD)
@@ -41,15 +44,17 @@ def _merge_rows(
     top = tl.full([HEADS], float("-inf"), tl.float32)
     for i in tl.static_range(COUNT):
         s = strides_ptr + 4 * i
-        top = tl.maximum(top, _lse(lses[i], token, head, heads, tl.load(s + 2), tl.load(s + 3)))
+        there = head < tl.where(count > i, heads, 0)
+        top = tl.maximum(top, _lse(lses[i], token, head, there, tl.load(s + 2), tl.load(s + 3)))
     shift = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, D_PAD], tl.float32)
     for i in tl.static_range(COUNT):
         s = strides_ptr + 4 * i
-        weight = tl.exp(_lse(lses[i], token, head, heads, tl.load(s + 2), tl.load(s + 3)) - shift)
+        there = head < tl.where(count > i, heads, 0)
+        weight = tl.exp(_lse(lses[i], token, head, there, tl.load(s + 2), tl.load(s + 3)) - shift)
         total += weight
-        out = _out(outs[i], token, head, d, heads, tl.load(s), tl.load(s + 1), D)
+        out = _out(outs[i], token, head, d, there, tl.load(s), tl.load(s + 1), D)
         acc += tl.where((weight > 0)[:, None], weight[:, None] * out, 0.0)
     some = total > 0
     acc = acc / tl.where(some, total, 1.0)[:, None]
@@ -69,12 +74,13 @@ def merge_rows(states: list[AttnState], dtype: torch.dtype, into: tuple[Tensor, 
         out = torch.empty(like.shape, dtype=dtype, device=like.device)
         into = out, torch.empty(like.shape[:2], dtype=torch.float32, device=like.device)
     full = states + [states[0]] * (MOST - len(states))
-    rows = [[*each.out.stride()[:2], *each.lse.stride()] for each in states]
+    count = next(each for each in COUNTS if each >= len(states))
+    rows = [[*each.out.stride()[:2], *each.lse.stride()] for each in full[:count]]
     strides = _strides(tuple(map(tuple, rows)), like.device)
     _merge_rows[(tokens, triton.cdiv(heads, HEADS))](
         *(each.out for each in full), *(each.lse for each in full),
-        into[0], into[1], strides, heads, into[0].stride(0), into[1].stride(0),
-        COUNT=len(states), HEADS=HEADS, D=d, D_PAD=triton.next_power_of_2(d), num_warps=2,
+        into[0], into[1], strides, len(states), heads, into[0].stride(0), into[1].stride(0),
+        COUNT=count, HEADS=HEADS, D=d, D_PAD=triton.next_power_of_2(d), num_warps=2,
     )  # fmt: skip
     return AttnState(*into)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from coattn.ops.triton.launch import options
+from coattn.ops.triton.launch import MOST_TOKENS, options
 
 
 @triton.jit
@@ -78,26 +80,27 @@ def _rotary(
 
 @triton.jit
 def _prepare_heads(
-    x_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, q_out, k_out, eps,
-    q_heads, kv_heads, x_token, angle_token, NORM: tl.constexpr, D: tl.constexpr, FOLLOW: tl.constexpr,
+    x_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, q_out, k_out, eps, q_heads, kv_heads, x_token, angle_token,
+    NORM: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: norm over the head, then rotation by halves."""
+    """Some heads of one token, all of them queries or keys: norm over each head, then rotation by halves."""
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
         tl_cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    c = tl.arange(0, D)
+    first = tl.program_id(1) * HEADS
+    at = tl.arange(0, HEADS)[:, None] * D
+    c = tl.arange(0, D)[None, :]
     other = (c + D // 2) % D
-    is_q = head < q_heads
+    is_q = first < q_heads
     w_ptr = qw_ptr if is_q else kw_ptr
-    row = x_ptr + token * x_token + head * D
+    row = x_ptr + token * x_token + first * D + at
     x = tl.load(row + c)
     y = tl.load(row + other)
     dtype = x.dtype
     if NORM:
         wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
         x = ((wide * scale).to(dtype) * tl.load(w_ptr + c)).to(dtype)
         y = ((y.to(tl.float32) * scale).to(dtype) * tl.load(w_ptr + other)).to(dtype)
     cos = tl.load(cos_ptr + token * angle_token + c)
@@ -105,9 +108,9 @@ def _prepare_heads(
     turned = tl.where(c < D // 2, -y, y)
     out = (x * cos).to(dtype) + (turned * sin).to(dtype)
     if is_q:
-        tl.store(q_out + (token * q_heads + head) * D + c, out)
+        tl.store(q_out + (token * q_heads + first) * D + at + c, out)
     else:
-        tl.store(k_out + (token * kv_heads + head - q_heads) * D + c, out)
+        tl.store(k_out + (token * kv_heads + first - q_heads) * D + at + c, out)
 
 
 def prepare_heads(
@@ -127,9 +130,11 @@ def prepare_heads(
     q = torch.empty(1, tokens, q_heads, d, dtype=x.dtype, device=x.device)
     k = torch.empty(1, tokens, kv_heads, d, dtype=x.dtype, device=x.device)
     q_weight, k_weight = (x, x) if norms is None else norms
-    _prepare_heads[(tokens, q_heads + kv_heads)](
-        x, q_weight, k_weight, cos, sin, q, k, eps,
-        q_heads, kv_heads, x.stride(1), cos.stride(1), NORM=norms is not None, D=d, num_warps=1, **options(tokens),
+    # of a few tokens, every head by itself: that is how they are done soonest
+    heads = 1 if tokens <= MOST_TOKENS else math.gcd(q_heads, kv_heads, 8)
+    _prepare_heads[(tokens, (q_heads + kv_heads) // heads)](
+        x, q_weight, k_weight, cos, sin, q, k, eps, q_heads, kv_heads, x.stride(1), cos.stride(1),
+        NORM=norms is not None, HEADS=heads, D=d, num_warps=max(1, heads // 2), **options(tokens),
     )  # fmt: skip
     return q.transpose(1, 2), k.transpose(1, 2)
 
