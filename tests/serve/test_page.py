@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from tests.serve.running import Running, serving
 
@@ -153,3 +155,21 @@ def test_a_chat_in_the_browser(page: Any, tmp_path: Path) -> None:
     stored = page.evaluate("localStorage.getItem('coattn.conversations')")
     assert "from a file" in stored
     assert page.problems == []
+
+
+@needs_browser
+def test_a_beginning_that_two_requests_have_is_shown_as_shared(page: Any) -> None:
+    text = "the same question, long enough for some blocks " * 2
+    other = threading.Thread(target=ask, args=(page.url, text))
+    send(page, text)
+    page.locator(".strip canvas").first.wait_for()
+    other.start()
+    page.locator(".strip canvas[aria-label*='in a shared prefix']").nth(1).wait_for()
+    page.click("#stop")
+    other.join(60)
+    assert page.problems == []
+
+
+def ask(url: str, text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 60, "temperature": 0}
+    assert httpx.post(f"{url}v1/chat/completions", json=body, timeout=60, trust_env=False).status_code == 200
