@@ -1,4 +1,4 @@
-"""For schemathesis (`SCHEMATHESIS_HOOKS=serve_fuzz`): a deadline that a request sets itself ends in a 504, by design."""
+"""For schemathesis (`SCHEMATHESIS_HOOKS=serve_fuzz`): a deadline that a request sets ends in a 504, by design."""
 
 from __future__ import annotations
 

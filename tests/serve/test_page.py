@@ -56,12 +56,6 @@ def test_the_page_needs_no_key_but_the_rest_does() -> None:
         assert server.client.get("/v1/coattn/live").status_code == 401
 
 
-def test_responses_are_elsewhere(server: Running) -> None:
-    got = server.client.post("/v1/responses", json={"input": "x"})
-    assert got.status_code == 404
-    assert "/v1/chat/completions" in got.json()["error"]["message"]
-
-
 def test_fidelity_is_quoted_for_the_same_parameters_only() -> None:
     found = measured("scout", {"budget": 2048, "window_blocks": 2})
     assert found is not None
