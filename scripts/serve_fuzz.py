@@ -10,9 +10,9 @@ LEAST = 300.0
 
 
 @schemathesis.hook
-def map_body(_: Any, body: Any) -> Any:
+def before_call(_: Any, case: Any, __: Any) -> None:
     """Leaves such a request the time it needs; the tests look at deadlines."""
+    body = case.body
     given = body.get("timeout_s") if isinstance(body, dict) else None
     if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < LEAST:
-        return {**body, "timeout_s": LEAST}
-    return body
+        case.body = {**body, "timeout_s": LEAST}

@@ -62,6 +62,8 @@ class Engine:
         """Steps, tokens, and requests by how they ended."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
+        self.told: Callable[[], None] = _nobody
+        """Called where what was told of should be passed on: something long begins, or goes on."""
         self._live: dict[int, Handle] = {}
         self._ids = itertools.count()
         self._closed = False
@@ -263,6 +265,7 @@ class Engine:
             tokens = request.tokens(stored, work.end)
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
+            self.told()
             with self._decoding_between(len(tokens)):
                 return self.runner.extend(request.slot, tokens, stored, work.last)
         slots, tokens, history = [], [], []
@@ -283,6 +286,7 @@ class Engine:
             chunks.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
         total = sum(len(chunk.tokens) for chunk in chunks)
         self.counts["prefill_tokens"] += total
+        self.told()
         with self._decoding_between(0 if slots else total):
             return self.runner.mix(chunks, slots, tokens, history)
 
@@ -304,6 +308,7 @@ class Engine:
         while requests:
             with self.runner.runtime.aside():
                 self._do(Decode(requests), inside=True)
+            self.told()
             self.counts["between_steps"] += 1
             requests = self.scheduler.waiting_for_token() if self.pace.unsure else ()
 
@@ -395,6 +400,10 @@ class Engine:
         mixing = (self.mixes, runner.busy, self.tail)
         fullest = runner.runtime.fullest
         return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse, fullest)
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
 
 
 def _unwatched(waited: bool) -> None:
