@@ -30,5 +30,12 @@ const stream = client.chat.completions.stream(asked);
 const call = (await stream.finalChatCompletion()).choices[0].message.tool_calls[0];
 assert.equal(call.function.name, "add_pet");
 assert.ok(Number.isInteger(JSON.parse(call.function.arguments).age));
+
+const given = { model, input: messages, temperature: 0, max_output_tokens: 48 };
+const answer = await client.responses.create(given);
+assert.equal(answer.output_text, whole.choices[0].message.content);
+let said = "";
+for await (const event of await client.responses.create({ ...given, stream: true })) if (event.type === "response.output_text.delta") said += event.delta;
+assert.equal(said, answer.output_text);
 await assert.rejects(client.chat.completions.create({ ...ask, model: "none" }), OpenAI.NotFoundError);
-console.log(`openai ${VERSION} of npm: chat, stream, schemas, tools, errors`);
+console.log(`openai ${VERSION} of npm: chat, stream, schemas, tools, responses, errors`);

@@ -60,13 +60,23 @@ def main(url: str) -> None:
         assert chat.create(**{**ask, "messages": told}, tools=[TOOL]).choices[0].finish_reason
         text = client.completions.create(model=model, prompt="Once upon a time", max_tokens=8, temperature=0)
         assert text.choices[0].text
+        given: dict[str, Any] = {"model": model, "input": SAID, "temperature": 0, "max_output_tokens": 48}
+        answer = client.responses.create(**given)
+        assert answer.output_text == whole.choices[0].message.content
+        events = list(client.responses.create(**given, stream=True))
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == answer.output_text
+        assert isinstance(client.responses.parse(**given, text_format=Pet).output_parsed, Pet)
+        flat = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+        with client.responses.stream(**given, tools=[flat], tool_choice="required", parallel_tool_calls=False) as made:
+            called: Any = made.get_final_response().output[0]
+        Pet.model_validate_json(called.arguments)
         code: str | None = None
         try:
             chat.create(**{**ask, "model": "none"})
         except openai.NotFoundError as error:
             code = error.code
         assert code == "model_not_found"
-    print(f"openai {openai.__version__}: chat, stream, parse, tools, completions, errors")
+    print(f"openai {openai.__version__}: chat, stream, parse, tools, completions, responses, errors")
 
 
 if __name__ == "__main__":

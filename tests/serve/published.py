@@ -11,12 +11,15 @@ from typing import Any
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 OURS = {"coattn", "prompt_progress", "token_ids", "reasoning_content"}
 """Fields beside OpenAI's, as docs/serving.md has them."""
 WHOLE: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletion, "/v1/completions": Completion}
+WHOLE["/v1/responses"] = Response
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 PARTS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk, "/v1/completions": Completion}
 
 
@@ -30,6 +33,9 @@ def check(path: str, status: int, text: str) -> None:
         for line in text.splitlines():
             if line.startswith("data: {"):
                 chunk = json.loads(line[6:])
+                if path == "/v1/responses":
+                    known(EVENTS.validate_json(line[6:], strict=True))
+                    continue
                 fits(ErrorObject, chunk["error"]) if "error" in chunk else fits(PARTS[path], _ended(path, chunk))
     else:
         fits(WHOLE[path], json.loads(text))
@@ -37,9 +43,13 @@ def check(path: str, status: int, text: str) -> None:
 
 def fits(kind: type[BaseModel], given: Any) -> None:
     """Has every field that must be there, of its type, and none that is not published or ours."""
-    found = kind.model_validate_json(json.dumps(given), strict=True)
+    known(kind.model_validate_json(json.dumps(given), strict=True))
+
+
+def known(found: BaseModel) -> None:
+    """It has no field that is not published or ours."""
     unknown = sorted(extras(found))
-    assert not unknown, f"{kind.__name__}: {unknown}"
+    assert not unknown, f"{type(found).__name__}: {unknown}"
 
 
 def extras(value: Any) -> set[str]:

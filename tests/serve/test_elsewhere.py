@@ -63,6 +63,9 @@ def test_prompts_are_read_there_and_answered_here(reads: str) -> None:
         assert [tuple(each["token_ids"]) for each in got["choices"]] == [want, want]
         assert running.llm.report()["prefill_tokens"] == 0
         assert running.llm.report()["elsewhere_prompts"] == 1
+        text = running.client.get("/metrics").text
+        for name, count in (("prompts", 1), ("tokens", 150), ("failures", 0)):
+            assert f'coattn:remote_prefill_{name}_total{{model_name="small"}} {count}.0' in text
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "session_id": "a"}
         assert running.post("/v1/chat/completions", chat).status_code == 200
         assert running.llm.report()["elsewhere_prompts"] == 1, "a session's turn is read where the session lies"

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from tests.engine.small import llm
+from tests.engine.small import greedy, llm, prompt
 from tests.serve.running import HELLO, Running, serving
 
 from coattn.errors import ModelError
@@ -289,3 +289,38 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     service = Service(Settings(port=0), make)
     with pytest.raises(ModelError, match="no such model"):
         asyncio.run(service.run(signals=False))
+
+
+def test_answers_are_written_while_a_gpu_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step calls back once it is launched; here an ordinary one does, in its place."""
+    with serving() as server:
+        want = server.post(CHAT, {**HELLO, "max_tokens": 20}).json()["choices"][0]["message"]["content"]
+        engine, runner = server.service.engine, server.llm.runner
+        decode, flushed = runner.decode, []
+
+        def launch(*args: Any) -> Any:
+            assert runner.launched is not None
+            flushed.append(len(engine._news))
+            runner.launched()
+            assert not engine._news
+            return decode(*args)
+
+        monkeypatch.setattr(runner, "decode", launch)
+        monkeypatch.setattr(server.llm, "not_captured", None)
+        for _ in range(2):
+            text = server.post(CHAT, {**HELLO, "max_tokens": 20, "stream": True}).text
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            pieces = [choice["delta"].get("content") or "" for each in events for choice in each["choices"]]
+            assert "".join(pieces) == want
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert sum(flushed) == 2 * 19, "each token but the last was held until the next step was launched"
+
+
+@pytest.mark.gpu
+def test_a_captured_step_calls_back_once_it_is_launched() -> None:
+    with llm() as engine:
+        assert engine.not_captured is None
+        calls: list[int] = []
+        engine.runner.launched = lambda: calls.append(1)
+        engine.generate([prompt(20)], greedy(6, ignore_eos=True))
+        assert len(calls) == engine.report()["decode_steps"] > 0

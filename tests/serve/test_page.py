@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from tests.serve.running import Running, serving
 
@@ -52,12 +54,6 @@ def test_the_page_needs_no_key_but_the_rest_does() -> None:
         assert server.client.get("/").status_code == 200
         assert server.client.get("/page/main.js").status_code == 200
         assert server.client.get("/v1/coattn/live").status_code == 401
-
-
-def test_responses_are_elsewhere(server: Running) -> None:
-    got = server.client.post("/v1/responses", json={"input": "x"})
-    assert got.status_code == 404
-    assert "/v1/chat/completions" in got.json()["error"]["message"]
 
 
 def test_fidelity_is_quoted_for_the_same_parameters_only() -> None:
@@ -153,3 +149,21 @@ def test_a_chat_in_the_browser(page: Any, tmp_path: Path) -> None:
     stored = page.evaluate("localStorage.getItem('coattn.conversations')")
     assert "from a file" in stored
     assert page.problems == []
+
+
+@needs_browser
+def test_a_beginning_that_two_requests_have_is_shown_as_shared(page: Any) -> None:
+    text = "the same question, long enough for some blocks " * 2
+    other = threading.Thread(target=ask, args=(page.url, text))
+    send(page, text)
+    page.locator(".strip canvas").first.wait_for()
+    other.start()
+    page.locator(".strip canvas[aria-label*='in a shared prefix']").nth(1).wait_for()
+    page.click("#stop")
+    other.join(60)
+    assert page.problems == []
+
+
+def ask(url: str, text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 60, "temperature": 0}
+    assert httpx.post(f"{url}v1/chat/completions", json=body, timeout=60, trust_env=False).status_code == 200

@@ -50,6 +50,8 @@ def test_metrics_count_what_happened() -> None:
         assert value(text, 'kv_bytes{tier="gpu"}') == server.llm.report()["gpu_kv_bytes"] > 0
         assert value(text, "step_seconds") > 0
         assert value(text, 'step_bytes{link="hbm"}') > 0
+        assert tokens < value(text, 'step_attended_entries{tier="gpu"}') <= tokens + 5
+        assert value(text, 'step_attended_entries{tier="host"}') == 0
         assert 0 <= value(text, "step_gpu_idle_ratio") <= 1
 
 

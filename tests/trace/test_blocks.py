@@ -95,3 +95,27 @@ def test_a_long_sequence_has_no_more_cells_than_can_be_shown() -> None:
         assert (found["per"], len(found["where"])) == (5, 1000)
         assert len(found["where"]) <= CELLS
         assert len(found["attended"]) == len(found["where"])
+
+
+@pytest.mark.parametrize("method", ["full", "cpu"])
+def test_cells_of_a_common_beginning_are_shared_while_another_runs(method: str) -> None:
+    options: dict[str, Any] = ROWS[method]
+    with llm(method, **options) as engine:
+        text, group = prompt(64), engine.runner.runtime.groups[-1]
+        handles = [engine.submit([*text, *prompt(9, seed)], greedy(30, ignore_eos=True)) for seed in (1, 2)]
+        while len(handles[1].request.output) < 4:
+            assert engine.step()
+        before = [cells(group, None, each.request.slot, each.request.stored) for each in handles]
+        letter = "g" if method == "full" else "h"
+        for found in before:
+            where = found["where"]
+            assert where == "s" * 8 + where[8:]
+            assert "s" not in where[8:]
+            assert (letter in where[8:]) == (method == "full"), "the window is each one's own"
+            assert found["attended"] == "9" * len(where)
+        handles[0].cancel()
+        engine.step()
+        alone = cells(group, None, handles[1].request.slot, handles[1].request.stored)
+        assert "s" not in alone["where"]
+        assert alone["where"][:8] == letter * 8
+        handles[1].cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -275,6 +276,10 @@ class BlockTable:
     def busy(self, i: int) -> bool:
         """Whether a block is in some sequence."""
         return i in self._users
+
+    def shared(self, slot: int) -> int:
+        """First blocks of a sequence that others have, too: whoever has a block has all before it."""
+        return bisect_left(self.owned.get(slot, ()), True, key=lambda i: self._users.get(i, 0) < 2)
 
     def free(self) -> int | None:
         """Blocks that sequences can still be given; None: no limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
+
+
 class Count(click.IntRange):
     """A whole number; one that no count can reach is refused like one that is too small."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not WHOLE.fullmatch(value.strip()):
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
         found = super().convert(value, param, ctx)
         if found > MOST:
             self.fail(f"{found} is larger than {MOST}.", param, ctx)

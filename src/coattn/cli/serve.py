@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from coattn.engine.llm import LLM
     from coattn.hf.load import Loaded
 
+ORIGIN = re.compile(r"\*|https?://[^/\s?#]+")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 
@@ -74,7 +76,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page at /.
 
-    /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
+    /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
     /v1/coattn/status and /v1/coattn/live. SIGTERM lets running requests end; a second one does not.
 
     With --role prefill there is no HTTP: prompts are read for processes with --role decode.
@@ -103,6 +105,9 @@ def serve(
             f"Whoever reaches {host} could use this server: there is no API key.",
             f"Give --api-key-file or set {KEY}; or say --no-key.",
         )
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin):
+            raise ConfigError(f"--origin is {origin!r}, which is not an origin.", "Write it like https://chat.example.")
     chosen = Settings(
         host=host,
         port=port,

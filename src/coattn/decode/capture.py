@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ class GraphRunner:
         self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
         self.best: list[int] | None = None
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
+        self.launched: Callable[[], None] | None = None
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, bool] | None = None
         borders = session.borders
@@ -249,6 +250,8 @@ class GraphRunner:
         if office is not None:
             office.begin(rows)
         replay(captured.legs)
+        if self.launched is not None:
+            self.launched()
         torch.cuda.current_stream(self.devices[-1]).synchronize()
         if office is not None:
             office.finish()

@@ -84,6 +84,10 @@ class Runner(Protocol):
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
         """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
 
+    launched: Callable[[], None] | None
+    """Called while a GPU is at work on a `decode` and the host has nothing to do; never by one that runs layer by
+    layer."""
+
     def trace(self) -> StepTrace | None:
         """Where the time of the last `decode` went; None before the first."""
 
@@ -98,6 +102,7 @@ class EagerRunner:
     """The Transformers modules, called layer by layer. Runs on every machine."""
 
     best: list[int] | None = None
+    launched: Callable[[], None] | None = None
 
     def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
         self.session, self.runtime, self.slots = session, runtime, slots

@@ -69,6 +69,8 @@ class Engine:
         """The step that has begun there."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
+        self.told: Callable[[], None] = _nobody
+        """Called where what was told of should be passed on: something long begins, or goes on."""
         self._live: dict[int, Handle] = {}
         self._ids = itertools.count()
         self._closed = False
@@ -281,6 +283,7 @@ class Engine:
             tokens = request.tokens(stored, work.end)
             self.counts["prefill_steps"] += 1
             self.counts["prefill_tokens"] += len(tokens)
+            self.told()
             with self._decoding_between(len(tokens), work.last):
                 return self.runner.extend(request.slot, tokens, stored, work.last)
         slots, tokens, history = _rows(work.requests)
@@ -296,6 +299,7 @@ class Engine:
             chunks.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
         total = sum(len(chunk.tokens) for chunk in chunks)
         self.counts["prefill_tokens"] += total
+        self.told()
         with self._decoding_between(0 if slots else total, any(chunk.last for chunk in chunks)):
             return self.runner.mix(chunks, slots, tokens, history)
 
@@ -372,6 +376,7 @@ class Engine:
         while requests:
             with self.runner.runtime.aside():
                 self._do(Decode(requests), inside=True)
+            self.told()
             self.counts["between_steps"] += 1
             requests = self.scheduler.waiting_for_token() if self.pace.unsure else ()
 
@@ -481,6 +486,10 @@ def _rows(requests: Sequence[Request]) -> tuple[list[int], list[int], list[int]]
         tokens.append(request.output[-1] if request.output else request.prompt[-1])
         history.append(request.stored)
     return slots, tokens, history
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
 
 
 def _unwatched(waited: bool) -> None:

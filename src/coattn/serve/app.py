@@ -20,9 +20,11 @@ from coattn.serve.gate import Gate, local_hosts
 from coattn.serve.routes import chat, completions, health, live, models, page, responses, tokens
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.schema.completion import CompletionRequest
+from coattn.serve.schema.responses import ResponsesRequest
 from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
 from coattn.serve.settings import Settings
 
+METHODS = ["GET", "POST", "DELETE"]
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -41,7 +43,8 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     _get(app, "/v1/coattn/live", live.follow, _parameter("rate", "query", "number"))
     _post(app, "/v1/chat/completions", chat.chat, ChatRequest)
     _post(app, "/v1/completions", completions.completions, CompletionRequest)
-    app.add_api_route("/v1/responses", responses.responses, methods=["POST"], include_in_schema=False)
+    _post(app, "/v1/responses", responses.responses, ResponsesRequest)
+    app.add_api_route("/v1/responses/{rest:path}", responses.stored, methods=METHODS, include_in_schema=False)
     _post(app, "/tokenize", tokens.tokenize, TokenizeRequest)
     _post(app, "/detokenize", tokens.detokenize, DetokenizeRequest)
     app.add_exception_handler(ApiError, _told)

@@ -131,6 +131,7 @@ class EngineThread:
             self.seen = Seen(llm.runner.runtime)
             if llm.not_captured is not None:  # a captured step would show itself once, when it is captured
                 llm.runner.runtime.probes.append(self.seen)
+            llm.runner.launched = llm.engine.told = self._flush
             self.llm = llm
             self._tell("ready", "")
             try:
@@ -148,16 +149,23 @@ class EngineThread:
     def _serve(self, llm: LLM) -> None:
         while not self._stopping.is_set():
             self._began = time.monotonic()
+            worked = False
             try:
                 worked = llm.step()
             finally:
                 self._began = None
-                self._flush()
+                if not worked or not self._launches(llm):
+                    self._flush()
             if llm.engine.failed_in_a_row >= FAILURES:
                 raise EngineError(f"{FAILURES} steps failed one after another.")
             self._take_sample(llm)
             if not worked:
                 llm.wait(IDLE)
+
+    def _launches(self, llm: LLM) -> bool:
+        """Whether a GPU will be at work on the next step before long: answers are written then, and not while the GPU
+        waits for this thread, which would wait for the event loop's."""
+        return llm.not_captured is None and any(each.decodes for each in llm.engine.scheduler.running)
 
     def _take_sample(self, llm: LLM) -> None:
         now = time.monotonic()

@@ -16,7 +16,8 @@ def read_keys(file: str | None) -> tuple[str, ...]:
     """Keys of a file, one per line, and of the environment. Empty lines and those that begin with # are left out."""
     found: list[str] = []
     if file is not None:
-        lines = [line.strip() for line in decode(read_bytes(Path(file)), file).splitlines()]
+        raw = read_bytes(Path(file))
+        lines = [line.strip() for line in decode(raw, file).splitlines()] if raw.strip() else []
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise InputError(f"{file} holds no API key.", "Write one on each line.")

@@ -138,5 +138,5 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError, OverflowError) as error:
-        said = getattr(error, "strerror", None) or str(error)
+        said = (getattr(error, "strerror", None) or str(error)).partition(" (")[0]  # it would name the address again
         raise InputError(f"{host}:{port} cannot be listened on: {said}.", "Choose another --host or --port.") from None

@@ -125,6 +125,7 @@ class _Engine:
             ("failed_steps", "failed_steps", "Steps that failed."),
         ):
             yield _counter(what, text, [((name,), report[key])], "model_name")
+        yield from _elsewhere(name, report)
         yield from _disk(name, report["disk"])
         ended = [((name, reason), count) for reason, count in report["requests"].items()]
         yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
@@ -150,6 +151,10 @@ class _Engine:
             return
         moved = [((link,), getattr(trace, f"{link}_bytes")) for link in ("hbm", "pcie", "dram")]
         yield _gauge("step_bytes", "Bytes that the last sampled decode step moved over a link.", moved, "link")
+        entries = [((tier,), getattr(trace, f"attended_{tier}")) for tier in ("gpu", "host")]
+        yield _gauge(
+            "step_attended_entries", "Entries that step attended to, averaged over the layers.", entries, "tier"
+        )
         for what, value, text in (
             ("step_seconds", trace.seconds, "Length of the last sampled decode step."),
             ("step_gpu_idle_ratio", trace.gpu_idle, "Share of that step in which the GPU waited."),
@@ -190,6 +195,16 @@ def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
         values = (("mean", found[what]), ("low_95", low), ("high_95", high))
         shown = [((name, key), value) for key, value in values if value is not None]
         yield _gauge(f"audit_{what}", text, shown, "model_name", "value")
+
+
+def _elsewhere(name: str, report: dict[str, Any]) -> Iterator[Metric]:
+    """Of prompts that other processes read; zeros where none does."""
+    for what, key, text in (
+        ("remote_prefill_prompts", "elsewhere_prompts", "Prompts that another process has read."),
+        ("remote_prefill_tokens", "elsewhere_tokens", "Tokens of these prompts."),
+        ("remote_prefill_failures", "elsewhere_failed", "Prompts that another process was to read and did not."),
+    ):
+        yield _counter(what, text, [((name,), report.get(key, 0))], "model_name")
 
 
 def _disk(name: str, found: dict[str, Any] | None) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,15 +26,24 @@ CLOSED = 499
 """The status of a response that nobody will read."""
 
 
-class Answer(Protocol):
-    """Builds what a client gets."""
+class Whole(Protocol):
+    """Builds what a client gets that does not stream."""
+
+    def whole(self, outputs: list[RequestOutput], choices: int, /) -> Json: ...
+
+
+class Answer(Whole, Protocol):
+    """Builds the chunks of a stream, too."""
 
     chunk_head: Json
 
-    def whole(self, outputs: list[RequestOutput], choices: int) -> Json: ...
     def first(self, index: int) -> Json | None: ...
     def part(self, index: int, delta: RequestOutput) -> Json | None: ...
     def last(self, index: int, output: RequestOutput) -> Json: ...
+
+
+A = TypeVar("A", bound=Whole)
+Events = Callable[[Call, A, Sampling, Order, Context], AsyncIterator[bytes]]
 
 
 async def respond(
@@ -43,9 +52,10 @@ async def respond(
     body: Sampling,
     wanted: int,
     make: Callable[[LLM], Order],
-    build: Callable[[LLM, Order], Answer],
+    build: Callable[[LLM, Order], A],
+    stream: Events[A],
 ) -> Response:
-    """wanted: answers in all; make: runs on another thread; build: the answer's form.
+    """wanted: answers in all; make: runs on another thread; build: the answer's form; stream: its events.
 
     A stream's headers wait for its first event, so that what fails before it has a status of its own.
     """
@@ -64,7 +74,7 @@ async def respond(
             for output in outputs:
                 context.metrics.done(output)
             return JSONResponse(answer.whole(outputs, order.choices))
-        events = _events(call, answer, body, order, context)
+        events = stream(call, answer, body, order, context)
         first = await unless_gone(request.receive, anext(events))
         streaming = True
         return EventStream(_after(first, events), call.close)
@@ -81,7 +91,7 @@ async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield each
 
 
-async def _events(call: Call, answer: Answer, body: Sampling, order: Order, context: Context) -> AsyncIterator[bytes]:
+async def chunks(call: Call, answer: Answer, body: Sampling, order: Order, context: Context) -> AsyncIterator[bytes]:
     """Every event of a stream. An error before the first is raised; a later one is an event of its own."""
     options = body.stream_options
     counted = bool(options and options.include_usage)
@@ -105,7 +115,11 @@ async def _events(call: Call, answer: Answer, body: Sampling, order: Order, cont
         async for item in call.deltas(context.settings.keep_alive):
             if item is None:
                 started = True
-                yield _waiting(call, answer, bool(body.return_progress) and not latest)
+                yield waiting(call)
+                if body.return_progress and not latest:
+                    read, whole = call.progress()
+                    shown = {"processed": read, "total": whole}
+                    yield event({**answer.chunk_head, "choices": [], "prompt_progress": shown})
                 continue
             index, delta = item
             data = b"" if index in latest else made(answer.first(index))
@@ -132,9 +146,7 @@ async def _events(call: Call, answer: Answer, body: Sampling, order: Order, cont
     yield DONE
 
 
-def _waiting(call: Call, answer: Answer, progress: bool) -> bytes:
+def waiting(call: Call) -> bytes:
+    """A sign of life: how much of the prompts has been read."""
     read, whole = call.progress()
-    data = comment(f"prompt {read}/{whole}")
-    if progress:
-        data += event({**answer.chunk_head, "choices": [], "prompt_progress": {"processed": read, "total": whole}})
-    return data
+    return comment(f"prompt {read}/{whole}")

@@ -24,9 +24,15 @@ class GoneError(Exception):
     """The client has closed its socket."""
 
 
-def event(data: Any) -> bytes:
+def event(data: Any, name: str | None = None) -> bytes:
     """One event with a JSON object."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return (
+        head
+        + b"data: "
+        + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        + b"\n\n"
+    )
 
 
 def comment(text: str) -> bytes:

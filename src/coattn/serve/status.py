@@ -117,6 +117,7 @@ def _step(trace: StepTrace) -> Json:
         "ms": round(trace.seconds * 1e3, 4),
         "sequences": trace.sequences,
         "bytes": {link: getattr(trace, f"{link}_bytes") for link in ("hbm", "pcie", "dram")},
+        "attended": {tier: getattr(trace, f"attended_{tier}") for tier in ("gpu", "host")},
         "gpu_idle": round(trace.gpu_idle, 4),
         "cpu_busy": round(trace.cpu_busy, 4),
         "cpu": [{"layer": span.layer, "begin": ms(span.seen), "end": ms(span.done)} for span in trace.spans],

@@ -30,4 +30,6 @@ def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) 
         hbm_bytes=weight_bytes + gpu * token,
         pcie_bytes=(crossing if by_cpu else host * host_token) if host else 0,
         dram_bytes=host * host_token,
+        attended_gpu=gpu,
+        attended_host=host,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockTable
+from coattn.cache.keep import table_of
 from coattn.probe import Probe
 from coattn.types import BlockList, Selection
 from coattn.units import ceil_div
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from coattn.runtime import Group, Runtime
 
 GPU, HOST, GONE, SHARED = "ghxs"
-"""In the GPU tier; in DRAM; forgotten; in blocks that other sequences have, too."""
+"""In the GPU tier; in DRAM; forgotten; stored once for this sequence and others that run."""
 CELLS = 1024
 """Most cells of a sequence: of a longer one, each stands for several blocks."""
 
@@ -77,6 +78,16 @@ def lies(group: Group, tokens: int) -> str:
         return (GPU * first + GONE * (newest - first))[:blocks].ljust(blocks, GPU)
     first = layout.first(tokens)
     return (GPU * layout.sinks + HOST * (first - layout.sinks))[:blocks].ljust(blocks, GPU)
+
+
+def _shared(group: Group, slot: int, where: str) -> str:
+    """`where` with the blocks that lie in one place for several sequences; a window is each sequence's own."""
+    table = table_of(group.cache)
+    if table is None:
+        return where
+    count = table.shared(slot)
+    own = HOST if table.memory.tier == "host" else GPU
+    return where[:count].replace(own, SHARED) + where[count:]
 
 
 def attended(group: Group, layer: int, selection: Selection, row: int, rows: int, slot: int, tokens: int) -> Tensor:
@@ -164,7 +175,7 @@ def _is(where: str, letter: str) -> Tensor:
 
 def cells(group: Group, seen: Seen | None, slot: int, tokens: int) -> dict[str, Any]:
     """For JSON: a letter and a digit for each cell; see `docs/serving.md`."""
-    where = lies(group, tokens)
+    where = _shared(group, slot, lies(group, tokens))
     per = max(1, ceil_div(len(where), CELLS))
     share = None if seen is None else seen.found.get(slot)
     if group.select.is_exact() and GONE not in where:
@@ -172,7 +183,7 @@ def cells(group: Group, seen: Seen | None, slot: int, tokens: int) -> dict[str, 
     elif share is not None:
         source = f"layer {seen.layer}" if seen is not None else ""
     else:
-        share, source = _is(where, GPU).float(), "window"
+        share, source = _is(lies(group, tokens), GPU).float(), "window"
     padded = torch.zeros(ceil_div(len(where), per) * per)
     known = share[: len(where)]
     padded[: len(known)] = known

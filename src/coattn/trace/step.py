@@ -81,6 +81,10 @@ class StepTrace(Timing):
     """Weights included."""
     pcie_bytes: int
     dram_bytes: int
+    attended_gpu: int = 0
+    """Entries in the GPU tier, over all sequences, averaged over the layers."""
+    attended_host: int = 0
+    """Those in DRAM."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

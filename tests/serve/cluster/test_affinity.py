@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coattn.serve.cluster.affinity import BORDERS, CHAT, NOWHERE, TEXT, Affinity, affinity
+from coattn.serve.cluster.affinity import BORDERS, CHAT, NOWHERE, RESPONSES, TEXT, Affinity, affinity
 
 
 def of(body: Any, path: str = CHAT, tenant: bytes = b"") -> Affinity:
@@ -31,6 +31,14 @@ def test_a_longer_conversation_begins_as_the_shorter_one() -> None:
     second = of({"messages": said("x" * 900, "and then?")})
     assert len(first.prefix) == 2  # 256 and 512 bytes
     assert common(first, second) == 2
+
+
+def test_an_input_has_the_keys_of_its_chat() -> None:
+    told = [{"role": "system", "content": "be brief"}, *said("x" * 900)]
+    chat = of({"messages": told})
+    assert len(chat.prefix) == 2
+    for given in ({"input": told}, {"input": "x" * 900, "instructions": "be brief"}):
+        assert of(given, RESPONSES) == chat
 
 
 @pytest.mark.parametrize("length", [0, 255, 256, 257, 1023, 1024, 65_535, 65_536, 200_000])

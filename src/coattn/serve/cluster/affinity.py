@@ -15,7 +15,7 @@ from coattn.engine.prefix import digest
 
 BORDERS = tuple(1 << n for n in range(8, 17))
 """A prompt has a key at each of these bytes of text, 256 to 65,536, that it reaches."""
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LENGTH = 16
 """Hexadecimal digits of a key: a collision costs one request a hit, and nothing else."""
 
@@ -40,7 +40,7 @@ NOWHERE = Affinity()
 
 def affinity(path: str, raw: bytes, tenant: bytes) -> Affinity:
     """tenant: who asks. A body that cannot be read says nothing: whoever answers will say what is wrong with it."""
-    if path not in (CHAT, TEXT):
+    if path not in (CHAT, TEXT, RESPONSES):
         return NOWHERE
     try:
         body = from_json(raw)
@@ -51,7 +51,7 @@ def affinity(path: str, raw: bytes, tenant: bytes) -> Affinity:
     own, name = body.get("cache_salt"), body.get("session_id")
     salt = digest("tenant", tenant, own if isinstance(own, str) else "")
     session = digest("session", salt, name).hex()[:LENGTH] if isinstance(name, str) else None
-    text = _beginning(_messages(body) if path == CHAT else _prompt(body.get("prompt")))
+    text = _beginning(_prompt(body.get("prompt")) if path == TEXT else _messages(body))
     return Affinity(session, tuple(_keys(salt, text)), len(text))
 
 
@@ -78,7 +78,11 @@ def _messages(body: dict[str, Any]) -> Iterator[bytes]:
     """Tools come first: templates put them there."""
     if body.get("tools"):
         yield _plain(body["tools"])
-    messages = body.get("messages")
+    if body.get("instructions"):
+        yield _plain({"role": "system", "content": body["instructions"]})
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     for each in messages if isinstance(messages, list) else ():
         yield _plain(each)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,10 +12,10 @@ from coattn.serve import ask
 from coattn.serve.answer.chat import ChatAnswer
 from coattn.serve.body import read
 from coattn.serve.call import Order
-from coattn.serve.context import context
+from coattn.serve.context import Context, context
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages
-from coattn.serve.respond import respond
+from coattn.serve.respond import chunks, respond
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.tools.use import Choice, Use, use
 
@@ -28,6 +30,21 @@ async def chat(request: Request) -> Response:
     top = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
+    make, used = preparing(body, here, choices, most, top)
+
+    def build(llm: LLM, _: Order) -> ChatAnswer:
+        return ChatAnswer(llm, here.texts(llm), name, top, used[0].read)
+
+    return await respond(request, here, body, choices, make, build, chunks)
+
+
+def preparing(
+    body: ChatRequest, here: Context, choices: int, most: int | None, top: int | None
+) -> tuple[Callable[[LLM], Order], list[Use]]:
+    """What makes the order of a chat, and where it leaves how the answers are read. Raises ApiError 400.
+
+    most: tokens of an answer; top: log-probabilities per token.
+    """
     choice = Choice.of(body)
     used: list[Use] = []
 
@@ -46,10 +63,7 @@ async def chat(request: Request) -> Response:
         seconds = ask.timeout(body, here.settings)
         return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, found.guide)
 
-    def build(llm: LLM, _: Order) -> ChatAnswer:
-        return ChatAnswer(llm, here.texts(llm), name, top, used[0].read)
-
-    return await respond(request, here, body, choices, make, build)
+    return make, used
 
 
 def check(body: ChatRequest) -> None:

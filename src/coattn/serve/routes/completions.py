@@ -16,7 +16,7 @@ from coattn.serve.call import Order
 from coattn.serve.context import context
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_text
-from coattn.serve.respond import respond
+from coattn.serve.respond import chunks, respond
 from coattn.serve.schema.completion import CompletionRequest
 
 DEFAULT = 16
@@ -47,7 +47,7 @@ async def completions(request: Request) -> Response:
         ids = bool(body.return_token_ids)
         return CompletionAnswer(llm, here.texts(llm), name, body.logprobs, echoes, choices, ids)
 
-    return await respond(request, here, body, choices * len(prompts), make, build)
+    return await respond(request, here, body, choices * len(prompts), make, build, chunks)
 
 
 def split(prompt: str | list[Any]) -> Sequence[str | list[int]]:

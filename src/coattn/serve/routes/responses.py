@@ -1,13 +1,88 @@
-"""`POST /v1/responses`: not here, and where to go instead."""
+"""`POST /v1/responses`, without a store behind it."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coattn.engine.llm import LLM
+from coattn.serve import ask
+from coattn.serve.answer.responses import ResponsesAnswer
+from coattn.serve.body import read
+from coattn.serve.call import Call, Order
+from coattn.serve.context import Context, context
 from coattn.serve.errors import ApiError
+from coattn.serve.respond import respond, waiting
+from coattn.serve.routes.chat import preparing
+from coattn.serve.schema.base import Sampling
+from coattn.serve.schema.responses import ResponsesRequest, as_chat
+from coattn.serve.sse import event
+
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+"""What a chat's fields are called here."""
 
 
-async def responses(_: Request) -> Response:
+async def responses(request: Request) -> Response:
+    """Answers an input."""
+    here = context(request)
+    body = await read(request, ResponsesRequest, here.settings)
+    name = here.model(body.model)
+    chat = as_chat(body)
+    with_names(lambda: ask.check_fields(chat, here.settings, 1))
+    make, used = with_names(lambda: preparing(chat, here, 1, body.max_output_tokens, None))
+
+    def build(llm: LLM, _: Order) -> ResponsesAnswer:
+        return ResponsesAnswer(llm, body, name, used[0].read)
+
+    return await respond(request, here, chat, 1, lambda llm: with_names(lambda: make(llm)), build, events)
+
+
+async def stored(_: Request) -> Response:
     """Refuses, in one sentence."""
-    raise ApiError(404, "The Responses API is not served here; use /v1/chat/completions.", code="not_found")
+    raise ApiError(404, "Responses are not stored here, so there is none to look up.", code="not_found")
+
+
+def with_names(do: Callable[[], Any]) -> Any:
+    """What `do` gives; the errors that it raises name this resource's fields."""
+    try:
+        return do()
+    except ApiError as error:
+        first, dot, rest = (error.param or "").partition(".")
+        if first in NAMES:
+            error.param = NAMES[first] + dot + rest
+        raise
+
+
+async def events(call: Call, answer: ResponsesAnswer, _: Sampling, __: Order, context: Context) -> AsyncIterator[bytes]:
+    """Every event of a stream. An error before the first is raised; a later one ends the response as failed."""
+    started, told = False, 0.0
+
+    def made(found: list[dict[str, Any]]) -> bytes:
+        return b"".join(event(each, each["type"]) for each in found)
+
+    try:
+        async for item in call.deltas(context.settings.keep_alive):
+            data = b"" if started else made(answer.begin())
+            started = True
+            if item is None:
+                yield data + waiting(call)
+                continue
+            delta = item[1]
+            data += made(answer.part(delta))
+            now = time.perf_counter()
+            if told:
+                context.metrics.between(now - told)
+            told = now
+            if delta.finish_reason is not None:
+                context.metrics.done(delta)
+                data += made(answer.last(delta))
+            if data:
+                yield data
+    except ApiError as error:
+        if not started:
+            raise
+        yield made(answer.failed(error))

@@ -1,0 +1,212 @@
+"""`POST /v1/responses`, and what it asks as a chat. Nothing is stored: what a client wants known, it sends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from coattn.serve.errors import from_validation, invalid
+from coattn.serve.schema.base import MOST, Body, Count, Json, StreamOptions
+from coattn.serve.schema.chat import ChatRequest, Part
+
+TEXTS = ("input_text", "output_text", "text")
+SAME = (
+    "stream",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "priority",
+    "timeout_s",
+    "session_id",
+    "cache_salt",
+    "user",
+    "chat_template_kwargs",
+)
+"""Fields that chats have, too."""
+
+
+class Item(Body):
+    """A message, a call that the model made, or what became of one."""
+
+    type: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    type: str
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Format(Body):
+    """What the text must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Json | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class Text(Body):
+    """Of the answer's text."""
+
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(Body):
+    """Something to answer."""
+
+    model: str | None = None
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    text: Text | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    user: str | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | list[str] | None = None
+    priority: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    session_id: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    chat_template_kwargs: Json | None = None
+
+
+def as_chat(body: ResponsesRequest) -> ChatRequest:
+    """The same request as a chat. Raises ApiError 400 for what needs something stored, and for what is not text."""
+    _refuse(body)
+    items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    for i, item in enumerate(items):
+        _add(messages, item, f"input.{i}")
+    if not messages:
+        raise invalid("input", "input has no message.")
+    given: Json = {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
+    given |= {"messages": messages, "max_completion_tokens": body.max_output_tokens}
+    if body.tools:
+        given["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
+    if body.tool_choice is not None:
+        given["tool_choice"] = _choice(body.tool_choice)
+    if body.text is not None and body.text.format is not None:
+        given["response_format"] = _form(body.text.format)
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _refuse(body: ResponsesRequest) -> None:
+    if body.previous_response_id is not None:
+        raise invalid("previous_response_id", "Responses are not stored here: send the whole conversation as input.")
+    if body.conversation is not None:
+        raise invalid("conversation", "Conversations are not stored here: send the whole conversation as input.")
+    if body.store:
+        raise invalid("store", "Responses are not stored here: send store: false, or leave it out.")
+    if body.background:
+        raise invalid("background", "Responses are not stored here, so none can be made in the background.")
+    if body.prompt is not None:
+        raise invalid("prompt", "Prompts are not stored here: send their text as input.")
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        raise invalid("top_logprobs", "Log-probabilities are given by /v1/chat/completions alone.")
+    if body.truncation == "auto":
+        raise invalid("truncation", "Nothing is left out of an input here: send truncation: disabled, or leave it out.")
+
+
+def _add(messages: list[Json], item: Item, param: str) -> None:
+    """Appends what an item is in a chat. Calls of one turn are in one message."""
+    kind = item.type or "message"
+    if kind == "message":
+        if item.role is None or item.content is None:
+            raise invalid(param, f"{param} is a message without a role or without content.")
+        messages.append({"role": item.role, "content": _text(item.content, f"{param}.content")})
+    elif kind == "function_call":
+        if item.call_id is None or item.name is None:
+            raise invalid(param, f"{param} is a call without a call_id or a name.")
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+    elif kind == "function_call_output":
+        if item.call_id is None or item.output is None:
+            raise invalid(param, f"{param} is the output of a call without a call_id or an output.")
+        content = _text(item.output, f"{param}.output")
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    elif kind != "reasoning":  # thoughts of earlier turns are not shown to a model again
+        raise invalid(param, f"{param} is of type {kind[:40]!r}, which cannot be read here.")
+
+
+def _text(content: str | list[Part], param: str) -> str:
+    if isinstance(content, str):
+        return content
+    pieces = []
+    for i, part in enumerate(content):
+        text = part.text if part.type in TEXTS else part.refusal if part.type == "refusal" else None
+        if text is None:
+            raise invalid(f"{param}.{i}", f"{param}.{i} is of type {part.type[:40]!r}, but only text can be read here.")
+        pieces.append(text)
+    return "\n".join(pieces)
+
+
+def _tool(tool: FunctionTool, param: str) -> Json:
+    if tool.type != "function" or tool.name is None:
+        raise invalid(param, f"{param} is not a function with a name, and no other tool can be called here.")
+    known = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in known.items() if value is not None}}
+
+
+def _choice(given: str | Json) -> str | Json:
+    if isinstance(given, str):
+        return given
+    if given.get("type") == "function":
+        return {"type": "function", "function": {"name": given.get("name")}}
+    if given.get("type") == "allowed_tools":
+        listed = given.get("tools")
+        tools = (
+            [_choice(each) if isinstance(each, dict) else each for each in listed] if isinstance(listed, list) else []
+        )
+        return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": tools}}
+    raise invalid("tool_choice", "tool_choice is none, auto, required, or names a function.")
+
+
+def _form(given: Format) -> Json:
+    if given.type != "json_schema":
+        return {"type": given.type}
+    if given.schema_ is None:
+        raise invalid("text.format.schema", "text.format of type json_schema needs its schema.")
+    return {"type": "json_schema", "json_schema": {"name": given.name, "schema": given.schema_, "strict": given.strict}}
