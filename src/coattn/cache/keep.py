@@ -68,16 +68,16 @@ def take(cache: KVCache, slot: int, tokens: int, averages: Averages) -> Kept:
     return kept
 
 
-def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> None:
-    """An empty slot goes on with a sequence; only what lies in its window is copied."""
+def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> int:
+    """An empty slot goes on with a sequence; only what lies in its window is copied -> bytes of that."""
     if isinstance(cache.gpu, RecentTokens):
         _put_recent(cache, cache.gpu, slot, kept.tensors)
-        return
+        return sum(x.nbytes for x in kept.tensors.values())
     table = table_of(cache)
     assert table is not None
     table.share(slot, kept.ids)
     if isinstance(cache.gpu, AllBlocks):
-        return
+        return 0
     copied = _copied(cache, tokens)
     ids, window = _ids(cache, slot, copied), _ids(cache, slot, _newest(cache, tokens))
     again = [b for b in _newest(cache, tokens) if b not in set(copied)]
@@ -88,6 +88,7 @@ def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) 
             _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
         if again:
             _bring(cache, layer, slot, range(again[0], again[-1] + 1))
+    return (len(ids) + len(again)) * cache.gpu.memory.block_bytes
 
 
 def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:

@@ -125,8 +125,6 @@ class Reuse:
         if self.cold is not None:
             for request in readers:
                 self._bring(request, self.cold)
-        if len(readers) < 2:
-            return [each for each in readers if each.trail is None or each.trail.load is None]
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
             if not self._waits(request, ahead):
@@ -222,6 +220,7 @@ class Reuse:
             "prefix_evicted": self.prefixes.evicted,
             "sessions_stored": sum(number in self.sessions for number in list(self.parked)),
             "sequences_moved": self.counts["moved"],
+            "copied_bytes": self.counts["copied_bytes"],
             "not_shared": self.not_shared,
             "disk": None if self.cold is None else self.cold.describe(),
         }
@@ -271,7 +270,10 @@ class Reuse:
                 if common > other.stored // self.block:
                     return True
                 found = max(found, common)
-        if found * self.block > request.stored:
+        # who has read it may be past reading by now
+        have = len(trail.nodes)
+        more = have * self.block == request.stored and have < most and trail.keys[have] in self.prefixes.nodes
+        if more or found * self.block > request.stored:
             self._attach_again(request, trail)
         return False
 
@@ -396,7 +398,7 @@ class Reuse:
     def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
         """step: what the sequence looks like to upkeep that hears of it now."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            keep.put(group.cache, slot, tokens, own, averages_of(group))
+            self.counts["copied_bytes"] += keep.put(group.cache, slot, tokens, own, averages_of(group))
         if step is not None:
             self._tell(slot, tokens, step)
 
