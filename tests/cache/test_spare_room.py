@@ -47,7 +47,8 @@ def test_any_room_gives_the_same(method: str, pages: int | None) -> None:
     for layer, out in enumerate(read(runtime, 64)):
         q, k, v = (x[:TOKENS] for x in numbers(0)[layer])
         torch.testing.assert_close(out, dense(q, k, v, 0.3, dtype=torch.float64).float(), atol=1e-5, rtol=1e-4)
-    assert ledger.held["gpu"] == before, "pages are given back with the prompt's end"
+    stay = 4 * PAGE if pages == 16 else 0
+    assert ledger.held["gpu"] == before + stay, "pages of a prompt that is over stay in half of the room"
     assert (ledger.peak["gpu"] - before >= PAGE) == bool(pages)
     read(plain, 64)
     for own, want in zip(decode(runtime), decode(plain), strict=True):

@@ -34,9 +34,9 @@ CANARY = 1e4
 UNIT = 8 * 1 * 2 * 2 * 8 * 4
 BUDGETS: dict[str, dict[str, Any]] = {
     "full": {"gpu_kv": 34 * UNIT},
-    "cpu": {"host_kv": 30 * UNIT, "gpu_kv": 12 * UNIT},
-    "scout": {"host_kv": 30 * UNIT},
-    "hgca": {"host_kv": 80 * UNIT},
+    "cpu": {"host_kv": 30 * UNIT, "gpu_kv": 48 * UNIT},
+    "scout": {"host_kv": 30 * UNIT, "gpu_kv": 160 * UNIT},
+    "hgca": {"host_kv": 80 * UNIT, "gpu_kv": 64 * UNIT},
 }
 LONGEST = 30
 """Tokens of an answer at most."""

@@ -258,6 +258,8 @@ class BlockTable:
         """By block: how often it is held besides."""
         self._free: list[int] = []
         self._next = 0
+        self._given: Counter[int] = Counter()
+        """By block: how often it was given out."""
 
     def tabulate(self, slots: int, width: int) -> None:
         """Gives `rows` room for sequences of `width` blocks; longer ones make it anew, at another address."""
@@ -275,6 +277,10 @@ class BlockTable:
     def busy(self, i: int) -> bool:
         """Whether a block is in some sequence."""
         return i in self._users
+
+    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
+        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
+        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
     def free(self) -> int | None:
         """Blocks that sequences can still be given; None: no limit."""
@@ -385,6 +391,7 @@ class BlockTable:
             else:
                 found.append(self._next)
                 self._next += 1
+        self._given.update(found)
         self.memory.reserve(self._next)
         return found
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from coattn.cache.blocks import runs
 from coattn.cache.layout import RecentTokens
 from coattn.ops.reference.append import read_rows
 from coattn.types import Step
@@ -62,4 +63,22 @@ def read_all(cache: KVCache, layer: int, slot: int, length: int) -> tuple[Tensor
     host = cache.read(layer, slot, range(gpu.sinks, first))
     own = read_rows(gpu.memory[layer], *(x.to(device) for x in gpu.places(slot, here)))
     k, v = (torch.cat([found[:cut], middle, found[cut:]]) for found, middle in zip(own, host, strict=True))
+    return k, v
+
+
+def read_from(cache: KVCache, layer: int, slot: int, start: int, length: int) -> tuple[Tensor, Tensor]:
+    """k, v of the tokens from `start`, where a block begins, to `length`: full blocks out of DRAM, the rest from the
+    window. What comes out of DRAM is on its way when this returns."""
+    gpu, shape, block = cache.gpu, cache.spec.layers[layer], cache.block
+    assert cache.host is not None
+    memory, full = cache.host.memory, length // block
+    memory.settle()
+    ids = cache.host.table.owned.get(slot, [])[start // block : full]
+    host = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+    for first, last in runs(ids):
+        host[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
+    rows = gpu.places(slot, torch.arange(max(start, full * block), length))
+    own = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in rows))
+    there = (host[:, :, i].transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for i in range(2))
+    k, v = (torch.cat(pair) for pair in zip(there, own, strict=True))
     return k, v

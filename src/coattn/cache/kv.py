@@ -13,9 +13,10 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.cut import bring_back, close_up
-from coattn.cache.dense import DenseHistory, dense_history
+from coattn.cache.dense import DenseHistory, dense_history, read_all, read_from
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
+from coattn.cache.past import Mark
 from coattn.cache.reading import Reading
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
@@ -117,7 +118,7 @@ class KVCache:
         if step.phase is Phase.DECODE:
             self._write(step)
             self._end_readings(step)
-        elif self.reading is not None and step.more:
+        elif self.reading is not None and (step.more or self.reading.past or self.reading.held):
             self._hold(self.reading, step)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
@@ -176,9 +177,9 @@ class KVCache:
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
             self._once.clear()
         self.gpu.commit(step)
-        for slot in step.slots if self.reading is not None else ():
-            if slot not in step.more:
-                self.reading.end(slot)  # type: ignore[union-attr]
+        for slot, length in zip(step.slots, step.lengths, strict=True) if self.reading is not None else ():
+            if slot not in step.more and slot in self.reading.held:  # type: ignore[union-attr]
+                self.reading.over(slot, self._marks(slot, length // self.block))  # type: ignore[union-attr]
         if self.host is not None:
             self.host.memory.settle()
 
@@ -344,7 +345,7 @@ class KVCache:
                 ids = self.host.table.owned[slot][first : first + full]
                 self.host.write(layer, ids, keys, values)
             held = self.reading is not None and slot in self.reading.held
-            if held and slot in step.more:
+            if held and (slot in step.more or self.config.host == "kv"):
                 self.reading.write(layer, slot, history, new_k, new_v)  # type: ignore[union-attr]
             if held and self.config.host == "v":
                 if slot not in step.more:
@@ -364,14 +365,17 @@ class KVCache:
 
     def _hold(self, reading: Reading, step: Step) -> None:
         """Room for prompts that go on. What one of them follows is kept as far as it is known."""
-        for slot in reading.plan(step):
-            held = reading.held.pop(slot)
-            alone = step.alone(step.slots.index(slot))
-            known = {layer: self.history(layer, slot, alone) for layer in self.spec.layers}
-            reading.held[slot] = held
-            for layer, found in known.items():
-                assert found is not None
-                reading.write(layer, slot, 0, found.k, found.v)
+        marks = self._marks if reading.spare_room else None
+        for slot, start in reading.plan(step, marks).items():
+            length = step.history[step.slots.index(slot)]
+            for layer in self.spec.layers:
+                found = read_from(self, layer, slot, start, length) if marks else read_all(self, layer, slot, length)
+                reading.write(layer, slot, start, *found)
+
+    def _marks(self, slot: int, blocks: int) -> list[Mark]:
+        """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
+        assert self.host is not None
+        return self.host.table.marks(slot, blocks) if self.host.memory.form == "model" else []
 
     def _end_readings(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""
