@@ -74,11 +74,14 @@ def read_from(cache: KVCache, layer: int, slot: int, start: int, length: int) ->
     memory, full = cache.host.memory, length // block
     memory.settle()
     ids = cache.host.table.owned.get(slot, [])[start // block : full]
-    host = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
-    for first, last in runs(ids):
-        host[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
+    if memory.form == "model":
+        host = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+        for first, last in runs(ids):
+            host[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
+        there = tuple(host[:, :, i].transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for i in range(2))
+    else:
+        there = cache.read(layer, slot, range(start // block, full))
     rows = gpu.places(slot, torch.arange(max(start, full * block), length))
     own = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in rows))
-    there = (host[:, :, i].transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for i in range(2))
     k, v = (torch.cat(pair) for pair in zip(there, own, strict=True))
     return k, v

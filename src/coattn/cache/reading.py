@@ -64,7 +64,7 @@ class Reading:
 
     Where the cache has every key in DRAM anyway (`spare_room`), pages lie in GPU memory alone: they save each chunk the
     way of all that came before over PCIe. A prompt that finds no room there any more loses its pages, and is read from
-    DRAM like one that follows stored tokens. Pages of prompts that are over stay in half of that room, until others
+    DRAM. Pages of prompts that are over stay in half of that room, until others
     need it: a turn, or a second question, finds there what it would fetch again.
 
     Owner and writer: the KV cache. Reader: the next chunk of the same prompt. Pages in DRAM are kept for the next
@@ -91,8 +91,8 @@ class Reading:
             more, known = slot in step.more, history // self.block
             if slot not in self.held and self.spare_room and history:
                 tokens, pages = (0, []) if marks is None else self._recall(marks(slot, known), history)
-                if not pages:
-                    continue
+                if not pages and not more:
+                    continue  # it would be fetched once either way
                 self.held[slot], fresh[slot] = Held(known, pages), tokens
             elif slot not in self.held and more:
                 self.held[slot] = Held(known)
