@@ -133,3 +133,22 @@ def test_an_engine_answers_the_same_with_and_without(method: str, monkeypatch: p
             answers.append([each.token_ids for each in made])
     assert answers[0] == answers[1]
     assert sum(tokens >= 80 for tokens, _ in found) >= 4
+
+
+@pytest.mark.parametrize("method", ["cpu", "scout"])
+def test_a_window_is_filled_from_what_is_remembered_and_from_dram(method: str) -> None:
+    """With blocks at the beginning that stay: the window is not one stretch."""
+    from coattn.cache import keep
+
+    for pages in (0, 16):
+        runtime, cache = opened(method, pages)
+        read(runtime, 64)
+        table = cache.host.table
+        kept = keep.Kept(list(table.owned[0][: CUT // BLOCK]))
+        table.hold(kept.ids)
+        assert keep.put(cache, 1, CUT, kept, {}) > 0
+        positions = torch.cat([torch.arange(cache.gpu.sinks * BLOCK), torch.arange(cache.gpu.first(CUT) * BLOCK, CUT)])
+        for layer, (_, k, v) in enumerate(numbers(0)):
+            found = keep.read_rows(cache.gpu.memory[layer], *cache.gpu.places(1, positions))
+            torch.testing.assert_close(found[0], k[positions])
+            torch.testing.assert_close(found[1], v[positions])

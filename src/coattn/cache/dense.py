@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import runs
+from coattn.cache.blocks import BlockMemory, runs
 from coattn.cache.layout import RecentTokens
+from coattn.cache.past import Mark
 from coattn.ops.reference.append import read_rows
-from coattn.types import Step
+from coattn.types import LayerShape, Step
 
 if TYPE_CHECKING:
     from coattn.cache.kv import KVCache
@@ -70,18 +71,26 @@ def read_from(cache: KVCache, layer: int, slot: int, start: int, length: int) ->
     """k, v of the tokens from `start`, where a block begins, to `length`: full blocks out of DRAM, the rest from the
     window. What comes out of DRAM is on its way when this returns."""
     gpu, shape, block = cache.gpu, cache.spec.layers[layer], cache.block
-    assert cache.host is not None
-    memory, full = cache.host.memory, length // block
-    memory.settle()
-    ids = cache.host.table.owned.get(slot, [])[start // block : full]
-    if memory.form == "model":
-        host = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
-        for first, last in runs(ids):
-            host[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
-        there = tuple(host[:, :, i].transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for i in range(2))
-    else:
-        there = cache.read(layer, slot, range(start // block, full))
+    full = length // block
+    there = cache.read(layer, slot, range(start // block, full))
     rows = gpu.places(slot, torch.arange(max(start, full * block), length))
     own = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in rows))
     k, v = (torch.cat(pair) for pair in zip(there, own, strict=True))
     return k, v
+
+
+def marks_of(cache: KVCache, slot: int, blocks: int) -> list[Mark]:
+    """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
+    assert cache.host is not None
+    return cache.host.table.marks(slot, blocks) if cache.host.memory.form == "model" else []
+
+
+def fetch(memory: BlockMemory, layer: int, ids: list[int], shape: LayerShape) -> Tensor:
+    """Blocks of keys and values in DRAM `[len(ids), kv_heads, 2, block, d]` on the layer's device; to a GPU they are on
+    their way when this returns."""
+    if memory.form != "model" or shape.device.type != "cuda":
+        return memory.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
+    found = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+    for first, last in runs(ids):
+        found[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
+    return found

@@ -13,10 +13,9 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.cut import bring_back, close_up
-from coattn.cache.dense import DenseHistory, dense_history, read_all, read_from
+from coattn.cache.dense import DenseHistory, dense_history, fetch, marks_of, read_all, read_from
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
-from coattn.cache.past import Mark
 from coattn.cache.reading import Reading
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
@@ -164,7 +163,7 @@ class KVCache:
         memory.settle()
         ids = torch.tensor(self.host.table.owned.get(slot, [])[blocks.start : blocks.stop], dtype=torch.long)
         if self.config.host == "kv":
-            both = memory.get(layer, ids).to(shape.device)
+            both = fetch(memory, layer, ids.tolist(), shape)
             keys, values = both[:, :, 0], both[:, :, 1]
         else:
             assert self.keys is not None, "an index keeps the keys"
@@ -179,7 +178,7 @@ class KVCache:
         self.gpu.commit(step)
         for slot, length in zip(step.slots, step.lengths, strict=True) if self.reading is not None else ():
             if slot not in step.more and slot in self.reading.held:  # type: ignore[union-attr]
-                self.reading.over(slot, self._marks(slot, length // self.block))  # type: ignore[union-attr]
+                self.reading.over(slot, marks_of(self, slot, length // self.block))  # type: ignore[union-attr]
         if self.host is not None:
             self.host.memory.settle()
 
@@ -365,17 +364,12 @@ class KVCache:
 
     def _hold(self, reading: Reading, step: Step) -> None:
         """Room for prompts that go on. What one of them follows is kept as far as it is known."""
-        marks = self._marks if reading.spare_room else None
+        marks = partial(marks_of, self) if reading.spare_room else None
         for slot, start in reading.plan(step, marks).items():
             length = step.history[step.slots.index(slot)]
             for layer in self.spec.layers:
                 found = read_from(self, layer, slot, start, length) if marks else read_all(self, layer, slot, length)
                 reading.write(layer, slot, start, *found)
-
-    def _marks(self, slot: int, blocks: int) -> list[Mark]:
-        """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
-        assert self.host is not None
-        return self.host.table.marks(slot, blocks) if self.host.memory.form == "model" else []
 
     def _end_readings(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""

@@ -117,14 +117,12 @@ class Reading:
 
     def _recall(self, marks: list[Mark], history: int) -> tuple[int, list[Page]]:
         """Where most of a history is remembered: how many tokens of it, and their pages."""
-        blocks, pages = self.past.find(marks)
-        tokens = blocks * self.block
+        tokens, held = self.remembered(marks)
         if 2 * tokens < history:
             return 0, []
-        own = [page for page in pages if page.first < tokens]
-        for page in own:
+        for page in held.pages:
             page.users += 1
-        return tokens, own
+        return tokens, held.pages
 
     def write(self, layer: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
         """k, v `[tokens, kv_heads, d]` of the tokens from `start` on."""
@@ -137,19 +135,29 @@ class Reading:
 
     def read(self, layer: int, slot: int, tokens: int) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of a prompt's first tokens, on the layer's device."""
-        shape, pages = self.spec.layers[layer], self.held[slot].pages
+        return self.gather(self.held[slot], layer, 0, tokens)
+
+    def gather(self, held: Held, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """k, v `[end - start, kv_heads, d]` out of pages, on the layer's device."""
+        shape, pages = self.spec.layers[layer], held.pages
         if len(pages) == 1 and pages[0].tier == "gpu":
-            return pages[0].kv[layer][0, :tokens], pages[0].kv[layer][1, :tokens]
-        out = torch.empty(2, tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        for page, begin, end in self.held[slot].spans():
-            last = min(end, tokens)
-            if last <= begin:
+            return pages[0].kv[layer][0, start:end], pages[0].kv[layer][1, start:end]
+        out = torch.empty(2, end - start, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        for page, begin, stop in held.spans():
+            first, last = max(start, begin), min(end, stop)
+            if last <= first:
                 continue
             if layer in page.arriving:
                 torch.cuda.current_stream(shape.device).wait_event(page.arriving[layer])
             for own, found in zip(out, page.kv[layer], strict=True):
-                own[begin:last].copy_(found[: last - begin], non_blocking=True)
+                own[first - start : last - start].copy_(found[first - begin : last - begin], non_blocking=True)
         return out[0], out[1]
+
+    def remembered(self, marks: list[Mark]) -> tuple[int, Held]:
+        """How many first tokens of a sequence with such blocks are remembered, and their pages, as long as nothing is
+        planned."""
+        blocks, pages = self.past.find(marks)
+        return blocks * self.block, Held(blocks, [page for page in pages if page.first < blocks * self.block])
 
     def known(self, slot: int, blocks: int) -> int:
         """Of the first blocks of a sequence, those that the index has heard of."""
