@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coattn.audit.audit import Audit
-from coattn.cache.kv import KVCache, min_gpu_bytes
+from coattn.cache.kv import KVCache
+from coattn.cache.least import min_gpu_bytes
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.execute.base import Executor

@@ -47,7 +47,8 @@ def test_any_room_gives_the_same(method: str, pages: int | None) -> None:
     for layer, out in enumerate(read(runtime, 64)):
         q, k, v = (x[:TOKENS] for x in numbers(0)[layer])
         torch.testing.assert_close(out, dense(q, k, v, 0.3, dtype=torch.float64).float(), atol=1e-5, rtol=1e-4)
-    assert ledger.held["gpu"] == before, "pages are given back with the prompt's end"
+    stay = 4 * PAGE if pages == 16 else 0
+    assert ledger.held["gpu"] == before + stay, "pages of a prompt that is over stay in half of the room"
     assert (ledger.peak["gpu"] - before >= PAGE) == bool(pages)
     read(plain, 64)
     for own, want in zip(decode(runtime), decode(plain), strict=True):
@@ -56,17 +57,19 @@ def test_any_room_gives_the_same(method: str, pages: int | None) -> None:
     assert ledger.held == {"gpu": 0, "host": 0}
 
 
-def test_a_prompt_that_follows_stored_tokens_is_read_from_dram() -> None:
-    ledger = Ledger(needed("offload") + 16 * PAGE)
-    runtime = open_runtime("offload", ledger)
-    for at, end in ((0, 40), (40, 104), (104, TOKENS)):
-        more = frozenset({0} if 40 < end < TOKENS else ())
+@pytest.mark.parametrize(("method", "form"), [*((method, "model") for method in PARAMS), ("cpu", "int8")])
+def test_a_prompt_that_follows_stored_tokens_fetches_them_once(method: str, form: str) -> None:
+    """Not at all, where one chunk is all that comes: that reads them where they lie."""
+    ledger, near = Ledger(needed(method) + 16 * PAGE), 1e-5 if form == "model" else 0.03
+    runtime = open_runtime(method, ledger, host_dtype=form)
+    for at, end in ((0, 40), (40, 50), (50, 114), (114, 178), (178, TOKENS)):
+        more = frozenset({0} if end in (114, 178) else ())
         runtime.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
-        assert not runtime.groups[0].cache.reading.held  # type: ignore[union-attr]
+        assert bool(runtime.groups[0].cache.reading.held) == (at >= 50)  # type: ignore[union-attr]
         for layer, (q, k, v) in enumerate(numbers(0)):
             out = runtime.attend(layer, q[at:end], k[at:end], v[at:end], 0.3)
             want = dense(q[at:end], k[:end], v[:end], 0.3, dtype=torch.float64)
-            torch.testing.assert_close(out, want.float(), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(out, want.float(), atol=near, rtol=1e-4)
         runtime.commit()
 
 

@@ -65,12 +65,14 @@ def test_hits_and_misses_have_the_same_answers(method: str) -> None:
         in_order(llm)
 
 
+@pytest.mark.parametrize("chunk", [32, 512])
 @pytest.mark.parametrize("method", ["full", "cpu", "scout", "hgca"])
-def test_requests_at_the_same_time_share(method: str) -> None:
+def test_requests_at_the_same_time_share(method: str, chunk: int) -> None:
+    """Also where the first of them is read to its end in one step."""
     ids, params = prompt(120, seed=2), greedy(NEW, ignore_eos=True)
     with engine(method) as llm:
         (want,) = llm.generate(ids, params)
-    with engine(method) as llm:
+    with engine(method, chunk=chunk) as llm:
         found = llm.generate([ids] * 3 + [ids[:50] + prompt(90, seed=3)], params)
         assert all(each.token_ids == want.token_ids for each in found[:3])
         first, *others = (each.cached_tokens for each in found)

@@ -15,7 +15,6 @@ def test_random_operations(method: str, tmp_path: Path) -> None:
     player = Player(method, tmp_path, seed=5)
     try:
         player.play(OPERATIONS[method])
-        assert not player.ties
         assert player.counts["hits"] > 5
         assert player.counts["misses"] > 2
         report = player.llm.report()

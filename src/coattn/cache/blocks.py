@@ -259,6 +259,8 @@ class BlockTable:
         """By block: how often it is held besides."""
         self._free: list[int] = []
         self._next = 0
+        self._given: Counter[int] = Counter()
+        """By block: how often it was given out."""
 
     def tabulate(self, slots: int, width: int) -> None:
         """Gives `rows` room for sequences of `width` blocks; longer ones make it anew, at another address."""
@@ -280,6 +282,10 @@ class BlockTable:
     def shared(self, slot: int) -> int:
         """First blocks of a sequence that others have, too: whoever has a block has all before it."""
         return bisect_left(self.owned.get(slot, ()), True, key=lambda i: self._users.get(i, 0) < 2)
+
+    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
+        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
+        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
     def free(self) -> int | None:
         """Blocks that sequences can still be given; None: no limit."""
@@ -390,6 +396,7 @@ class BlockTable:
             else:
                 found.append(self._next)
                 self._next += 1
+        self._given.update(found)
         self.memory.reserve(self._next)
         return found
 

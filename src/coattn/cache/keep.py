@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory, BlockTable, runs
+from coattn.cache.dense import marks_of
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
 from coattn.ops.reference.append import read_rows, write_rows
@@ -68,16 +69,16 @@ def take(cache: KVCache, slot: int, tokens: int, averages: Averages) -> Kept:
     return kept
 
 
-def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> None:
-    """An empty slot goes on with a sequence; only what lies in its window is copied."""
+def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> int:
+    """An empty slot goes on with a sequence; only what lies in its window is copied -> bytes of that."""
     if isinstance(cache.gpu, RecentTokens):
         _put_recent(cache, cache.gpu, slot, kept.tensors)
-        return
+        return sum(x.nbytes for x in kept.tensors.values())
     table = table_of(cache)
     assert table is not None
     table.share(slot, kept.ids)
     if isinstance(cache.gpu, AllBlocks):
-        return
+        return 0
     copied = _copied(cache, tokens)
     ids, window = _ids(cache, slot, copied), _ids(cache, slot, _newest(cache, tokens))
     again = [b for b in _newest(cache, tokens) if b not in set(copied)]
@@ -86,8 +87,8 @@ def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) 
             _write(cache.gpu.memory[layer], ids, kept.tensors[f"window.{layer}"])
         if f"averages.{layer}" in kept.tensors:
             _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
-        for start, end in runs(again):  # the sinks, and the newest
-            _bring(cache, layer, slot, range(again[start], again[end - 1] + 1))
+    _refill(cache, slot, tokens, [again[start:end] for start, end in runs(again)])
+    return (len(ids) + len(again)) * cache.gpu.memory.block_bytes
 
 
 def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:
@@ -153,11 +154,19 @@ def _ids(cache: KVCache, slot: int, blocks: list[int]) -> Tensor:
     return torch.tensor([gpu.block_id(slot, b) for b in blocks], dtype=torch.long)
 
 
-def _bring(cache: KVCache, layer: int, slot: int, blocks: range) -> None:
-    """Blocks of the window, out of DRAM."""
-    positions = torch.arange(blocks.start * cache.block, blocks.stop * cache.block)
-    ids, rows = (x.to(cache.spec.layers[layer].device) for x in cache.gpu.places(slot, positions))
-    write_rows(cache.gpu.memory[layer], ids, rows, *cache.read(layer, slot, blocks))
+def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) -> None:
+    """Blocks of the window as DRAM has them, from spare GPU memory where they are remembered."""
+    reading, gpu, block = cache.reading, cache.gpu, cache.block
+    known, held = (0, None) if reading is None else reading.remembered(marks_of(cache, slot, tokens // block))
+    for blocks in stretches:
+        start, end = blocks[0] * block, (blocks[-1] + 1) * block
+        ids, rows = gpu.places(slot, torch.arange(start, end))
+        for layer, shape in cache.spec.layers.items():
+            if reading is not None and held is not None and end <= known:
+                found = reading.gather(held, layer, start, end)
+            else:
+                found = cache.read(layer, slot, range(blocks[0], blocks[-1] + 1))
+            write_rows(gpu.memory[layer], ids.to(shape.device), rows.to(shape.device), *found)
 
 
 def _take_recent(cache: KVCache, gpu: RecentTokens, slot: int) -> dict[str, Tensor]:

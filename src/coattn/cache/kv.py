@@ -12,6 +12,8 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
+from coattn.cache.cut import bring_back, close_up
+from coattn.cache.dense import DenseHistory, dense_history, fetch, marks_of, read_all, read_from
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
 from coattn.cache.reading import Reading
@@ -43,20 +45,6 @@ class Filled:
     ids: list[int]
     k: Tensor
     v: Tensor
-
-
-@dataclass(frozen=True)
-class DenseHistory:
-    """Stored tokens that must be attended position by position: k, v `[tokens, kv_heads, head_dim]`, oldest first."""
-
-    k: Tensor
-    v: Tensor
-    sinks: int
-    """The first so many are always visible."""
-    window: int | None
-    """Tokens that a query looks back, itself included; None for all."""
-    position: int | None = None
-    """Of the token after them, in the text, where positions count inside the cache."""
 
 
 class KVCache:
@@ -130,7 +118,7 @@ class KVCache:
         if step.phase is Phase.DECODE:
             self._write(step)
             self._end_readings(step)
-        elif self.reading is not None and step.more:
+        elif self.reading is not None and (step.more or self.reading.past or self.reading.held):
             self._hold(self.reading, step)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
@@ -162,34 +150,12 @@ class KVCache:
     def history(self, layer: int, slot: int, step: Step) -> DenseHistory | None:
         """The same of one sequence, where it must be attended position by position; None where it is a set."""
         device = self.spec.layers[layer].device
-        if isinstance(self.gpu, RecentTokens):
-            if not self.gpu.count(slot):
-                return None
-            ring = self.gpu
-            ids, rows = self._cached(
-                ("ring", slot, device), lambda: [upload(x, device) for x in ring.places(slot, ring.stored(slot))]
-            )
-            k, v = read_rows(self.gpu.memory[layer], ids, rows)
-            if self.turned is None:
-                return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring)
-            length = step.history[step.slots.index(slot)]
-            k = self.turned.read(layer, slot, k)
-            return DenseHistory(k, v, self.gpu.first_tokens, self.gpu.ring, length)
-        if self.reading is None:
-            return None
-        length = step.history[step.slots.index(slot)]
-        if slot in self.reading.held:
-            return DenseHistory(*self.reading.read(layer, slot, length), 0, None)
-        if self.reading.spare_room:
-            return None
-        first = self.gpu.first(length)
-        middle = range(self.gpu.sinks, first)
-        cut = min(length, self.gpu.sinks * self.block)
-        here = torch.cat([torch.arange(cut), torch.arange(min(length, first * self.block), length)])
-        k, v = self.read(layer, slot, middle)
-        own = read_rows(self.gpu.memory[layer], *(x.to(device) for x in self.gpu.places(slot, here)))
-        keys, values = (torch.cat([gpu[:cut], host, gpu[cut:]]) for gpu, host in zip(own, (k, v), strict=True))
-        return DenseHistory(keys, values, 0, None)
+
+        def places() -> list[Tensor]:
+            assert isinstance(self.gpu, RecentTokens)
+            return [upload(x, device) for x in self.gpu.places(slot, self.gpu.stored(slot))]
+
+        return dense_history(self, layer, slot, step, lambda: self._cached(("ring", slot, device), places))
 
     def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of full blocks of a sequence out of DRAM, on the layer's device."""
@@ -198,7 +164,7 @@ class KVCache:
         memory.settle()
         ids = torch.tensor(self.host.table.owned.get(slot, [])[blocks.start : blocks.stop], dtype=torch.long)
         if self.config.host == "kv":
-            both = memory.get(layer, ids).to(shape.device)
+            both = fetch(memory, layer, ids.tolist(), shape)
             keys, values = both[:, :, 0], both[:, :, 1]
         else:
             assert self.keys is not None, "an index keeps the keys"
@@ -211,9 +177,9 @@ class KVCache:
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
             self._once.clear()
         self.gpu.commit(step)
-        for slot in step.slots if self.reading is not None else ():
-            if slot not in step.more:
-                self.reading.end(slot)  # type: ignore[union-attr]
+        for slot, length in zip(step.slots, step.lengths, strict=True) if self.reading is not None else ():
+            if slot not in step.more and slot in self.reading.held:  # type: ignore[union-attr]
+                self.reading.over(slot, marks_of(self, slot, length // self.block))  # type: ignore[union-attr]
         if self.host is not None:
             self.host.memory.settle()
 
@@ -228,10 +194,10 @@ class KVCache:
         if self.reading is not None:
             self.reading.end(slot)
         if isinstance(self.gpu, RecentTokens):
-            self._close_up(self.gpu, slot, length, keep)
+            close_up(self, self.gpu, slot, length, keep)
             return
         if self.host is not None:
-            self._bring_back(slot, length, keep)
+            bring_back(self, slot, length, keep)
             self.host.table.shrink(slot, keep // self.block)
         self.gpu.shrink(slot, keep)
 
@@ -379,7 +345,7 @@ class KVCache:
                 ids = self.host.table.owned[slot][first : first + full]
                 self.host.write(layer, ids, keys, values)
             held = self.reading is not None and slot in self.reading.held
-            if held and slot in step.more:
+            if held and (slot in step.more or self.config.host == "kv"):
                 self.reading.write(layer, slot, history, new_k, new_v)  # type: ignore[union-attr]
             if held and self.config.host == "v":
                 if slot not in step.more:
@@ -399,14 +365,12 @@ class KVCache:
 
     def _hold(self, reading: Reading, step: Step) -> None:
         """Room for prompts that go on. What one of them follows is kept as far as it is known."""
-        for slot in reading.plan(step):
-            held = reading.held.pop(slot)
-            alone = step.alone(step.slots.index(slot))
-            known = {layer: self.history(layer, slot, alone) for layer in self.spec.layers}
-            reading.held[slot] = held
-            for layer, found in known.items():
-                assert found is not None
-                reading.write(layer, slot, 0, found.k, found.v)
+        marks = partial(marks_of, self) if reading.spare_room else None
+        for slot, start in reading.plan(step, marks).items():
+            length = step.history[step.slots.index(slot)]
+            for layer in self.spec.layers:
+                found = read_from(self, layer, slot, start, length) if marks else read_all(self, layer, slot, length)
+                reading.write(layer, slot, start, *found)
 
     def _end_readings(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""
@@ -446,53 +410,11 @@ class KVCache:
                 filled.append(Filled(slot, first, ids, k, v))
         return filled
 
-    def _bring_back(self, slot: int, length: int, keep: int) -> None:
-        """Blocks that had left the window and are among the newest again come back from DRAM."""
-        assert isinstance(self.gpu, NewestBlocks)
-        newest, gpu = ceil_div(length, self.block), self.gpu
-        last = min(ceil_div(keep, self.block), newest - gpu.ring)
-        wanted = range(max(gpu.sinks, ceil_div(keep, self.block) - gpu.ring), last)
-        for layer, shape in self.spec.layers.items() if wanted else ():
-            positions = torch.arange(wanted.start * self.block, wanted.stop * self.block)
-            ids, rows = (x.to(shape.device) for x in gpu.places(slot, positions))
-            write_rows(gpu.memory[layer], ids, rows, *self.read(layer, slot, wanted))
-
-    def _close_up(self, gpu: RecentTokens, slot: int, length: int, keep: int) -> None:
-        """What the ring has overwritten stays gone; the entries that are left move to the front, in order."""
-        entries = gpu.stored(slot)
-        # sinks have their places by position, the others count from the end
-        left = entries[torch.where(entries < gpu.first_tokens, entries, entries + length - gpu.count(slot)) < keep]
-        for layer, shape in self.spec.layers.items():
-            memory = gpu.memory[layer]
-            k, v = read_rows(memory, *(x.to(shape.device) for x in gpu.places(slot, left)))
-            ids, rows = (x.to(shape.device) for x in gpu.places(slot, torch.arange(len(left))))
-            write_rows(memory, ids, rows, k, v)
-        gpu.shrink(slot, len(left))
-
     def _cached(self, key: object, build: Callable[[], T]) -> T:
         """`build()`, computed once per step."""
         if key not in self._once:
             self._once[key] = build()
         return cast("T", self._once[key])
-
-
-def min_gpu_bytes(cache: KVCache) -> int:
-    """Bytes of the GPU tier without which a cache cannot work for what its spec says is to come."""
-    spec, block, given = cache.spec, cache.block, cast("Any", cache.config)
-    unit = spec.block_bytes(block)
-    if cache.config.gpu == "recent":
-        size = given.sinks + (given.recent or 1)
-        beside = 0 if cache.turned is None else cache.turned.bytes
-        return (spec.seqs * ceil_div(size, block) + spec.padding) * unit + beside
-    memory = cache.gpu.memory if cache.host is None else cache.host.memory
-    beside = 0 if memory.side is None else memory.side.block_bytes
-    if cache.host is None:
-        blocks = 1 + spec.padding if spec.fixed else spec.seqs * ceil_div(spec.tokens or 1, block)
-        return blocks * (unit + beside)
-    window = (given.window_blocks or 1) + (1 if spec.lag else 0) + cache.gpu.sinks + spec.pool_blocks
-    blocks = 1 if spec.fixed else spec.seqs * ((spec.tokens or 0) // block)
-    padding = memory.side.padding if memory.side is not None and blocks else 0
-    return (spec.seqs * window + spec.padding) * unit + (blocks + padding) * beside
 
 
 def _block_list(parts: list[tuple[Tensor, int]], device: torch.device) -> BlockList | None:

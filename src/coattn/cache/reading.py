@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from coattn.cache import available
 from coattn.cache.host_memory import host_memory
 from coattn.cache.ledger import PLACE
+from coattn.cache.past import Mark, Past
 from coattn.cache.spec import CacheSpec
 from coattn.errors import BudgetError
 from coattn.types import LayerShape, Step, Tier
@@ -32,6 +34,8 @@ class Page:
     """By layer `[2, size, kv_heads, head_dim]`."""
     arriving: dict[int, Any] = field(default_factory=dict)
     """Layers of a page in DRAM that a GPU is still writing to: the event to wait for."""
+    users: int = 1
+    """Prompts that have it, being read or remembered."""
 
 
 @dataclass
@@ -41,10 +45,18 @@ class Held:
     known: int
     """Blocks that the index had heard of before: the others it hears of together, when the prompt is over."""
     pages: list[Page] = field(default_factory=list)
+    """In order; one that begins before another ends is used up to there."""
 
     @property
     def room(self) -> int:
-        return sum(page.size for page in self.pages)
+        return self.pages[-1].first + self.pages[-1].size if self.pages else 0
+
+    def spans(self) -> list[tuple[Page, int, int]]:
+        """Pages, each with its first token and the one after its last."""
+        ends = [page.first for page in self.pages[1:]] + [self.room]
+        return [
+            (page, page.first, min(end, page.first + page.size)) for page, end in zip(self.pages, ends, strict=True)
+        ]
 
 
 class Reading:
@@ -52,7 +64,8 @@ class Reading:
 
     Where the cache has every key in DRAM anyway (`spare_room`), pages lie in GPU memory alone: they save each chunk the
     way of all that came before over PCIe. A prompt that finds no room there any more loses its pages, and is read from
-    DRAM like one that follows stored tokens.
+    DRAM. Pages of prompts that are over stay in half of that room, until others
+    need it: a turn, or a second question, finds there what it would fetch again.
 
     Owner and writer: the KV cache. Reader: the next chunk of the same prompt. Pages in DRAM are kept for the next
     prompt, since memory that a GPU can read takes long to make.
@@ -62,84 +75,153 @@ class Reading:
         self.spec, self.block, self.spare_room = spec, block, spare_room
         self.held: dict[int, Held] = {}
         self.token_bytes = sum(shape.token_bytes for shape in spec.layers.values())
+        self.past = Past()
         self._spare: list[Page] = []
         self._stream: Any = None
 
-    def plan(self, step: Step) -> list[int]:
-        """Makes room for the chunks that are not the last of their prompts -> slots that are new here, with history.
+    def plan(self, step: Step, marks: Callable[[int, int], list[Mark]] | None = None) -> dict[int, int]:
+        """Makes room for the chunks that are not the last of their prompts -> slots that are new here, with history,
+        and from which token on their pages lack it.
 
+        marks: `(slot, blocks) ->` those of a sequence's first blocks, where prompts are remembered.
         Raises BudgetError; what was taken so far stays until the prompt ends. In spare room there is no error.
         """
-        fresh = []
+        fresh = {}
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
-            if slot not in step.more:
-                continue
-            if slot not in self.held:
-                if self.spare_room and history:
-                    continue
-                self.held[slot] = Held(history // self.block)
+            more, known = slot in step.more, history // self.block
+            if slot not in self.held and self.spare_room and history:
+                tokens, pages = (0, []) if marks is None else self._recall(marks(slot, known), history)
+                if not pages and not more:
+                    continue  # it would be fetched once either way
+                self.held[slot], fresh[slot] = Held(known, pages), tokens
+            elif slot not in self.held and more:
+                self.held[slot] = Held(known)
                 if history:
-                    fresh.append(slot)
-            held = self.held[slot]
-            while held.room < length:
-                page = self._page(held.room, length - held.room)
-                if page is None:
+                    fresh[slot] = 0
+            if slot in self.held and (more or self.spare_room):
+                start = fresh.get(slot, self.held[slot].room)
+                if not self._extend(slot, start, length, more) and (more or slot in fresh):
+                    fresh.pop(slot, None)
                     self.end(slot)
-                    break
-                held.pages.append(page)
         return fresh
+
+    def _extend(self, slot: int, start: int, length: int, more: bool) -> bool:
+        """Pages of its own for a prompt's tokens from `start` to `length`. False: there is no room."""
+        while start < length:
+            page = self._page(start, length - start, grows=more)
+            if page is None:
+                return False
+            self.held[slot].pages.append(page)
+            start = page.first + page.size
+        return True
+
+    def _recall(self, marks: list[Mark], history: int) -> tuple[int, list[Page]]:
+        """Where most of a history is remembered: how many tokens of it, and their pages."""
+        tokens, held = self.remembered(marks)
+        if 2 * tokens < history:
+            return 0, []
+        for page in held.pages:
+            page.users += 1
+        return tokens, held.pages
 
     def write(self, layer: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
         """k, v `[tokens, kv_heads, d]` of the tokens from `start` on."""
-        for page in self.held[slot].pages:
-            first, last = max(start, page.first), min(start + len(k), page.first + page.size)
+        for page, begin, end in self.held[slot].spans():
+            first, last = max(start, begin), min(start + len(k), end)
             if first >= last:
                 continue
             for own, new in zip(page.kv[layer], (k, v), strict=True):
-                self._copy(page, layer, own[first - page.first : last - page.first], new[first - start : last - start])
+                self._copy(page, layer, own[first - begin : last - begin], new[first - start : last - start])
 
     def read(self, layer: int, slot: int, tokens: int) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of a prompt's first tokens, on the layer's device."""
-        shape, pages = self.spec.layers[layer], self.held[slot].pages
+        return self.gather(self.held[slot], layer, 0, tokens)
+
+    def gather(self, held: Held, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """k, v `[end - start, kv_heads, d]` out of pages, on the layer's device."""
+        shape, pages = self.spec.layers[layer], held.pages
         if len(pages) == 1 and pages[0].tier == "gpu":
-            return pages[0].kv[layer][0, :tokens], pages[0].kv[layer][1, :tokens]
-        out = torch.empty(2, tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        for page in pages:
-            count = min(page.size, tokens - page.first)
-            if count <= 0:
-                break
+            return pages[0].kv[layer][0, start:end], pages[0].kv[layer][1, start:end]
+        out = torch.empty(2, end - start, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        for page, begin, stop in held.spans():
+            first, last = max(start, begin), min(end, stop)
+            if last <= first:
+                continue
             if layer in page.arriving:
                 torch.cuda.current_stream(shape.device).wait_event(page.arriving[layer])
             for own, found in zip(out, page.kv[layer], strict=True):
-                own[page.first : page.first + count].copy_(found[:count], non_blocking=True)
+                own[first - start : last - start].copy_(found[first - begin : last - begin], non_blocking=True)
         return out[0], out[1]
+
+    def remembered(self, marks: list[Mark]) -> tuple[int, Held]:
+        """How many first tokens of a sequence with such blocks are remembered, and their pages, as long as nothing is
+        planned."""
+        blocks, pages = self.past.find(marks)
+        return blocks * self.block, Held(blocks, [page for page in pages if page.first < blocks * self.block])
 
     def known(self, slot: int, blocks: int) -> int:
         """Of the first blocks of a sequence, those that the index has heard of."""
         return min(blocks, self.held[slot].known) if slot in self.held and not self.spare_room else blocks
 
+    def over(self, slot: int, marks: Sequence[Mark]) -> None:
+        """The prompt is read. marks: of its first blocks; those that lie in its pages are remembered."""
+        held = self.held.pop(slot, None)
+        if held is None:
+            return
+        blocks = min(len(marks), held.room // self.block)
+        if not self.spare_room or not blocks:
+            self._let_go(held.pages)
+            return
+        for gone in self.past.add(marks[:blocks], held.pages):
+            self._let_go(gone.pages)
+        ledger = self.spec.ledger
+        while (room := ledger.room("gpu")) is not None and room < self.past.bytes:
+            self._forget_oldest()
+
     def end(self, slot: int) -> None:
-        """The prompt is over, or gone."""
-        for page in self.held.pop(slot, Held(0)).pages:
-            if page.tier == "gpu":
-                self.spec.ledger.give("gpu", page.nbytes)
-            else:
-                self._spare.append(page)
+        """The prompt is gone, or over and not remembered."""
+        self._let_go(self.held.pop(slot, Held(0)).pages)
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
         for slot in list(self.held):
             self.end(slot)
+        while self._forget_oldest():
+            pass
         self.spec.ledger.give("host", sum(page.nbytes for page in self._spare))
         self._spare.clear()
 
-    def _page(self, first: int, wanted: int) -> Page | None:
-        """As large as what there is already, so that many small chunks do not make many pages; None: no spare room."""
-        size = min(PAGE, max(wanted, first))
+    def _let_go(self, pages: list[Page]) -> None:
+        for page in pages:
+            page.users -= 1
+            if page.users:
+                continue
+            if page.tier == "gpu":
+                self.spec.ledger.give("gpu", page.nbytes)
+            else:
+                page.users = 1
+                self._spare.append(page)
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Forgets prompts that are over, the oldest first, until the GPU tier has so much room. False: it has not."""
+        while (room := self.spec.ledger.room("gpu")) is not None and room < nbytes:
+            if not self._forget_oldest():
+                return False
+        return True
+
+    def _forget_oldest(self) -> bool:
+        oldest = self.past.oldest()
+        if oldest is not None:
+            self._let_go(oldest.pages)
+        return oldest is not None
+
+    def _page(self, first: int, wanted: int, grows: bool = True) -> Page | None:
+        """As large as what there is already, if the prompt goes on, so that many small chunks do not make many pages;
+        None: no spare room."""
+        size = min(PAGE, max(wanted, first) if grows else wanted)
         size = -(-size // self.block) * self.block
         nbytes, ledger = size * self.token_bytes, self.spec.ledger
-        room = ledger.room("gpu")
-        if room is None or room >= nbytes:
+        if self._make_room(nbytes):
             try:
                 kv = {i: torch.empty(_size(size, s), dtype=s.dtype, device=s.device) for i, s in self._layers()}
             except torch.OutOfMemoryError:

@@ -6,7 +6,7 @@ Nothing is copied but a window: a sequence that begins with stored blocks lists 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -16,18 +16,18 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.cache import available, keep
+from coattn.cache import keep
 from coattn.cache.blocks import BlockTable
 from coattn.cache.keep import Kept
-from coattn.cache.ledger import PLACE
 from coattn.engine.cold import Cold, Load
 from coattn.engine.disk import Disk
-from coattn.engine.parked import Parked, averages_of, pack, unpack
+from coattn.engine.parked import Parked, averages_of
 from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
 from coattn.engine.request import Request
-from coattn.errors import BudgetError, InputError
-from coattn.part import MOST
-from coattn.runtime import Group, Runtime
+from coattn.engine.unshared import why_lost, why_not_shared
+from coattn.engine.waiting import Waiting
+from coattn.errors import BudgetError
+from coattn.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
 
@@ -60,9 +60,8 @@ class Reuse:
         disk: where blocks go that memory has no room for.
         """
         self.runtime, self.model = runtime, model
-        self._lost = _lost(runtime)
-        """Why a sequence cannot come back to a slot; None where it can."""
-        self.not_shared = (self._lost or _reason(runtime)) if wanted else "it was switched off"
+        self._resumes = why_lost(runtime) is None
+        self.not_shared = why_not_shared(runtime) if wanted else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
         self.alone = any(group.index.by_sequence for group in runtime.groups)
@@ -73,12 +72,11 @@ class Reuse:
         """Last tokens of a prompt that are always computed."""
         self.tables = [table for group in runtime.groups if (table := keep.table_of(group.cache)) is not None]
         self.prefixes = Prefixes(self.tables, self.block)
-        self.parked: OrderedDict[int, Parked] = OrderedDict()
-        """Of open sessions by number, the least recently used first."""
         self.sessions: set[int] = set()
         """Numbers of open sessions: what others leave is not kept for them."""
         self.counts: Counter[str] = Counter()
         self.cold = None if disk is None else Cold(runtime, self.prefixes, disk)
+        self.waiting = Waiting(runtime, self.prefixes, self.exact, self.cold)
         for table in self.tables:
             table.reclaim = partial(self._reclaim, table)
 
@@ -95,8 +93,8 @@ class Reuse:
         if request.given is not None and not request.given.transferred:
             return
         request.trail = trail = request.trail or Trail(self.root(request.salt))
-        own = self.parked.pop(_number(request), None)
-        parked = own or (None if request.session is None else self.parked.pop(request.session, None))
+        own = self.waiting.take(_number(request))
+        parked = own or self.waiting.take(request.session)
         if parked is not None:
             self._go_on(request, trail, parked, own is not None)
         if not request.stored and self.not_shared is None:
@@ -125,8 +123,6 @@ class Reuse:
         if self.cold is not None:
             for request in readers:
                 self._bring(request, self.cold)
-        if len(readers) < 2:
-            return [each for each in readers if each.trail is None or each.trail.load is None]
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
             if not self._waits(request, ahead):
@@ -136,7 +132,7 @@ class Reuse:
     def saved(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
         runtime = self.runtime
-        if self.not_shared is not None or request.given is not None or request.session in self.parked:
+        if self.not_shared is not None or request.given is not None or request.session in self.waiting:
             return {}
         if self.alone or any(group.cache.spec.host_extra for group in runtime.groups):
             return {}  # what the upkeep keeps beside a block is each sequence's own
@@ -178,7 +174,7 @@ class Reuse:
             self.cold.give_up(trail.load)
         if request.error is None:
             self._publish(request, trail)
-            if request.stored and self._lost is None:
+            if request.stored and self._resumes:
                 if not request.finished:
                     self._park(_number(request), request, trail)
                 elif request.session in self.sessions:
@@ -193,23 +189,20 @@ class Reuse:
 
     def close(self, session: int | None) -> None:
         """Lets go of what a session has stored. It may go on, with nothing."""
-        parked = None if session is None else self.parked.pop(session, None)
-        if parked is not None:
-            self._drop(parked)
+        self.waiting.close(session)
 
     def put_back(self, session: int, parked: Parked) -> None:
         """A session has this stored; the blocks are held already."""
-        self.close(session)
-        self.parked[session] = parked
+        self.waiting.put(session, parked)
+
+    def stored_by(self, session: int) -> tuple[Parked | None, dict[str, Tensor]]:
+        """What a session has stored between turns, and all of it as tensors."""
+        return self.waiting.stored(session)
 
     def clear(self) -> None:
         """Forgets everything; slots are empty, and the tables may be in disorder."""
         self.prefixes.clear()
-        for parked in self.parked.values():
-            self.runtime.ledger.give("host", parked.moved_bytes)
-            if self.cold is not None:
-                self.cold.drop(parked)
-        self.parked.clear()
+        self.waiting.clear()
         for table in self.tables:
             table.recount()
 
@@ -220,21 +213,12 @@ class Reuse:
             "cached_tokens": self.counts["cached_tokens"],
             "prefix_blocks": len(self.prefixes.nodes),
             "prefix_evicted": self.prefixes.evicted,
-            "sessions_stored": sum(number in self.sessions for number in list(self.parked)),
-            "sequences_moved": self.counts["moved"],
+            "sessions_stored": sum(number in self.sessions for number in self.waiting.numbers()),
+            "sequences_moved": self.waiting.moved,
+            "copied_bytes": self.counts["copied_bytes"],
             "not_shared": self.not_shared,
             "disk": None if self.cold is None else self.cold.describe(),
         }
-
-    def stored_by(self, session: int) -> tuple[Parked | None, dict[str, Tensor]]:
-        """What a session has stored between turns, and all of it as tensors."""
-        parked = self.parked.get(session)
-        if parked is None:
-            return None, {}
-        if parked.away and self.cold is not None:
-            found = self.cold.fetch(parked)
-            return (parked, found) if found is not None else (None, {})
-        return parked, pack(self.runtime, parked)
 
     def _extend(self, request: Request, trail: Trail) -> None:
         if len(trail.keys) < request.total // self.block:
@@ -271,7 +255,11 @@ class Reuse:
                 if common > other.stored // self.block:
                     return True
                 found = max(found, common)
-        if found * self.block > request.stored:
+        # who has read it may be past reading by now
+        have = len(trail.nodes)
+        first = have < min(most, len(trail.keys)) and trail.keys[have] in self.prefixes.nodes
+        more = first and have * self.block == request.stored
+        if more or found * self.block > request.stored:
             self._attach_again(request, trail)
         return False
 
@@ -340,17 +328,7 @@ class Reuse:
 
     def _park(self, number: int, request: Request, trail: Trail) -> None:
         assert request.slot is not None
-        self.close(number)
-        groups = []
-        for group in self.runtime.groups:
-            kept = keep.take(group.cache, request.slot, request.stored, averages_of(group))
-            table = keep.table_of(group.cache)
-            if table is not None:
-                table.hold(kept.ids)
-            groups.append(kept)
-        parked = Parked(request.tokens(0, request.stored), trail.clean, groups, list(trail.nodes))
-        self.prefixes.use(parked.nodes)
-        self.parked[number] = parked
+        self.waiting.park(number, request.slot, request.tokens(0, request.stored), trail.clean, trail.nodes)
 
     def _go_on(self, request: Request, trail: Trail, parked: Parked, own: bool) -> None:
         """The slot gets a sequence that waited, as far as the request's tokens are the same, and if there is room.
@@ -358,17 +336,10 @@ class Reuse:
         own: it is the request's own, which lost its slot.
         """
         assert request.slot is not None
-        if not parked.in_place:
-            found = self.cold.fetch(parked) if parked.away and self.cold is not None else parked.moved
-            try:
-                back = None if found is None else unpack(self.runtime, found, parked.tokens, parked.clean)
-            except (BudgetError, InputError):
-                back = None
-            if back is None:
-                self._drop(parked)
-                return
-            self._drop(parked)
-            parked = back
+        back = self.waiting.bring(parked)
+        if back is None:
+            return
+        parked = back
         slot, length = request.slot, len(parked.tokens)
         left = _common(parked.tokens, request.tokens(0, max(0, request.total - self._unread(request, own))))
         if left < length:
@@ -383,7 +354,7 @@ class Reuse:
         self.prefixes.use(trail.nodes)
         trail.clean = min(parked.clean, left)
         request.stored = left
-        self._drop(parked)
+        self.waiting.drop(parked)
 
     def _unread(self, request: Request, own: bool) -> int:
         """Last tokens that a sequence reads when it goes on: a turn at least two, which upkeep hears as a turn. A
@@ -396,7 +367,7 @@ class Reuse:
     def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
         """step: what the sequence looks like to upkeep that hears of it now."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            keep.put(group.cache, slot, tokens, own, averages_of(group))
+            self.counts["copied_bytes"] += keep.put(group.cache, slot, tokens, own, averages_of(group))
         if step is not None:
             self._tell(slot, tokens, step)
 
@@ -405,22 +376,6 @@ class Reuse:
             group.upkeep.plan(step)
             group.index.truncate(slot, tokens)
 
-    def _drop(self, parked: Parked) -> None:
-        self.runtime.ledger.give("host", parked.moved_bytes)
-        parked.moved = {}
-        if self.cold is not None:
-            self.cold.drop(parked)
-        self._give_blocks(parked)
-
-    def _give_blocks(self, parked: Parked) -> None:
-        for group, kept in zip(self.runtime.groups, parked.groups, strict=True):
-            table = keep.table_of(group.cache)
-            if table is not None:
-                table.drop(kept.ids)
-                kept.ids = []
-        self.prefixes.leave(parked.nodes)
-        parked.nodes = []
-
     def _reclaim(self, table: BlockTable, blocks: int) -> None:
         """Idle blocks become free: of prefixes first, then of sequences that wait, which move to DRAM or to the disk if
         they can."""
@@ -428,69 +383,13 @@ class Reuse:
         while table.spare < wanted:
             if self.prefixes.evict(wanted - table.spare):
                 continue
-            number = next((number for number, parked in self.parked.items() if parked.in_place), None)
-            if number is None:
+            if not self.waiting.give_way(table):
                 return
-            moved = table.memory.tier == "gpu" and self._move(self.parked[number])
-            if not moved and not self._move_to_disk(self.parked[number]):
-                self._drop(self.parked.pop(number))
-
-    def _move(self, parked: Parked) -> bool:
-        """A waiting sequence leaves GPU memory for DRAM. False: there is no room for it."""
-        held = sum(table.memory.block_bytes for table in self.tables) * len(parked.groups[-1].ids)
-        room = self.runtime.ledger.room("host")
-        if room is not None and held > room:
-            return False
-        moved, what = pack(self.runtime, parked), "A sequence that waits"
-        try:
-            if room is None:
-                available.require(sum(x.nbytes for x in moved.values()), what, PLACE["host"])
-            self.runtime.ledger.take("host", sum(x.nbytes for x in moved.values()), what)
-        except BudgetError:
-            return False
-        parked.moved = moved
-        self._give_blocks(parked)
-        self.counts["moved"] += 1
-        return True
-
-    def _move_to_disk(self, parked: Parked) -> bool:
-        """A waiting sequence leaves memory. False: there is no room, or its blocks go there one by one anyway."""
-        shared = len(parked.nodes) == len(parked.tokens) // self.block
-        again = self.exact or parked.clean == len(parked.tokens)  # the rest may be read again, and is the same
-        if self.cold is None or (shared and again) or not self.cold.park(parked):
-            return False
-        self._give_blocks(parked)
-        return True
 
 
 def _number(request: Request) -> int:
     """By which a request is known while it waits; sessions have other numbers."""
     return -1 - request.id
-
-
-def _lost(runtime: Runtime) -> str | None:
-    for group in runtime.groups:
-        for part in (group.index, group.upkeep):
-            if not part.resumes:
-                return f"{part.axis} {part.name!r}: what it knows of a sequence is not in its blocks"
-    return None
-
-
-def _reason(runtime: Runtime) -> str | None:
-    if runtime.blockwise is not None:
-        return "prompts are read in blocks of their own (prefill_block)"
-    for group in runtime.groups:
-        if group.upkeep.listens >= MOST:
-            return f"upkeep {group.upkeep.name!r}: it goes by all queries of a prompt"
-        reason = keep.unshared(group.cache)
-        if reason is not None:
-            who = "layers with a sliding window" if _sliding(group) else f"cache {group.cache.config.name!r}"
-            return f"{who}: {reason}"
-    return None
-
-
-def _sliding(group: Group) -> bool:
-    return group.cache.spec.shape.sliding_window is not None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -1,0 +1,96 @@
+"""What a sequence has stored, in the order of its text, for steps of many tokens that cannot take it as a set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory, runs
+from coattn.cache.layout import RecentTokens
+from coattn.cache.past import Mark
+from coattn.ops.reference.append import read_rows
+from coattn.types import LayerShape, Step
+
+if TYPE_CHECKING:
+    from coattn.cache.kv import KVCache
+
+
+@dataclass(frozen=True)
+class DenseHistory:
+    """Stored tokens that must be attended position by position: k, v `[tokens, kv_heads, head_dim]`, oldest first."""
+
+    k: Tensor
+    v: Tensor
+    sinks: int
+    """The first so many are always visible."""
+    window: int | None
+    """Tokens that a query looks back, itself included; None for all."""
+    position: int | None = None
+    """Of the token after them, in the text, where positions count inside the cache."""
+
+
+def dense_history(
+    cache: KVCache, layer: int, slot: int, step: Step, ring_places: Callable[[], Sequence[Tensor]]
+) -> DenseHistory | None:
+    """None where a sequence can be attended as a set. ring_places: of a ring's entries, block and row of each."""
+    gpu, length = cache.gpu, step.history[step.slots.index(slot)]
+    if isinstance(gpu, RecentTokens):
+        if not gpu.count(slot):
+            return None
+        ids, rows = ring_places()
+        k, v = read_rows(gpu.memory[layer], ids, rows)
+        if cache.turned is None:
+            return DenseHistory(k, v, gpu.first_tokens, gpu.ring)
+        return DenseHistory(cache.turned.read(layer, slot, k), v, gpu.first_tokens, gpu.ring, length)
+    if cache.reading is None:
+        return None
+    if slot in cache.reading.held:
+        return DenseHistory(*cache.reading.read(layer, slot, length), 0, None)
+    if cache.reading.spare_room:
+        return None
+    return DenseHistory(*read_all(cache, layer, slot, length), 0, None)
+
+
+def read_all(cache: KVCache, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+    """k, v of all tokens of a sequence: its sinks, what lies in DRAM, its window."""
+    gpu, device = cache.gpu, cache.spec.layers[layer].device
+    first = gpu.first(length)
+    cut = min(length, gpu.sinks * cache.block)
+    here = torch.cat([torch.arange(cut), torch.arange(min(length, first * cache.block), length)])
+    host = cache.read(layer, slot, range(gpu.sinks, first))
+    own = read_rows(gpu.memory[layer], *(x.to(device) for x in gpu.places(slot, here)))
+    k, v = (torch.cat([found[:cut], middle, found[cut:]]) for found, middle in zip(own, host, strict=True))
+    return k, v
+
+
+def read_from(cache: KVCache, layer: int, slot: int, start: int, length: int) -> tuple[Tensor, Tensor]:
+    """k, v of the tokens from `start`, where a block begins, to `length`: full blocks out of DRAM, the rest from the
+    window. What comes out of DRAM is on its way when this returns."""
+    gpu, shape, block = cache.gpu, cache.spec.layers[layer], cache.block
+    full = length // block
+    there = cache.read(layer, slot, range(start // block, full))
+    rows = gpu.places(slot, torch.arange(max(start, full * block), length))
+    own = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in rows))
+    k, v = (torch.cat(pair) for pair in zip(there, own, strict=True))
+    return k, v
+
+
+def marks_of(cache: KVCache, slot: int, blocks: int) -> list[Mark]:
+    """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
+    assert cache.host is not None
+    return cache.host.table.marks(slot, blocks) if cache.host.memory.form == "model" else []
+
+
+def fetch(memory: BlockMemory, layer: int, ids: list[int], shape: LayerShape) -> Tensor:
+    """Blocks of keys and values in DRAM `[len(ids), kv_heads, 2, block, d]` on the layer's device; to a GPU they are on
+    their way when this returns."""
+    if memory.form != "model" or shape.device.type != "cuda":
+        return memory.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
+    found = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+    for first, last in runs(ids):
+        found[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
+    return found

@@ -1,0 +1,147 @@
+"""Sequences outside the slots: sessions between turns, and requests that lost their slot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from coattn.cache import available, keep
+from coattn.cache.blocks import BlockTable
+from coattn.cache.ledger import PLACE
+from coattn.engine.cold import Cold
+from coattn.engine.parked import Parked, averages_of, pack, unpack
+from coattn.engine.prefix import Node, Prefixes
+from coattn.errors import BudgetError, InputError
+from coattn.runtime import Runtime
+
+
+class Waiting:
+    """Their blocks stay where they are until others need the room; then they move to DRAM or to the disk if they can,
+    else they are given up. By number, the least recently used first."""
+
+    def __init__(self, runtime: Runtime, prefixes: Prefixes, exact: bool, cold: Cold | None) -> None:
+        self.runtime, self.prefixes, self.exact, self.cold = runtime, prefixes, exact, cold
+        self.moved = 0
+        """How many have left GPU memory for DRAM so far."""
+        self._parked: OrderedDict[int, Parked] = OrderedDict()
+
+    def __contains__(self, number: int | None) -> bool:
+        return number in self._parked
+
+    def numbers(self) -> list[int]:
+        return list(self._parked)
+
+    def park(self, number: int, slot: int, tokens: list[int], clean: int, nodes: Sequence[Node]) -> None:
+        """What a slot has stored of these tokens waits under a number. nodes: of its first blocks."""
+        self.close(number)
+        groups = []
+        for group in self.runtime.groups:
+            kept = keep.take(group.cache, slot, len(tokens), averages_of(group))
+            table = keep.table_of(group.cache)
+            if table is not None:
+                table.hold(kept.ids)
+            groups.append(kept)
+        parked = Parked(tokens, clean, groups, list(nodes))
+        self.prefixes.use(parked.nodes)
+        self._parked[number] = parked
+
+    def put(self, number: int, parked: Parked) -> None:
+        """The same for what was restored; its blocks are held already."""
+        self.close(number)
+        self._parked[number] = parked
+
+    def take(self, number: int | None) -> Parked | None:
+        """Whoever waits under a number, wherever it is by now; it waits no more."""
+        return None if number is None else self._parked.pop(number, None)
+
+    def bring(self, parked: Parked) -> Parked | None:
+        """The same with its blocks in place. None: it is damaged, or there is no room; it is gone then."""
+        if parked.in_place:
+            return parked
+        found = self.cold.fetch(parked) if parked.away and self.cold is not None else parked.moved
+        try:
+            back = None if found is None else unpack(self.runtime, found, parked.tokens, parked.clean)
+        except (BudgetError, InputError):
+            back = None
+        self.drop(parked)
+        return back
+
+    def stored(self, number: int) -> tuple[Parked | None, dict[str, Tensor]]:
+        """Who waits under a number, and all of it as tensors."""
+        parked = self._parked.get(number)
+        if parked is None:
+            return None, {}
+        if parked.away and self.cold is not None:
+            found = self.cold.fetch(parked)
+            return (parked, found) if found is not None else (None, {})
+        return parked, pack(self.runtime, parked)
+
+    def close(self, number: int | None) -> None:
+        """Lets go of what waits under a number."""
+        parked = self.take(number)
+        if parked is not None:
+            self.drop(parked)
+
+    def drop(self, parked: Parked) -> None:
+        """Lets go of one that waits no more."""
+        self.runtime.ledger.give("host", parked.moved_bytes)
+        parked.moved = {}
+        if self.cold is not None:
+            self.cold.drop(parked)
+        self._give_blocks(parked)
+
+    def clear(self) -> None:
+        """Forgets all; the tables may be in disorder."""
+        for parked in self._parked.values():
+            self.runtime.ledger.give("host", parked.moved_bytes)
+            if self.cold is not None:
+                self.cold.drop(parked)
+        self._parked.clear()
+
+    def give_way(self, table: BlockTable) -> bool:
+        """The first that is in place gives its blocks. False: there is none."""
+        number = next((number for number, parked in self._parked.items() if parked.in_place), None)
+        if number is None:
+            return False
+        moved = table.memory.tier == "gpu" and self._move(self._parked[number])
+        if not moved and not self._move_to_disk(self._parked[number]):
+            self.drop(self._parked.pop(number))
+        return True
+
+    def _move(self, parked: Parked) -> bool:
+        """It leaves GPU memory for DRAM. False: there is no room for it."""
+        held = sum(table.memory.block_bytes for table in self.prefixes.tables) * len(parked.groups[-1].ids)
+        room = self.runtime.ledger.room("host")
+        if room is not None and held > room:
+            return False
+        moved, what = pack(self.runtime, parked), "A sequence that waits"
+        try:
+            if room is None:
+                available.require(sum(x.nbytes for x in moved.values()), what, PLACE["host"])
+            self.runtime.ledger.take("host", sum(x.nbytes for x in moved.values()), what)
+        except BudgetError:
+            return False
+        parked.moved = moved
+        self._give_blocks(parked)
+        self.moved += 1
+        return True
+
+    def _move_to_disk(self, parked: Parked) -> bool:
+        """It leaves memory. False: there is no room, or its blocks go there one by one anyway."""
+        shared = len(parked.nodes) == len(parked.tokens) // self.prefixes.block
+        again = self.exact or parked.clean == len(parked.tokens)  # the rest may be read again, and is the same
+        if self.cold is None or (shared and again) or not self.cold.park(parked):
+            return False
+        self._give_blocks(parked)
+        return True
+
+    def _give_blocks(self, parked: Parked) -> None:
+        for group, kept in zip(self.runtime.groups, parked.groups, strict=True):
+            table = keep.table_of(group.cache)
+            if table is not None:
+                table.drop(kept.ids)
+                kept.ids = []
+        self.prefixes.leave(parked.nodes)
+        parked.nodes = []

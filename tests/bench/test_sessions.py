@@ -1,0 +1,53 @@
+"""`bench sessions` on a tiny model: every key that scripts rely on, and that what is stored was not read again."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from tests.bench.test_decode import TINY, coattn
+
+from coattn.bench.sessions import sooner
+
+
+def test_what_is_stored_is_not_read_again() -> None:
+    size = ("--tokens", "256", "--rounds", "2", "--questions", "3", "--new", "2", "--others", "2", "--pairs", "2")
+    more = ("--other-tokens", "40", "--methods", "full,cpu", "--checks", "again,shared,beside,disk,tenants")
+    done = coattn("bench", "sessions", *TINY, *size, *more, "--dtype", "float32", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["check"] for row in rows[::2]] == ["again", "shared", "beside", "disk", "tenants"]
+    for row in rows:
+        assert "refused" not in row, row
+    for row in rows[:2]:
+        assert row["cached_tokens"] == [256, 256]
+        assert row["moved"]["prefill_tokens"] == 2 * 32
+        assert row["moved"]["sequences_moved"] == row["moved"]["prefix_evicted"] == 0
+        # the answer of two tokens has left one that is not stored
+        assert row["turn_cached_tokens"] == [256 + 32 + 1, 256 + 32 + 1 + 102]
+        assert row["second_ratio"] > 0
+    assert rows[0]["moved"]["copied_bytes"] == 0
+    assert rows[1]["turn_ratio"] == rows[1]["turn_median_s"] / rows[0]["turn_median_s"]
+    for row in rows[2:4]:
+        assert row["cached_tokens"] == [0, 256, 256]
+        assert row["failed"] == 0
+    for row in rows[4:6]:
+        assert row["reading_steps"] > 0
+        assert row["choosing_ratio"] > 0
+    for row in rows[6:8]:
+        assert row["same"]
+    for row in rows[8:]:
+        assert row["pairs"] == 2
+
+
+def test_an_unknown_check_is_refused() -> None:
+    done = coattn("bench", "sessions", "--checks", "again,nothing")
+    assert done.returncode == 2
+    assert "There is no check 'nothing'." in done.stderr
+
+
+def test_pairs_that_differ_are_told_from_those_that_do_not() -> None:
+    dice = random.Random(0)
+    noise = [dice.gauss(0, 1) for _ in range(50)]
+    assert sooner([1 + x for x in noise], dice) < 0.001
+    assert sooner([x - sum(noise) / 50 for x in noise], dice) > 0.3
