@@ -40,7 +40,7 @@ def score_sketch(
     found = found.masked_fill(past[:, :, None], -torch.inf)
     held = place_of[seq.long(), :, : found.shape[-1]] >= 0
     lse = found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
-    return Scores(found, lse, guess(worth * scale, base * scale).view(rows, q_heads))
+    return Scores(found, lse, guess(worth * scale, base * scale, softcap).view(rows, q_heads))
 
 
 def bound_scores(parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor) -> Tensor:

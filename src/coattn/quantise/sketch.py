@@ -74,14 +74,15 @@ class Scores(NamedTuple):
     guess: Tensor
 
 
-def guess(worth: Tensor, rest: Tensor) -> Tensor:
+def guess(worth: Tensor, rest: Tensor, softcap: float | None) -> Tensor:
     """About what all keys weigh together, less the logarithm of how many, if planes are set by chance.
 
     worth `[..., planes]`, rest `[...]`: what planes are worth to a query, scaled, and what a key without any scores.
     The scores' sum is about a Gaussian's; past a few deviations there are no keys for it.
     """
     spread = worth.square().sum(-1).sqrt() / 2
-    return rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
+    found = rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
+    return found if softcap is None else softcap * torch.tanh(found / softcap)
 
 
 @dataclass(frozen=True)

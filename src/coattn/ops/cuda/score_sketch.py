@@ -9,9 +9,11 @@ from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.token_pool import FRESH, TokenPool
 from coattn.quantise.sketch import Scan, Scores, Sketcher
 
-WARPS = 4
+WARPS = 8
+"""Of a program: one for each KV head, as far as there are."""
 CHUNK = 1024
 """Tokens a warp scores, at most."""
+RING = 0
 AHEAD = 2
 """Pieces of 32 keys on their way to a warp."""
 THREADS = 256
@@ -37,7 +39,8 @@ def constants(q: Tensor, kept: Tensor, softcap: float | None) -> dict[str, int]:
     """Of the kernels' form."""
     (_, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     return {
-        "WARPS": WARPS, "WORDS": words, "GROUP": q_heads // kv_heads, "BLOCK": block,
+        "WARPS": min(WARPS, kv_heads), "RING": RING, "WORDS": words,
+        "GROUP": q_heads // kv_heads, "BLOCK": block,
         "CHUNK": min(CHUNK, 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
         "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
@@ -67,12 +70,12 @@ def score_sketch(
     made = module("score_sketch.cu", tuple(form.items()), q.device)
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
-        base, float(scale), Int64(q.stride(0)), Int64(q.stride(1)),
+        base, float(scale), float(softcap or 1.0), Int64(q.stride(0)), Int64(q.stride(1)),
     )  # fmt: skip
     made.launch(
-        "score_sketch", (-(-chunks // WARPS), kv_heads, rows), WARPS * 32,
-        operand, scales, rest, base, kept, table, tokens, seq, place_of, best, lse, float(softcap or 1.0), n, chunks,
-        place_of.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(table.stride(0)),
+        "score_sketch", (chunks, -(-kv_heads // form["WARPS"]), rows), form["WARPS"] * 32,
+        operand, scales, rest, base, kept, table, tokens, seq, place_of, best, lse, float(softcap or 1.0), kv_heads, n,
+        chunks, place_of.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(table.stride(0)),
     )  # fmt: skip
     scan = Scan(best, operand, scales, rest, base, kept, table, tokens, seq, lse, chunk, softcap, made)
     return Scores(scan, lse, base[..., : q_heads // kv_heads].reshape(rows, q_heads))
