@@ -312,9 +312,10 @@ class Runtime:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
         assert self.step is not None, "begin() comes first"
         group = self._by_layer[layer]
-        call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
+        again = group.schedule.picks_again
+        call = replace(self._call(group, layer, q, scale, self.step), on_side=True, to_fetch=again)
         selection = group.select.pick(call)
-        if not group.schedule.picks_again:
+        if not again:
             group.predicted[layer] = selection
         group.schedule.predict(call, selection)
 

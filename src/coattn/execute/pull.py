@@ -85,7 +85,7 @@ class Pull(Executor):
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
-            if call.on_side:
+            if call.to_fetch:
                 self._ahead[call.layer] = fetch_ahead(memory, work)
                 return AttnState.empty(call.q)
             found = attend_scored(call.q, memory, work, call.scale, cap)

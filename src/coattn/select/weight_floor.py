@@ -85,7 +85,7 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        if call.on_side:
+        if call.to_fetch:
             return self._ahead(call, table)
         found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         assert visible.gpu is not None, "the new token lies there"
