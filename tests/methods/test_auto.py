@@ -116,7 +116,7 @@ class World:
 def test_equals_the_rule_written_out(quality: float) -> None:
     world = World(quality=quality, code_bytes=4)
     world.step(150, 90)
-    assert world.sketch.cache.spec.pool_blocks == 2
+    assert world.sketch.cache.spec.pool_blocks == 4
     for _ in range(12):  # a block becomes full on the way, in both
         got = world.step(1, 1)
     floor = ((1 - quality) / 2) ** 2

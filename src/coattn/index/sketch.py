@@ -193,6 +193,7 @@ class Sketch(Index):
             for i, layer in enumerate(some):
                 (keys, values), heads = read[layer], cache.spec.shape.kv_heads
                 self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
+                self.pools[layer].above[slot] = torch.inf  # it was in the terms of other tables
                 for start in range(0, blocks, each):
                     part = keys[start * cache.block : (start + each) * cache.block]
                     self._store(layer, slot, ids[start : start + each], part)

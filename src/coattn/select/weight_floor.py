@@ -18,6 +18,7 @@ from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.select.floors import Floors
+from coattn.side import SideStream
 from coattn.types import BlockWork, ScoredWork, Selection
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class WeightFloor(Select):
     leads: Floors = field(init=False, repr=False)
     """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
     _sketch: Sketch = field(init=False, repr=False)
+    _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
@@ -87,9 +89,15 @@ class WeightFloor(Select):
             return visible
         if call.to_fetch:
             return self._ahead(call, table)
-        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        scored: list[Scores] = []
+        # scoring takes arithmetic, attending bandwidth
+        self._lane.run(
+            call.q.device, lambda: scored.append(self._sketch.scores(call.layer, call.q[:, 0], table, call.scale))
+        )
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        self._lane.join()
+        found = scored[0]
         pool, floors = self._sketch.pools[call.layer], self.floors.rows(len(found.lse))
         bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
         mean = self._sketch.means.of(call.layer, table, call.shape)
