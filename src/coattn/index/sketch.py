@@ -21,7 +21,7 @@ from coattn.errors import ConfigError
 from coattn.index.base import Index
 from coattn.index.codes.means import Means
 from coattn.ops.flush import sum_values
-from coattn.ops.sketch import flush_sketch, score_sketch
+from coattn.ops.sketch import flush_sketch, peek_sketch, score_sketch
 from coattn.ops.token_pool import TokenPool
 from coattn.part import check_count
 from coattn.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
@@ -193,7 +193,8 @@ class Sketch(Index):
             for i, layer in enumerate(some):
                 (keys, values), heads = read[layer], cache.spec.shape.kv_heads
                 self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
-                self.pools[layer].above[slot] = torch.inf  # it was in the terms of other tables
+                # both were in the terms of other tables
+                self.pools[layer].above[slot], self.pools[layer].best[slot] = torch.inf, -torch.inf
                 for start in range(0, blocks, each):
                     part = keys[start * cache.block : (start + each) * cache.block]
                     self._store(layer, slot, ids[start : start + each], part)
@@ -228,11 +229,13 @@ class Sketch(Index):
         self.forget(slot)
         self.means.recount(self.cache, slot, keep // self.cache.block)
 
-    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Scores:
-        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM."""
-        softcap = self.cache.spec.layers[layer].softcap
-        blocks, lens, held = table.column("host_blocks"), table.column("host_lens"), self.pools[layer].place_of
-        return score_sketch(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap, held)
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, predicted: bool = False) -> Scores:
+        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; a predicted one against what was
+        near its bound in the last step."""
+        softcap, pool = self.cache.spec.layers[layer].softcap, self.pools[layer]
+        blocks, lens = table.column("host_blocks"), table.column("host_lens")
+        score = peek_sketch if predicted else score_sketch
+        return score(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap, pool)
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

@@ -105,9 +105,9 @@ class WeightFloor(Select):
         return Selection((BlockWork("gpu", visible.gpu, near), far))
 
     def _ahead(self, call: Call, table: StepTable) -> Selection:
-        """What a predicted query would fetch. Its bound is as far above what the sketch says of the query alone as that
-        of the last step was: so nothing on the GPU has to be attended for it."""
-        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
+        above what the sketch says of the query alone as the last one was: so nothing is attended for it."""
+        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale, predicted=True)
         lead = self.leads.rows(len(found.guess))[:, None]
         bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
         return Selection((self._work(call.layer, table, found, bound, found.guess),))

@@ -219,7 +219,7 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
   }
 }
 
-// best [rows, heads, n] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
+// best [slots, heads, most] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
 // logarithms of what tokens weigh that have no place in a pool. A warp for each chunk and head, the heads of a chunk
 // side by side: so what they read lies side by side.
 #if RING == 2
@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const Query query(bq, scales, rest, base, line, lane, softcap);
   float sum[2] = {0.f, 0.f};
   u32 phase = 0;
-  unsigned short* const to = best + line * n + t * 8 + g;
+  unsigned short* const to = best + ((i64)seq[row] * heads + head) * most + t * 8 + g;
   for (int first = start; first < end; first += TILE * AHEAD, phase ^= 1) {
 #pragma unroll
     for (int j = 0; j < AHEAD; ++j) {
@@ -396,7 +396,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 }
 
 // Which tokens are wanted: those of which any head's score reaches its bound [rows, heads * GROUP]. A program looks at
-// whole chunks: first at the highest scores, then it scores again what may reach a bound.
+// whole chunks: first at the highest scores, then it scores again what may reach a bound. Without lse the highest scores
+// are those of the last step: what was `slack` below a bound is scored then.
 //
 // ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's; count [rows, heads,
 // splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
@@ -408,8 +409,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   const short* __restrict__ place_of, const unsigned short* __restrict__ best,
                   const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ age,
                   const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ later,
-                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now, int n,
-                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now, float slack,
+                  int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 8;
   __shared__ int sums[2][2][TEAM];
   __shared__ float weights[TEAM][8];
@@ -425,13 +426,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < GROUP; ++i)
     least = fminf(least, (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E);
   // 16 bits have rounded
-  least -= 0.06f + fabsf(least) * 1e-3f;
+  least -= 0.06f + fabsf(least) * 1e-3f + slack;
   int found = 0, side = 0;
   for (int at = first; at < last; at += THREADS * EACH, side ^= 1) {
     const int token = at + threadIdx.x * EACH;
     u32 marks = 0, pooled = 0;
     if (token < last) {
-      const uint4 a = __ldg((const uint4*)(best + line * n + token)), b = __ldg((const uint4*)(where + token));
+      const uint4 a = __ldg((const uint4*)(best + pool * most + token)), b = __ldg((const uint4*)(where + token));
       const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
       for (int i = 0; i < EACH; ++i) {
@@ -526,7 +527,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (g == 0) weights[warp][2 * t + c] = taken[c];
   }
   __syncthreads();
-  if (threadIdx.x < GROUP) {
+  if (lse && threadIdx.x < GROUP) {
     const float own = base[line * 8 + threadIdx.x];
     float left = 0.f;
     for (int c = first / CHUNK; c < (last + CHUNK - 1) / CHUNK; ++c)
