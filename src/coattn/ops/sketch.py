@@ -34,8 +34,10 @@ def score_sketch(
     found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
     scores, n = found.scores, table.shape[1] * kept.shape[2]
     assert isinstance(scores, Tensor)
-    above = (scores - found.guess.view(*scores.shape[:3], 1)) * LOG2E
-    pool.best[seq.long(), :, :n] = above.amax(2).clamp(-60000, 60000).to(torch.float16)
+    above = pool.above[seq.long()]
+    base = found.guess + torch.where(above.isfinite(), above, 0.0)
+    highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
+    pool.best[seq.long(), :, :n] = highest.clamp(-60000, 60000).to(torch.float16)
     return found
 
 
@@ -56,7 +58,7 @@ def peek_sketch(
         from coattn.ops.cuda import score_sketch as cuda
 
         if cuda.refuses(q, kept, pool) is None:
-            return cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap)
+            return cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
     found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
     scores = found.scores
     assert isinstance(scores, Tensor)

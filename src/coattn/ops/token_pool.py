@@ -33,7 +33,7 @@ class TokenPool:
     come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; began: like it, how many of the tokens
     to come have come already. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says
     of its query alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score
-    of each token was above the same, the highest of a group's heads, as a power of two.
+    of each token was above the bound before it, the highest of a group's heads, as a power of two.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
     `attend_scored` (rows, age, coming), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the
@@ -74,10 +74,7 @@ class TokenPool:
     def near_bound(self, seq: Tensor, n: int) -> Tensor:
         """`[rows, kv_heads, n]`: which tokens of sequences `seq` were near a bound in the last step."""
         slots = seq.long()
-        rows, heads = len(slots), self.clock.shape[1]
-        least = self.above[slots].view(rows, heads, -1).amin(-1)[..., None] * LOG2E - SLACK
-        least = least - TOUCH * LOG2E * (self.place_of[slots, :, :n] >= 0)
-        return self.best[slots, :, :n] >= least
+        return self.best[slots, :, :n] >= -SLACK - TOUCH * LOG2E * (self.place_of[slots, :, :n] >= 0)
 
     def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
         """tokens `[kv_heads, n]` int64 positions, those wanted most first, n a multiple of the block; k, v

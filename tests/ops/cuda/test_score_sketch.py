@@ -103,8 +103,9 @@ def test_scores_are_those_of_the_reference(
 
     # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
     for one in (pool, there_too):
-        one.above[:] = torch.inf
-        one.above[seq.to(one.above.device).long()] = (bound.to(one.above.device) - guess.to(one.above.device)).float()
+        one.above[seq.to(one.above.device).long()] = (bound - want_guess).to(one.above.device)
+    score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)
+    score_sketch(*here, there, seq.cuda(), scale, cap, there_too)
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")
     seen = peek_sketch(*here, there, seq.cuda(), scale, cap, two)
     assert isinstance(seen.scores, Scan)

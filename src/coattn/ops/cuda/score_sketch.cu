@@ -8,9 +8,9 @@
 //
 // Sums start at 1.5 * 2^23 as a float's bits: adding to those bits adds to the float.
 //
-// Scores are powers of two from here on, less a `base` for each query head that is near the sum of all: so they are
-// added up as they come. Of a token only the highest score of its group is written, 16 bits. Choosing, which needs all
-// of them beside bounds that are known by then, scores the few tokens again that may reach one.
+// Scores are powers of two from here on, less a `base` for each query head, which is about the bound that they have to
+// reach: so they are added up as they come. Of a token only the highest score of its group is written, 16 bits.
+// Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
 // CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, RING, THREADS of a
@@ -39,13 +39,14 @@ __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
 }
 
 // What every plane is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
-// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; base, like it: about what all
-// tokens weigh, if planes are set by chance. One program a row and KV head.
+// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; guess, like it: about what all tokens
+// weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]. One
+// program a row and KV head.
 extern "C" __global__ void __launch_bounds__(PLANES)
     weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth,
                  const float* __restrict__ lowest, const int* __restrict__ seq, u32* __restrict__ bq,
-                 float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base, float scale,
-                 float softcap, i64 q_seq, i64 q_head) {
+                 float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base,
+                 float* __restrict__ guess, const float* __restrict__ above, float scale, float softcap, i64 q_seq, i64 q_head) {
   __shared__ float own[GROUP][D];
   __shared__ signed char codes[8][PLANES];
   __shared__ int top[GROUP][KINDS];
@@ -111,7 +112,9 @@ extern "C" __global__ void __launch_bounds__(PLANES)
       // the logarithm of the mean of a Gaussian's powers; past a few deviations there are no tokens for it
       const float spread = sqrtf(two) / 2;
       const float all = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
-      base[line * 8 + g] = CAP ? softcap * tanhf(all / softcap) : all;
+      const float known = above[table * GROUP + g], own = CAP ? softcap * tanhf(all / softcap) : all;
+      guess[line * GROUP + g] = own;
+      base[line * 8 + g] = own + (fabsf(known) < 1e30f ? known : 0.f);
     }
   }
   __syncthreads();

@@ -57,6 +57,7 @@ def weigh(
     seq: Tensor,
     scale: float,
     softcap: float | None,
+    pool: TokenPool,
 ) -> Scores:
     """A query as the kernels have it, beside the scores of the last one."""
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
@@ -64,15 +65,15 @@ def weigh(
     operand = torch.empty(rows, kv_heads, words, 2, 32, dtype=torch.int32, device=q.device)
     scales = torch.empty(rows, kv_heads, 8, words // 4, dtype=torch.float32, device=q.device)
     rest, base = (torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device) for _ in range(2))
+    guess = torch.empty(rows, q_heads, dtype=torch.float32, device=q.device)
     made = module("score_sketch.cu", tuple(form.items()), q.device)
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
-        base, float(scale), float(softcap or 1.0), Int64(q.stride(0)), Int64(q.stride(1)),
+        base, guess, pool.above, float(scale), float(softcap or 1.0), Int64(q.stride(0)), Int64(q.stride(1)),
     )  # fmt: skip
     scan = Scan(
         operand, scales, rest, base, kept, table, tokens, seq, None, form["GROUP"], form["CHUNK"], softcap, made
     )
-    guess = base[..., : q_heads // kv_heads].reshape(rows, q_heads)
     return Scores(scan, guess[:, None], guess)
 
 
@@ -88,7 +89,7 @@ def score_sketch(
     pool: TokenPool,
 ) -> Scores:
     """See `ops/sketch.py`; what lies past a row's tokens is not written."""
-    found = weigh(q, kept, table, tokens, sketcher, seq, scale, softcap)
+    found = weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
     scan = found.scores
     assert isinstance(scan, Scan)
     rows, kv_heads, group, n = scan.shape
