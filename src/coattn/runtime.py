@@ -59,6 +59,8 @@ class Runtime:
         self.step: Step | None = None
         self.beside: Step | None = None
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
+        self.predicting = True
+        """Whether queries can be predicted at all."""
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.blockwise = composed.blockwise
@@ -285,7 +287,7 @@ class Runtime:
 
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
-        group, alone = self._by_layer[layer], self.beside is None
+        group, alone = self._by_layer[layer], self.beside is None and self.predicting
         decoding = alone and self.step is not None and self.step.phase is Phase.DECODE
         wanted = decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
         return wanted and not self.begins_section(layer)
