@@ -539,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
     // what is left of a difference of nearly equal numbers is nothing
     tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
-        left > 1e-6f * all ? own + __logf(left) : -INFINITY;
+        left > 1e-5f * all ? own + __logf(left) : -INFINITY;
   }
   if (threadIdx.x == 0) {
     count[(line * splits + split) * 2] = here;

@@ -13,8 +13,10 @@ from coattn.quantise.sketch import Scan, Scores, Sketcher
 
 WARPS = 8
 """Of a program: one for each KV head, as far as there are."""
-CHUNK = 1024
-"""Tokens a warp scores, at most."""
+CHUNKS = (1024, 512, 256)
+"""Tokens a warp scores: the most that leave enough warps for all of a GPU."""
+ENOUGH = 2500
+"""Warps."""
 RING = 0
 AHEAD = 2
 """Pieces of 32 keys on their way to a warp."""
@@ -37,13 +39,14 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
     return None
 
 
-def constants(q: Tensor, kept: Tensor, softcap: float | None) -> dict[str, int]:
-    """Of the kernels' form."""
-    (_, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
+def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[str, int]:
+    """Of the kernels' form, for sequences of so many tokens."""
+    (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
+    fit = [chunk for chunk in CHUNKS if rows * kv_heads * n >= ENOUGH * chunk] or CHUNKS[-1:]
     return {
         "WARPS": min(WARPS, kv_heads), "RING": RING, "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": min(CHUNK, 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
+        "CHUNK": min(fit[0], 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
         "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
 
@@ -61,7 +64,7 @@ def weigh(
 ) -> Scores:
     """A query as the kernels have it, beside the scores of the last one."""
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
-    form = constants(q, kept, softcap)
+    form = constants(q, kept, table.shape[1] * kept.shape[2], softcap)
     operand = torch.empty(rows, kv_heads, words, 2, 32, dtype=torch.int32, device=q.device)
     scales = torch.empty(rows, kv_heads, 8, words // 4, dtype=torch.float32, device=q.device)
     rest, base = (torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device) for _ in range(2))
