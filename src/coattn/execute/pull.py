@@ -126,7 +126,9 @@ class Pull(Executor):
             return {}
         counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
         attended, later = (torch.stack(counts).sum(0) / len(counts)).tolist()
-        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / len(counts)
+        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / max(
+            1, len(self._ahead)
+        )
         more = {"ahead_entries": ahead, "later_entries": later}
         return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
 

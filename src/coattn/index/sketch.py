@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
@@ -229,13 +229,20 @@ class Sketch(Index):
         self.forget(slot)
         self.means.recount(self.cache, slot, keep // self.cache.block)
 
-    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, predicted: bool = False) -> Scores:
-        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; a predicted one against what was
-        near its bound in the last step."""
-        softcap, pool = self.cache.spec.layers[layer].softcap, self.pools[layer]
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
+        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
+        return score_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
+
+    def peek(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Scores:
+        """The same of a predicted query against what was near its bound in the last step."""
+        return peek_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
+
+    def _scored(self, layer: int, table: StepTable) -> tuple[Tensor, Tensor, Tensor, Sketcher, Tensor]:
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
-        score = peek_sketch if predicted else score_sketch
-        return score(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap, pool)
+        return self.memory[layer], blocks, lens, self.tables[layer], table.seq
+
+    def _cap(self, layer: int) -> float | None:
+        return self.cache.spec.layers[layer].softcap
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,9 @@ def score_sketch(
     scale: float,
     softcap: float | None,
     pool: TokenPool,
-) -> Scores:
-    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
+) -> Callable[[], Scores]:
+    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks; to be called for
+    the scores, on another stream if that is better.
 
     table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries have
     a place in it; the highest scores are noted there. On a GPU scores may be a `Scan`.
@@ -30,15 +33,20 @@ def score_sketch(
         from coattn.ops.cuda import score_sketch as cuda
 
         if cuda.refuses(q, kept, pool) is None:
-            return cuda.score_sketch(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
-    found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
-    scores, n = found.scores, table.shape[1] * kept.shape[2]
-    assert isinstance(scores, Tensor)
-    above = pool.above[seq.long()]
-    base = found.guess + torch.where(above.isfinite(), above, 0.0)
-    highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
-    pool.best[seq.long(), :, :n] = highest.clamp(-60000, 60000).to(torch.float16)
-    return found
+            weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+            return lambda: cuda.score(weighed, pool)
+
+    def score() -> Scores:
+        found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+        scores, n = found.scores, table.shape[1] * kept.shape[2]
+        assert isinstance(scores, Tensor)
+        above = pool.above[seq.long()]
+        base = found.guess + torch.where(above.isfinite(), above, 0.0)
+        highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
+        pool.best[seq.long(), :, :n] = highest.clamp(-60000, 60000).to(torch.float16)
+        return found
+
+    return score
 
 
 def peek_sketch(
@@ -52,8 +60,8 @@ def peek_sketch(
     softcap: float | None,
     pool: TokenPool,
 ) -> Scores:
-    """The same for a query that is not the real one: of entries that were near a bound in the step before, others count
-    nothing; nothing is noted."""
+    """Scores of a query that is not the real one: of entries that were near a bound in the step before, others count
+    nothing. Nothing is noted."""
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
 

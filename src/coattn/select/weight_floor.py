@@ -91,9 +91,8 @@ class WeightFloor(Select):
             return self._ahead(call, table)
         scored: list[Scores] = []
         # scoring takes arithmetic, attending bandwidth
-        self._lane.run(
-            call.q.device, lambda: scored.append(self._sketch.scores(call.layer, call.q[:, 0], table, call.scale))
-        )
+        score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
         self._lane.join()
@@ -107,7 +106,7 @@ class WeightFloor(Select):
     def _ahead(self, call: Call, table: StepTable) -> Selection:
         """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
         above what the sketch says of the query alone as the last one was: so nothing is attended for it."""
-        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale, predicted=True)
+        found = self._sketch.peek(call.layer, call.q[:, 0], table, call.scale)
         lead = self.leads.rows(len(found.guess))[:, None]
         bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
         return Selection((self._work(call.layer, table, found, bound, found.guess),))

@@ -79,7 +79,7 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
     q = torch.randn(rows, KV_HEADS * group, D)
     memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group)
-    want, want_lse, _ = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool)
+    want, want_lse, _ = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, kept, table, tokens)]
     got, lse, _ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)

@@ -47,31 +47,44 @@ extern "C" __global__ void __launch_bounds__(PLANES)
                  const float* __restrict__ lowest, const int* __restrict__ seq, u32* __restrict__ bq,
                  float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base,
                  float* __restrict__ guess, const float* __restrict__ above, float scale, float softcap, i64 q_seq, i64 q_head) {
-  __shared__ float own[GROUP][D];
+  __shared__ float products[8][PLANES + 8];
   __shared__ signed char codes[8][PLANES];
   __shared__ int top[GROUP][KINDS];
   __shared__ float moments[2][GROUP][PLANES / 32];
   const int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, p = threadIdx.x;
+  const int lane = p % 32, g8 = lane / 4, t = lane % 4;
   const i64 line = (i64)row * heads + head, table = (i64)seq[row] * heads + head;
-  for (int i = p; i < GROUP * D; i += PLANES)
-    own[i / D][i % D] = wide(q[row * q_seq + (head * GROUP + i / D) * q_head + i % D]) * scale;
+  const Number* const own = q + row * q_seq + (i64)head * GROUP * q_head;
   for (int i = p; i < GROUP * KINDS; i += PLANES) top[i / KINDS][i % KINDS] = 0;
+  {
+    // 32 planes a warp; eight channels of a plane and of a head to a lane: which channels they are is all the same, as
+    // long as they are the same ones
+    uint4 planes[D / 32][4], query[D / 32];
+    const Number* const from = worth + (table * PLANES + p / 32 * 32 + g8) * D + t * 8;
+#pragma unroll
+    for (int k = 0; k < D / 32; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) planes[k][i] = __ldg((const uint4*)(from + i * 8 * D + k * 32));
+      query[k] = g8 < GROUP ? *(const uint4*)(own + g8 * q_head + k * 32 + t * 8) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int k = 0; k < D / 32; ++k) {
+        const uint4 x = planes[k][2 * tile], y = planes[k][2 * tile + 1], z = query[k];
+        multiply(c, x.x, y.x, x.y, y.y, z.x, z.y);
+        multiply(c, x.z, y.z, x.w, y.w, z.z, z.w);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        products[2 * t + i % 2][p / 32 * 32 + tile * 16 + i / 2 * 8 + g8] = c[i] * scale;
+    }
+  }
   __syncthreads();
   float found[GROUP];
 #pragma unroll
-  for (int g = 0; g < GROUP; ++g) found[g] = 0.f;
-  const uint4* mine = (const uint4*)(worth + (table * PLANES + p) * D);
-#pragma unroll 8
-  for (int i = 0; i < D / 8; ++i) {
-    const uint4 v = __ldg(mine + i);
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float x = wide(words[j] & 0xffff), y = wide(words[j] >> 16);
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) found[g] += own[g][i * 8 + j * 2] * x + own[g][i * 8 + j * 2 + 1] * y;
-    }
-  }
+  for (int g = 0; g < GROUP; ++g) found[g] = products[g][p];
   const int bit = p % 8, kind = WORDS == 4 ? 0 : bit / 4;
   const float small = 1.f / (1 << bit % 4);
 #pragma unroll
@@ -103,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
   for (int g = p / 32; g < GROUP; g += PLANES / 32) {
     float sum = 0.f;
-    for (int i = p % 32; i < D; i += 32) sum += own[g][i] * lowest[table * D + i];
+    for (int i = p % 32; i < D; i += 32) sum += wide(own[g * q_head + i]) * scale * lowest[table * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
     if (p % 32 == 0) {
       rest[line * 8 + g] = sum;
@@ -119,10 +132,9 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
   __syncthreads();
   for (int i = p; i < TURNS * 64; i += PLANES) {
-    const int lane = i % 32, half = i / 32 % 2, turn = i / 64;
+    const int half = i / 32 % 2, turn = i / 64;
     u32 word = 0;
-    for (int b = 0; b < 4; ++b)
-      word |= (u32)(unsigned char)codes[lane / 4][plane_of(lane % 4, half, b, turn)] << 8 * b;
+    for (int b = 0; b < 4; ++b) word |= (u32)(unsigned char)codes[g8][plane_of(t, half, b, turn)] << 8 * b;
     bq[line * TURNS * 64 + i] = word;
   }
 }

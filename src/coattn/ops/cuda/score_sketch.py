@@ -32,9 +32,15 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
         return "kernels cannot be compiled for this device"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"queries are {q.dtype}"
-    if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 8 or kept.shape[2] % 16:
+    if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 32 or kept.shape[2] % 16:
         return "heads or blocks have no form that fits"
-    if q.stride(2) != 1 or not kept.is_contiguous() or pool.place_of.shape[-1] % 8:
+    if (
+        q.stride(2) != 1
+        or q.stride(0) % 8
+        or q.stride(1) % 8
+        or not kept.is_contiguous()
+        or pool.place_of.shape[-1] % 8
+    ):
         return "the operands are not contiguous, or not aligned"
     return None
 
@@ -80,29 +86,18 @@ def weigh(
     return Scores(scan, guess[:, None], guess)
 
 
-def score_sketch(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    pool: TokenPool,
-) -> Scores:
-    """See `ops/sketch.py`; what lies past a row's tokens is not written."""
-    found = weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+def score(found: Scores, pool: TokenPool) -> Scores:
+    """What `weigh` found, with scores of all tokens; what lies past a row's tokens is not written."""
     scan = found.scores
     assert isinstance(scan, Scan)
     rows, kv_heads, group, n = scan.shape
-    chunks, warps = -(-n // scan.chunk), min(WARPS, kv_heads)
-    lse = torch.empty(rows, chunks, kv_heads * group, dtype=torch.float32, device=q.device)
+    kept, chunks, warps = scan.kept, -(-n // scan.chunk), min(WARPS, kv_heads)
+    lse = torch.empty(rows, chunks, kv_heads * group, dtype=torch.float32, device=kept.device)
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
-        scan.operand, scan.scales, scan.rest, scan.base, kept, table, tokens, seq, pool.place_of, pool.best, lse,
-        float(softcap or 1.0), kv_heads, n, chunks, pool.place_of.shape[-1], Int64(kept.stride(0)),
-        Int64(kept.stride(1)), Int64(table.stride(0)),
+        scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
+        pool.best, lse, float(scan.softcap or 1.0), kv_heads, n, chunks, pool.place_of.shape[-1], Int64(kept.stride(0)),
+        Int64(kept.stride(1)), Int64(scan.table.stride(0)),
     )  # fmt: skip
     return Scores(replace(scan, lse=lse), lse, found.guess)
 
