@@ -27,7 +27,7 @@ from coattn.upkeep.base import Upkeep
 SOURCE = Path(coattn.__file__).parent
 PARTS_OF = ("cache", "index", "select", "execute", "schedule", "upkeep")
 FLOORS = (
-    ("errors", "units", "types", "state", "part"),
+    ("errors", "units", "types", "state", "part", "side"),
     ("ops", "quantise", "native"),
     ("cache",),
     ("index",),
@@ -35,7 +35,7 @@ FLOORS = (
     ("upkeep", "execute", "handover"),
     ("audit",),
     ("schedule",),
-    ("method", "methods", "parts", "probe", "side", "group", "counts", "runtime"),
+    ("method", "methods", "parts", "probe", "group", "counts", "runtime"),
     ("decode", "trace", "hf", "plan"),
     ("engine", "calibrate"),
     ("transfer",),

@@ -28,6 +28,8 @@ class Call:
     """Of a decode step; None: the step has many tokens a sequence."""
     on_side: bool = False
     """Whether the caller is already on a side stream."""
+    to_fetch: bool = False
+    """Whether what is picked is only to be fetched: the layer's own query picks again."""
 
     @property
     def visible(self) -> Selection:

@@ -59,6 +59,8 @@ class Runtime:
         self.step: Step | None = None
         self.beside: Step | None = None
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
+        self.predicting = True
+        """Whether queries can be predicted at all."""
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.blockwise = composed.blockwise
@@ -285,7 +287,7 @@ class Runtime:
 
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
-        group, alone = self._by_layer[layer], self.beside is None
+        group, alone = self._by_layer[layer], self.beside is None and self.predicting
         decoding = alone and self.step is not None and self.step.phase is Phase.DECODE
         wanted = decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
         return wanted and not self.begins_section(layer)
@@ -312,9 +314,10 @@ class Runtime:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
         assert self.step is not None, "begin() comes first"
         group = self._by_layer[layer]
-        call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
+        again = group.schedule.picks_again
+        call = replace(self._call(group, layer, q, scale, self.step), on_side=True, to_fetch=again)
         selection = group.select.pick(call)
-        if not group.schedule.picks_again:
+        if not again:
             group.predicted[layer] = selection
         group.schedule.predict(call, selection)
 

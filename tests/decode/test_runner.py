@@ -149,6 +149,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pqcache": ("pqcache", {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4}),
     "auto": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.8}),
     "auto, both": (BOTH, {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch": 8, "balance": False}),
+    "auto, ahead": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
 }

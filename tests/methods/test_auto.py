@@ -33,6 +33,8 @@ class World:
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
         self.lengths = [0] * seqs
         self.q: list[Tensor] = []
+        self.wrong = 0.0
+        """How far predicted queries are off."""
         self.held: list[Tensor] = []
         """By layer: which tokens lay in the pools when the last step began."""
 
@@ -43,6 +45,11 @@ class World:
         found, self.q = [], []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
+            if self.runtime.predicts(layer):
+                noise = torch.randn(q.shape, generator=self.draws)
+                with self.runtime.side_stream(layer, q):
+                    self.runtime.predict(layer, q + self.wrong * noise, SCALE)
+                self.held[layer] = self.sketch.pools[layer].place_of >= 0
             for slot, (start, end) in enumerate(step.spans):
                 own = self.kv[slot][layer]
                 self.kv[slot][layer] = [torch.cat([own[0], k[start:end]]), torch.cat([own[1], v[start:end]])]
@@ -119,7 +126,7 @@ class World:
 def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
     world = World(quality=quality, place=place, code_bytes=4, **more)
     world.step(150, 90)
-    assert world.sketch.cache.spec.pool_blocks == 2
+    assert world.sketch.cache.spec.pool_blocks == 4
     for _ in range(12):  # a block becomes full on the way, in both
         got = world.step(1, 1)
     floor = ((1 - quality) / 2) ** 2
@@ -134,6 +141,38 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     assert 0 < report["row_entries"] < 240
     if place == "both":
         assert 0 < report["cpu_entries"] < report["row_entries"]
+    world.check_books()
+
+
+def test_what_a_predicted_query_wants_is_there_before_its_turn() -> None:
+    taken = {}
+    for wrong in (0.0, 0.5, None):
+        world = World(quality=0.75, code_bytes=4, pool_share=0.3, fetch_from=1 if wrong is not None else 9)
+        world.wrong = wrong or 0.0
+        world.step(150, 90)
+        late = ahead = 0.0
+        for _ in range(12):
+            got = world.step(1, 1)
+            said = world.runtime.report(Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1)))
+            late, ahead = late + said["row_entries"], ahead + said.get("ahead_entries", 0.0)
+        # whatever was predicted: the layer's own query decides
+        for slot in range(2):
+            want, _ = world.slow(slot, 1, (0.25 / 2) ** 2)
+            torch.testing.assert_close(got[1][slot], want, atol=1e-5, rtol=1e-4)
+        world.check_books()
+        taken[wrong] = late, ahead
+    assert taken[None][1] == 0
+    assert 0 < taken[0.0][0] < taken[0.5][0] < taken[None][0], taken
+    assert taken[0.0][1] > 0
+
+
+def test_what_is_wanted_for_later_comes_into_the_pool() -> None:
+    world = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, fetch_from=9)
+    world.step(150, 90)
+    for _ in range(12):
+        world.step(1, 1)
+        said = world.runtime.report(Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1)))
+        assert said["later_entries"] > said["row_entries"]
     world.check_books()
 
 

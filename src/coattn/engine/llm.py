@@ -170,6 +170,8 @@ class LLM:
             pace = _pace(chunk, target_ms, given.exact)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
+            # a layer's weights may not be there yet when its query would be predicted
+            runtime.predicting = self._weights is None
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)
@@ -467,10 +469,10 @@ def _share(weights_on_gpu: float | None, composed: Composed | None) -> float | N
     if weights_on_gpu is None:
         return None
     check_number("weights_on_gpu", weights_on_gpu, 0, 1)
-    if composed is None:  # what is chosen predicts nothing
+    if composed is None:  # what is chosen can do without predictions
         return weights_on_gpu
     parts = composed.build()
-    if parts.schedule.predicts(MOST):
+    if parts.schedule.predicts(MOST) and not parts.schedule.picks_again:
         raise ConfigError(
             f"weights_on_gpu is given, but method {composed.method.name!r} makes a layer's query one layer ahead, when "
             "its weights may not be on the GPU yet.",

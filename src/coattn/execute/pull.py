@@ -85,7 +85,7 @@ class Pull(Executor):
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
-            if call.on_side:
+            if call.to_fetch:
                 self._ahead[call.layer] = fetch_ahead(memory, work)
                 return AttnState.empty(call.q)
             found = attend_scored(call.q, memory, work, call.scale, cap)
@@ -125,8 +125,10 @@ class Pull(Executor):
         if not self._taken:
             return {}
         counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
-        attended, later = torch.stack(counts).mean(0).tolist()
-        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / len(counts)
+        attended, later = (torch.stack(counts).sum(0) / len(counts)).tolist()
+        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / max(
+            1, len(self._ahead)
+        )
         more = {"ahead_entries": ahead, "later_entries": later}
         return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
@@ -21,7 +21,7 @@ from coattn.errors import ConfigError
 from coattn.index.base import Index
 from coattn.index.codes.means import Means
 from coattn.ops.flush import sum_values
-from coattn.ops.sketch import flush_sketch, score_sketch
+from coattn.ops.sketch import flush_sketch, peek_sketch, score_sketch
 from coattn.ops.token_pool import TokenPool
 from coattn.part import check_count
 from coattn.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
@@ -195,6 +195,8 @@ class Sketch(Index):
             for i, layer in enumerate(some):
                 (keys, values), heads = read[layer], cache.spec.shape.kv_heads
                 self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
+                # both were in the terms of other tables
+                self.pools[layer].above[slot], self.pools[layer].best[slot] = torch.inf, -torch.inf
                 for start in range(0, blocks, each):
                     part = keys[start * cache.block : (start + each) * cache.block]
                     self._store(layer, slot, ids[start : start + each], part)
@@ -231,11 +233,20 @@ class Sketch(Index):
         self.forget(slot)
         self.means.recount(self.cache, slot, keep // self.cache.block)
 
-    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Scores:
-        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM."""
-        softcap = self.cache.spec.layers[layer].softcap
-        blocks, lens, held = table.column("host_blocks"), table.column("host_lens"), self.pools[layer].place_of
-        return score_sketch(q, self.memory[layer], blocks, lens, self.tables[layer], table.seq, scale, softcap, held)
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
+        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
+        return score_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
+
+    def peek(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Scores:
+        """The same of a predicted query against what was near its bound in the last step."""
+        return peek_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
+
+    def _scored(self, layer: int, table: StepTable) -> tuple[Tensor, Tensor, Tensor, Sketcher, Tensor]:
+        blocks, lens = table.column("host_blocks"), table.column("host_lens")
+        return self.memory[layer], blocks, lens, self.tables[layer], table.seq
+
+    def _cap(self, layer: int) -> float | None:
+        return self.cache.spec.layers[layer].softcap
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

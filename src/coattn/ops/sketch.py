@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from coattn.ops.softcap import softcap as capped
+from coattn.ops.token_pool import LOG2E, TokenPool
 from coattn.quantise.sketch import Scores, Sketcher, guess, unpack
 
 
@@ -18,19 +21,74 @@ def score_sketch(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    place_of: Tensor,
-) -> Scores:
-    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks.
+    pool: TokenPool,
+) -> Callable[[], Scores]:
+    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks; to be called for
+    the scores, on another stream if that is better.
 
-    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. place_of `[slots,
-    kv_heads, n or more]`: which entries have a place in a pool. On a GPU scores may be a `Scan`.
+    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries have
+    a place in it; the highest scores are noted there. On a GPU scores may be a `Scan`.
     """
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
-        from coattn.ops.triton.sketch import score_sketch as general
 
-        kernel = general if cuda.refuses(q, kept, place_of) else cuda.score_sketch
-        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, place_of)
+        if cuda.refuses(q, kept, pool) is None:
+            weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+            return lambda: cuda.score(weighed, pool)
+
+    def score() -> Scores:
+        found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+        scores, n = found.scores, table.shape[1] * kept.shape[2]
+        assert isinstance(scores, Tensor)
+        above = pool.above[seq.long()]
+        base = found.guess + torch.where(above.isfinite(), above, 0.0)
+        highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
+        pool.best[seq.long(), :, :n] = highest.clamp(-60000, 60000).to(torch.float16)
+        return found
+
+    return score
+
+
+def peek_sketch(
+    q: Tensor,
+    kept: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    sketcher: Sketcher,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+    pool: TokenPool,
+) -> Scores:
+    """Scores of a query that is not the real one: of entries that were near a bound in the step before, others count
+    nothing. Nothing is noted."""
+    if q.device.type == "cuda":
+        from coattn.ops.cuda import score_sketch as cuda
+
+        if cuda.refuses(q, kept, pool) is None:
+            return cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+    found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+    scores = found.scores
+    assert isinstance(scores, Tensor)
+    near = pool.near_bound(seq, scores.shape[-1])[:, :, None]
+    return Scores(scores.masked_fill(~near, -torch.inf), found.lse, found.guess)
+
+
+def _score(
+    q: Tensor,
+    kept: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    sketcher: Sketcher,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+    pool: TokenPool,
+) -> Scores:
+    if q.device.type == "cuda":
+        from coattn.ops.triton.sketch import score_sketch as kernel
+
+        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool.place_of)
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
@@ -38,9 +96,9 @@ def score_sketch(
     found = capped(found * scale, softcap)
     past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
     found = found.masked_fill(past[:, :, None], -torch.inf)
-    held = place_of[seq.long(), :, : found.shape[-1]] >= 0
+    held = pool.place_of[seq.long(), :, : found.shape[-1]] >= 0
     lse = found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
-    return Scores(found, lse, guess(worth * scale, base * scale).view(rows, q_heads))
+    return Scores(found, lse, guess(worth * scale, base * scale, softcap).view(rows, q_heads))
 
 
 def bound_scores(parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor) -> Tensor:

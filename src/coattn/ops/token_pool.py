@@ -16,6 +16,10 @@ NEVER = (1 << 31) - 1
 TOUCH = 1.0986
 """A token is wanted, for its place in the pool, down to a third of the floor: log 3."""
 
+LOG2E = 1.4426950408889634
+SLACK = 4.0
+"""A predicted query is asked of tokens that weighed down to 2^-4 of a floor in the step before."""
+
 
 @dataclass(frozen=True)
 class TokenPool:
@@ -28,7 +32,8 @@ class TokenPool:
     wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the tokens that
     come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; began: like it, how many of the tokens
     to come have come already. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says
-    of its query alone; infinity where none is known.
+    of its query alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score
+    of each token was above the bound before it, the highest of a group's heads, as a power of two.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
     `attend_scored` (rows, age, coming), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the
@@ -45,6 +50,7 @@ class TokenPool:
     clock: Tensor
     began: Tensor
     above: Tensor
+    best: Tensor
 
     @staticmethod
     def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int) -> TokenPool:
@@ -55,14 +61,20 @@ class TokenPool:
 
         clock = torch.ones(slots, heads, dtype=torch.int32, device=device)
         above = torch.full((slots, q_heads), torch.inf, device=device)
+        best = torch.full((slots, heads, _aligned(tokens)), -torch.inf, dtype=torch.float16, device=device)
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
-            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above,
+            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above, best,
         )  # fmt: skip
 
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
-        return slots * heads * (2 * _aligned(tokens) + 8 * places + 8 * FRESH + 8) + 4 * slots * q_heads
+        return slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 8) + 4 * slots * q_heads
+
+    def near_bound(self, seq: Tensor, n: int) -> Tensor:
+        """`[rows, kv_heads, n]`: which tokens of sequences `seq` were near a bound in the last step."""
+        slots = seq.long()
+        return self.best[slots, :, :n] >= -SLACK - TOUCH * LOG2E * (self.place_of[slots, :, :n] >= 0)
 
     def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
         """tokens `[kv_heads, n]` int64 positions, those wanted most first, n a multiple of the block; k, v
@@ -70,6 +82,7 @@ class TokenPool:
         for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
             held[slot] = value
         self.coming[slot], self.clock[slot], self.began[slot], self.above[slot] = NONE, 1, 0, torch.inf
+        self.best[slot] = -torch.inf
         heads, n = tokens.shape
         if not n:
             return
@@ -87,8 +100,8 @@ class TokenPool:
 
 
 def _aligned(tokens: int) -> int:
-    """Kernels read places of eight tokens at a time."""
-    return -(-tokens // 8) * 8
+    """Kernels read and write some tokens at a time."""
+    return -(-tokens // 32) * 32
 
 
 def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:

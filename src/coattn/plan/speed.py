@@ -15,9 +15,11 @@ from coattn.upkeep.fit import MOST
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
 1e-4: with the length they hardly grow."""
-FETCHED = 0.5
-"""Of the entries that `auto` wants in a step, those that are not in its pool and cross PCIe: 47% with a pool of as many
-rows as a step reads, in simulation (docs/log/auto.md); fewer with a larger one."""
+FETCHED = 0.28
+"""Of the entries that `auto` wants in a step, those that are not in its pool and cross PCIe: 295 of 1,060 with a pool
+of 2,048, in simulation (docs/log/auto.md)."""
+LATE = 0.15
+"""Of these, those that the layer's own query has to wait for: an assumption."""
 SCAN = 0.6
 """Of the rate of GPU memory, what a scan of sketches is given."""
 
@@ -71,7 +73,9 @@ def step(
 
 
 def _step(batch: int, rates: Rates, weights: int, kv: int, scan: int = 0, pulled: int = 0) -> dict[str, Any]:
-    seconds = (weights + kv) / rates.hbm + scan / (SCAN * rates.hbm) + pulled / rates.pcie
+    # sketches are read for the predicted query and for the real one; PCIe works beside the layers
+    own = (weights + kv) / rates.hbm + 2 * scan / (SCAN * rates.hbm)
+    seconds = max(own + LATE * pulled / rates.pcie, pulled / rates.pcie)
     return {
         "weight_bytes": weights,
         "kv_bytes": kv,

@@ -35,12 +35,10 @@ WORD = 32
 class Scan:
     """Scores of which only the highest of each token are written: the others are made again where they count.
 
-    best: `[rows, kv_heads, n]` float16: the highest score of a group's heads, as a power of two and less its `base`.
     operand, scales, rest, base: of the queries, as the kernels of `module` have them. kept, table, tokens, seq: what
-    was scored. lse: see `Scores`, of `chunk` tokens each.
+    is scored. lse: see `Scores`, of `chunk` tokens each; None: the highest scores are those of the last step.
     """
 
-    best: Tensor
     operand: Tensor
     scales: Tensor
     rest: Tensor
@@ -49,16 +47,17 @@ class Scan:
     table: Tensor
     tokens: Tensor
     seq: Tensor
-    lse: Tensor
+    lse: Tensor | None
+    group: int
     chunk: int
     softcap: float | None
     module: Any
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the scores, were they written."""
-        rows, heads, n = self.best.shape
-        return rows, heads, self.lse.shape[2] // heads, n
+        """Of the scores, were they written: `[rows, kv_heads, group, n]`."""
+        rows, heads = self.base.shape[:2]
+        return rows, heads, self.group, self.table.shape[1] * self.kept.shape[2]
 
 
 class Scores(NamedTuple):
@@ -74,14 +73,15 @@ class Scores(NamedTuple):
     guess: Tensor
 
 
-def guess(worth: Tensor, rest: Tensor) -> Tensor:
+def guess(worth: Tensor, rest: Tensor, softcap: float | None) -> Tensor:
     """About what all keys weigh together, less the logarithm of how many, if planes are set by chance.
 
     worth `[..., planes]`, rest `[...]`: what planes are worth to a query, scaled, and what a key without any scores.
     The scores' sum is about a Gaussian's; past a few deviations there are no keys for it.
     """
     spread = worth.square().sum(-1).sqrt() / 2
-    return rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
+    found = rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
+    return found if softcap is None else softcap * torch.tanh(found / softcap)
 
 
 @dataclass(frozen=True)

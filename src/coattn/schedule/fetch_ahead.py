@@ -40,7 +40,7 @@ class FetchAhead(Inline):
     def predict(self, call: Call, selection: Selection) -> None:
         assert call.table is not None
         for executor, work in self.runs(selection, False):
-            executor.run(call, work)  # whatever a predicted query picked is fetched, not attended
+            executor.run(call, work)
         self._started[call.layer] = call.step, call.table.hand.mark()
 
     def begin(self, call: Call) -> None:

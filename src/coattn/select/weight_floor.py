@@ -18,6 +18,7 @@ from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.select.floors import Floors
+from coattn.side import SideStream
 from coattn.types import BlockWork, ScoredWork, Selection
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class WeightFloor(Select):
     leads: Floors = field(init=False, repr=False)
     """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
     _sketch: Sketch = field(init=False, repr=False)
+    _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
@@ -86,11 +88,16 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        if call.on_side:
+        if call.to_fetch:
             return self._ahead(call, table)
-        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        scored: list[Scores] = []
+        # scoring takes arithmetic, attending bandwidth
+        score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        self._lane.join()
+        found = scored[0]
         pool, floors = self._sketch.pools[call.layer], self.floors.rows(len(found.lse))
         bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
         mean = self._sketch.means.of(call.layer, table, call.shape)
@@ -98,9 +105,9 @@ class WeightFloor(Select):
         return Selection((BlockWork("gpu", visible.gpu, near), far))
 
     def _ahead(self, call: Call, table: StepTable) -> Selection:
-        """What a predicted query would fetch. Its bound is as far above what the sketch says of the query alone as that
-        of the last step was: so nothing on the GPU has to be attended for it."""
-        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
+        above what the sketch says of the query alone as the last one was: so nothing is attended for it."""
+        found = self._sketch.peek(call.layer, call.q[:, 0], table, call.scale)
         lead = self.leads.rows(len(found.guess))[:, None]
         bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
         return Selection((self._work(call.layer, table, found, bound, found.guess),))

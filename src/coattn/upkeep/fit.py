@@ -32,8 +32,8 @@ SINKS = 1
 a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
-MOST = 8192
-"""Tokens of a pool at most."""
+MOST = 3072
+"""Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all."""
 UNKNOWN = 2048
 """Tokens of a pool where nobody says how long sequences get."""
 
@@ -56,7 +56,7 @@ class Fit(Upkeep):
         "the longest sequence",
     }
 
-    pool_share: float = 0.0625
+    pool_share: float = 0.125
 
     _sketch: Sketch = field(init=False, repr=False)
     _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)

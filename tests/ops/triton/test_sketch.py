@@ -29,9 +29,11 @@ def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
     return Sketcher(*(x.to(device) for x in sketcher.tensors()))
 
 
-def filled_pool(memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor, slots: int, tokens: int) -> TokenPool:
+def filled_pool(
+    memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor, slots: int, tokens: int, q_heads: int
+) -> TokenPool:
     """Pools of four blocks that hold some tokens of every row."""
-    made = TokenPool.make(torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D), 0, slots, tokens, 4 * BLOCK, 6)
+    made = TokenPool.make(torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D), 0, slots, tokens, 4 * BLOCK, q_heads)
     for row, slot in enumerate(seq.tolist()):
         if slot == slots - 1:
             continue
@@ -76,8 +78,8 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
     memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
-    pool = filled_pool(memory, table, seq, 4, width * BLOCK)
-    want, want_lse, _ = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool.place_of)
+    pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group)
+    want, want_lse, _ = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, kept, table, tokens)]
     got, lse, _ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
@@ -118,7 +120,7 @@ def test_what_a_predicted_query_wants_comes_into_the_pool() -> None:
     tokens, seq = (torch.tensor(x, dtype=torch.int32) for x in ([width * BLOCK, 0, 130], [2, 3, 0]))
     memory, scores = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS, 3, width * BLOCK)
     bound, mean = torch.full((rows, 6), 1.5), torch.randn(rows, 6, D)
-    pool = filled_pool(memory, table, seq, 4, width * BLOCK)
+    pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6)
     one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)
     args = (table, tokens, scores, bound, mean, seq)
     plain_attend.fetch_ahead(memory, ScoredWork(*args, one))

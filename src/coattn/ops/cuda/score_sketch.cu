@@ -8,13 +8,13 @@
 //
 // Sums start at 1.5 * 2^23 as a float's bits: adding to those bits adds to the float.
 //
-// Scores are powers of two from here on, less a `base` for each query head that is near the sum of all: so they are
-// added up as they come. Of a token only the highest score of its group is written, 16 bits. Choosing, which needs all
-// of them beside bounds that are known by then, scores the few tokens again that may reach one.
+// Scores are powers of two from here on, less a `base` for each query head, which is about the bound that they have to
+// reach: so they are added up as they come. Of a token only the highest score of its group is written, 16 bits.
+// Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
-// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program
-// that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
+// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, RING, THREADS of a
+// program that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -39,38 +39,52 @@ __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
 }
 
 // What every plane is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
-// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; base, like it: about what all
-// tokens weigh, if planes are set by chance. One program a row and KV head.
+// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; guess, like it: about what all tokens
+// weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]. One
+// program a row and KV head.
 extern "C" __global__ void __launch_bounds__(PLANES)
     weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth,
                  const float* __restrict__ lowest, const int* __restrict__ seq, u32* __restrict__ bq,
-                 float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base, float scale,
-                 i64 q_seq, i64 q_head) {
-  __shared__ float own[GROUP][D];
+                 float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base,
+                 float* __restrict__ guess, const float* __restrict__ above, float scale, float softcap, i64 q_seq, i64 q_head) {
+  __shared__ float products[8][PLANES + 8];
   __shared__ signed char codes[8][PLANES];
   __shared__ int top[GROUP][KINDS];
   __shared__ float moments[2][GROUP][PLANES / 32];
   const int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, p = threadIdx.x;
+  const int lane = p % 32, g8 = lane / 4, t = lane % 4;
   const i64 line = (i64)row * heads + head, table = (i64)seq[row] * heads + head;
-  for (int i = p; i < GROUP * D; i += PLANES)
-    own[i / D][i % D] = wide(q[row * q_seq + (head * GROUP + i / D) * q_head + i % D]) * scale;
+  const Number* const own = q + row * q_seq + (i64)head * GROUP * q_head;
   for (int i = p; i < GROUP * KINDS; i += PLANES) top[i / KINDS][i % KINDS] = 0;
+  {
+    // 32 planes a warp; eight channels of a plane and of a head to a lane: which channels they are is all the same, as
+    // long as they are the same ones
+    uint4 planes[D / 32][4], query[D / 32];
+    const Number* const from = worth + (table * PLANES + p / 32 * 32 + g8) * D + t * 8;
+#pragma unroll
+    for (int k = 0; k < D / 32; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) planes[k][i] = __ldg((const uint4*)(from + i * 8 * D + k * 32));
+      query[k] = g8 < GROUP ? *(const uint4*)(own + g8 * q_head + k * 32 + t * 8) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int k = 0; k < D / 32; ++k) {
+        const uint4 x = planes[k][2 * tile], y = planes[k][2 * tile + 1], z = query[k];
+        multiply(c, x.x, y.x, x.y, y.y, z.x, z.y);
+        multiply(c, x.z, y.z, x.w, y.w, z.z, z.w);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        products[2 * t + i % 2][p / 32 * 32 + tile * 16 + i / 2 * 8 + g8] = c[i] * scale;
+    }
+  }
   __syncthreads();
   float found[GROUP];
 #pragma unroll
-  for (int g = 0; g < GROUP; ++g) found[g] = 0.f;
-  const uint4* mine = (const uint4*)(worth + (table * PLANES + p) * D);
-#pragma unroll 8
-  for (int i = 0; i < D / 8; ++i) {
-    const uint4 v = __ldg(mine + i);
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float x = wide(words[j] & 0xffff), y = wide(words[j] >> 16);
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) found[g] += own[g][i * 8 + j * 2] * x + own[g][i * 8 + j * 2 + 1] * y;
-    }
-  }
+  for (int g = 0; g < GROUP; ++g) found[g] = products[g][p];
   const int bit = p % 8, kind = WORDS == 4 ? 0 : bit / 4;
   const float small = 1.f / (1 << bit % 4);
 #pragma unroll
@@ -102,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
   for (int g = p / 32; g < GROUP; g += PLANES / 32) {
     float sum = 0.f;
-    for (int i = p % 32; i < D; i += 32) sum += own[g][i] * lowest[table * D + i];
+    for (int i = p % 32; i < D; i += 32) sum += wide(own[g * q_head + i]) * scale * lowest[table * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
     if (p % 32 == 0) {
       rest[line * 8 + g] = sum;
@@ -110,15 +124,17 @@ extern "C" __global__ void __launch_bounds__(PLANES)
       for (int i = 0; i < PLANES / 32; ++i) one += moments[0][g][i], two += moments[1][g][i];
       // the logarithm of the mean of a Gaussian's powers; past a few deviations there are no tokens for it
       const float spread = sqrtf(two) / 2;
-      base[line * 8 + g] = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
+      const float all = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
+      const float known = above[table * GROUP + g], own = CAP ? softcap * tanhf(all / softcap) : all;
+      guess[line * GROUP + g] = own;
+      base[line * 8 + g] = own + (fabsf(known) < 1e30f ? known : 0.f);
     }
   }
   __syncthreads();
   for (int i = p; i < TURNS * 64; i += PLANES) {
-    const int lane = i % 32, half = i / 32 % 2, turn = i / 64;
+    const int half = i / 32 % 2, turn = i / 64;
     u32 word = 0;
-    for (int b = 0; b < 4; ++b)
-      word |= (u32)(unsigned char)codes[lane / 4][plane_of(lane % 4, half, b, turn)] << 8 * b;
+    for (int b = 0; b < 4; ++b) word |= (u32)(unsigned char)codes[g8][plane_of(t, half, b, turn)] << 8 * b;
     bq[line * TURNS * 64 + i] = word;
   }
 }
@@ -218,19 +234,44 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
   }
 }
 
-// best [rows, heads, n] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
-// logarithms of what tokens weigh that have no place in a pool. A warp for each chunk.
+// best [slots, heads, most] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
+// logarithms of what tokens weigh that have no place in a pool. A warp for each chunk and head, the heads of a chunk
+// side by side: so what they read lies side by side.
+#if RING == 2
+__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32 bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+      "r"(bytes), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void expect(u32 bar, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_for(u32 bar, u32 phase) {
+  asm volatile(
+      "{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(bar),
+      "r"(phase)
+      : "memory");
+}
+#endif
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
                  const int* __restrict__ tokens, const int* __restrict__ seq,
                  const short* __restrict__ place_of, unsigned short* __restrict__ best,
-                 float* __restrict__ lse, float softcap, int n, int chunks, int most, i64 block_stride,
+                 float* __restrict__ lse, float softcap, int heads, int n, int chunks, int most, i64 block_stride,
                  i64 head_stride, i64 table_seq) {
-  const int row = blockIdx.z, head = blockIdx.y, heads = gridDim.y;
+  constexpr int WORDS_OF = TILE * WORDS;  // of a tile
+#if RING
+  __shared__ __align__(128) u32 ring[WARPS][AHEAD][WORDS_OF];
+#endif
+#if RING == 2
+  __shared__ __align__(8) unsigned long long bars[WARPS][AHEAD];
+#endif
+  const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int chunk = blockIdx.x * WARPS + threadIdx.x / 32;
-  if (chunk >= chunks) return;
+  const int chunk = blockIdx.x;
+  if (head >= heads) return;
   const int start = chunk * CHUNK, count = min(tokens[row], n), end = min(start + CHUNK, count);
   const i64 line = (i64)row * heads + head;
   float* const said = lse + ((i64)row * chunks + chunk) * heads * GROUP + head * GROUP;
@@ -241,9 +282,51 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   // blocks of the chunk, in the lanes' registers
   const int known = start + lane * BLOCK < end ? table[row * table_seq + start / BLOCK + lane] : 0;
   const short* const places = place_of + ((i64)seq[row] * heads + head) * most + lane;
+  int held[AHEAD];
+#if RING
+  const u32* const mine = kept + head * head_stride;
+  const u32 home = (u32)__cvta_generic_to_shared(ring[warp]);
+#if RING == 2
+  const u32 bar = (u32)__cvta_generic_to_shared(bars[warp]);
+  if (lane < AHEAD) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar + lane * 8) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncwarp();
+#endif
+  auto read = [&](int j, int at) {
+    if (at < end) {
+      held[j] = at + lane < end ? places[at] : 0;
+#if RING == 2
+      const int id = __shfl_sync(0xffffffff, known, (at - start) / BLOCK);
+      const int more = BLOCK % 32 ? __shfl_sync(0xffffffff, known, (at - start + 16) / BLOCK) : 0;
+      if (lane == 0) {
+        expect(bar + j * 8, WORDS_OF * 4);
+        const u32* const from = mine + id * block_stride + (at - start) % BLOCK * WORDS;
+        if (BLOCK % 32 == 0) {
+          bulk_copy(home + j * WORDS_OF * 4, from, WORDS_OF * 4, bar + j * 8);
+        } else {
+          bulk_copy(home + j * WORDS_OF * 4, from, WORDS_OF * 2, bar + j * 8);
+          bulk_copy(home + j * WORDS_OF * 4 + WORDS_OF * 2,
+                    mine + more * block_stride + (at - start + 16) % BLOCK * WORDS, WORDS_OF * 2, bar + j * 8);
+        }
+      }
+#else
+#pragma unroll
+      for (int i = 0; i < WORDS / 4; ++i) {
+        const int word = (i * 32 + lane) * 4, off = at - start + word / WORDS;
+        const int id = __shfl_sync(0xffffffff, known, off / BLOCK);
+        const u32* const from = mine + id * block_stride + off % BLOCK * WORDS + word % WORDS;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(home + (j * WORDS_OF + word) * 4), "l"(from)
+                     : "memory");
+      }
+#endif
+    }
+#if RING == 1
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+  };
+#else
   const u32* const mine = kept + head * head_stride + g * WORDS + t * OWN;
   u32 words[AHEAD][4][OWN];
-  int held[AHEAD];
   auto read = [&](int j, int at) {
     if (at >= end) return;
     held[j] = at + lane < end ? places[at] : 0;
@@ -262,21 +345,48 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
       }
     }
   };
+#endif
 #pragma unroll
   for (int j = 0; j < AHEAD; ++j) read(j, start + j * TILE);
   const Query query(bq, scales, rest, base, line, lane, softcap);
   float sum[2] = {0.f, 0.f};
-  unsigned short* const to = best + line * n + t * 8 + g;
-  for (int first = start; first < end; first += TILE * AHEAD) {
+  u32 phase = 0;
+  unsigned short* const to = best + ((i64)seq[row] * heads + head) * most + t * 8 + g;
+  for (int first = start; first < end; first += TILE * AHEAD, phase ^= 1) {
 #pragma unroll
     for (int j = 0; j < AHEAD; ++j) {
       const int at = first + j * TILE;
       if (at >= end) break;
-      const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
       float score[4][2];
+#if RING
+#if RING == 2
+      wait_for(bar + j * 8, phase);
+#else
+      asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+      __syncwarp();
+#endif
+      u32 words[4][OWN];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32* const from = &ring[warp][j][(8 * i + g) * WORDS + t * OWN];
+        if (OWN == 2) {
+          const uint2 v = *(const uint2*)from;
+          words[i][0] = v.x, words[i][OWN - 1] = v.y;
+        } else {
+          words[i][0] = *from;
+        }
+      }
+      __syncwarp();
+      const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
+      read(j, at + TILE * AHEAD);
+      query.score(words[0], words[1], score);
+      query.score(words[2], words[3], score + 2);
+#else
+      const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
       query.score(words[j][0], words[j][1], score);
       query.score(words[j][2], words[j][3], score + 2);
       read(j, at + TILE * AHEAD);
+#endif
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float one = power(score[i][0]), two = power(score[i][1]);
@@ -301,7 +411,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 }
 
 // Which tokens are wanted: those of which any head's score reaches its bound [rows, heads * GROUP]. A program looks at
-// whole chunks: first at the highest scores, then it scores again what may reach a bound.
+// whole chunks: first at the highest scores, then it scores again what may reach a bound. Without lse the highest scores
+// are those of the last step: what was `slack` below a bound is scored then.
 //
 // ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's; count [rows, heads,
 // splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
@@ -313,8 +424,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   const short* __restrict__ place_of, const unsigned short* __restrict__ best,
                   const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ age,
                   const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ later,
-                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now, int n,
-                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now, float slack,
+                  int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 8;
   __shared__ int sums[2][2][TEAM];
   __shared__ float weights[TEAM][8];
@@ -330,13 +441,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < GROUP; ++i)
     least = fminf(least, (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E);
   // 16 bits have rounded
-  least -= 0.06f + fabsf(least) * 1e-3f;
+  least -= 0.06f + fabsf(least) * 1e-3f + slack;
   int found = 0, side = 0;
   for (int at = first; at < last; at += THREADS * EACH, side ^= 1) {
     const int token = at + threadIdx.x * EACH;
     u32 marks = 0, pooled = 0;
     if (token < last) {
-      const uint4 a = __ldg((const uint4*)(best + line * n + token)), b = __ldg((const uint4*)(where + token));
+      const uint4 a = __ldg((const uint4*)(best + pool * most + token)), b = __ldg((const uint4*)(where + token));
       const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
       for (int i = 0; i < EACH; ++i) {
@@ -431,7 +542,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (g == 0) weights[warp][2 * t + c] = taken[c];
   }
   __syncthreads();
-  if (threadIdx.x < GROUP) {
+  if (lse && threadIdx.x < GROUP) {
     const float own = base[line * 8 + threadIdx.x];
     float left = 0.f;
     for (int c = first / CHUNK; c < (last + CHUNK - 1) / CHUNK; ++c)
@@ -440,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
     // what is left of a difference of nearly equal numbers is nothing
     tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
-        left > 1e-6f * all ? own + __logf(left) : -INFINITY;
+        left > 1e-5f * all ? own + __logf(left) : -INFINITY;
   }
   if (threadIdx.x == 0) {
     count[(line * splits + split) * 2] = here;

@@ -112,7 +112,7 @@ def score_sketch(
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    return Scores(out, lse, guess(worth.float(), rest))
+    return Scores(out, lse, guess(worth.float(), rest, softcap))
 
 
 @triton.jit
