@@ -196,9 +196,10 @@ class KVCache:
         assert self.host is not None, "there is no DRAM tier"
         memory, shape = self.host.memory, self.spec.layers[layer]
         memory.settle()
-        ids = torch.tensor(self.host.table.owned.get(slot, [])[blocks.start : blocks.stop], dtype=torch.long)
+        wanted = self.host.table.owned.get(slot, [])[blocks.start : blocks.stop]
+        ids = torch.tensor(wanted, dtype=torch.long)
         if self.config.host == "kv":
-            both = memory.get(layer, ids).to(shape.device)
+            both = memory.brought(layer, wanted)
             keys, values = both[:, :, 0], both[:, :, 1]
         else:
             assert self.keys is not None, "an index keeps the keys"
