@@ -53,7 +53,6 @@ class WeightFloor(Select):
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
-        self.floors.stale = self._sketch.stale
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
