@@ -129,6 +129,10 @@ def test_equals_the_rule_written_out(quality: float) -> None:
     report = world.runtime.report(Step.of((0, 1), (161, 101), (1, 1)))
     assert report["row_entries"] == pytest.approx(sum(taken) / 2 / KV_HEADS)
     assert 0 < report["row_entries"] < 240
+    # window, first block, pool, and codes by their bytes
+    gpu, far = world.runtime.groups[0].cache.gpu, report["row_entries"] / report["kept_mean"]
+    near = sum(gpu.entries(slot, length) + 2 * BLOCK for slot, length in ((0, 162), (1, 102)))
+    assert report["attended_gpu"] == pytest.approx(near + far * report["code_share"])
     world.check_books()
 
 
