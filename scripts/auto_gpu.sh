@@ -20,10 +20,10 @@ SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-pyth
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 
-# auto as it is, its index 6.25% and 12.5% of the KV; the others get the bytes that it takes with pool and window
-# an exact row shows what rounding alone does
-LIKE=(--like auto --like auto,code_bytes=32)
-ROWS=(offload scout quest hgca hcattention)
+# auto as it is, its index 6.25% and then 12.5% of the KV; the others get the bytes that the first takes in all, with pool
+# and window; an exact row shows what rounding alone does
+LIKE=(--like auto)
+ROWS=(auto,code_bytes=32,pool_share=0.0625 offload quest scout hgca hcattention)
 
 beside() { # NAME: prints a process that runs on its own cores
     local first=$((($1 * CORES) % $(nproc)))

@@ -257,14 +257,14 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     take = type(audit)._take
     for missed in [0.05] * CASES + [0.1] * (CASES - 4):
         take(audit, chosen, found(missed))
-    assert sketch.stale == set()
+    assert audit.floors.stale == set()
     for _ in range(4):
         take(audit, chosen, found(0.1))
-    assert (sketch.stale, audit.report()["refits"]) == ({0}, 1)
+    assert (audit.floors.stale, audit.report()["refits"]) == ({0}, 1)
     held = sketch.pools[0].token_of.clone()
     step = Step.of((0,), (world.lengths[0],), (1,))
     world.runtime.begin(step)
-    assert sketch.stale == set()
+    assert audit.floors.stale == set()
     assert sketch.fitted[0] >= known[0]
     assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
     assert torch.equal(sketch.pools[0].token_of, held)

@@ -92,6 +92,17 @@ class BlockMemory:
             return found
         return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
 
+    def brought(self, layer: int, ids: list[int]) -> Tensor:
+        """The same on the layer's device. A GPU copies stretches of blocks as they lie, on its current stream: gathered
+        on the host first, they would take many times as long."""
+        shape, memory = self.layers[layer], self[layer]
+        if self.form != "model" or shape.device.type != "cuda":
+            return self.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
+        found = torch.empty(self.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+        for start, end in runs(ids):
+            found[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
+        return found
+
     def listed(self, layer: int) -> Tensor | PackedBlocks:
         """What attention over listed blocks reads."""
         memory = self[layer]

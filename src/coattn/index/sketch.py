@@ -92,8 +92,6 @@ class Sketch(Index):
     """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
-    stale: set[int] = field(init=False, repr=False, default_factory=set)
-    """Sequences whose estimates have drifted, as an audit found: they are to be fitted again."""
     _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -225,7 +223,6 @@ class Sketch(Index):
     def forget(self, slot: int) -> None:
         """A new sequence begins there."""
         self.fitted.pop(slot, None)
-        self.stale.discard(slot)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def truncate(self, slot: int, keep: int) -> None:

@@ -68,7 +68,6 @@ class WeightFloor(Select):
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
         self.leads = Floors(1.0, cache.spec.seqs, cache.spec.device)
-        self.floors.stale = self._sketch.stale
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}

@@ -19,6 +19,7 @@ from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_number
 from coattn.select.base import Select
+from coattn.select.floors import Floors
 from coattn.types import Phase, Step
 from coattn.upkeep.base import Upkeep
 
@@ -86,15 +87,18 @@ class Fit(Upkeep):
         """Before a step's table is written, which lists the pools."""
         if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
             self._sketch.fitted.clear()
+        floors: Floors | None = getattr(self.select, "floors", None)
+        stale = set() if floors is None else floors.stale
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
+                stale.discard(slot)
                 self._moments.pop(slot, None)
                 self._last.pop(slot, None)
                 self._sketch.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 blocks, first = history // self.cache.block, self.cache.gpu.first(length)
-                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0) or slot in self._sketch.stale:
-                    self._sketch.stale.discard(slot)
+                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0) or slot in stale:
+                    stale.discard(slot)
                     moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
                     self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
 
