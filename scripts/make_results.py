@@ -5,7 +5,7 @@ With --take OUT it first takes what `scripts/results_gpu.sh` has left in a folde
 others are named and left out. The figure of docs/results.md is drawn.
 results/readme.toml lists the rows of README.md's tables; see evaluate/readme_table.py and readme_tasks.py. Refuses a
 result that names no clean commit. Does nothing while README.md has no markers for them.
-Usage: python scripts/make_results.py [--check | --take OUT [--figures OUT]]
+Usage: python scripts/make_results.py [--check | --look OUT | --take OUT [--figures OUT]]
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from coattn.evaluate.results import fault, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = {
-    "tasks_16k": ("qwen16", "qwen16_plain"),
-    "tasks_32k": ("qwen32",),
-    "tasks_8k_smollm2": ("smol8",),
+    "tasks_16k": ("qwen/16384", "plain/16384"),
+    "tasks_32k": ("qwen/32768",),
+    "tasks_8k_smollm2": ("smol/8192",),
 }
 """Folder of results/ -> folders of results_gpu.sh."""
 REPLACED = {"tasks_16k": ("tasks_16k_eighth",)}
@@ -41,7 +41,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a page is stale")
     parser.add_argument("--take", type=Path, metavar="OUT", help="what results_gpu.sh has made, unpacked")
     parser.add_argument("--figures", type=Path, metavar="OUT", help="what figures_gpu.sh has made, unpacked")
+    parser.add_argument(
+        "--look", type=Path, metavar="OUT", help="only print a line for each row that has been run there"
+    )
     given = parser.parse_args()
+    if given.look is not None:
+        look(given.look)
+        return
     check = given.check
     try:
         if given.take is not None:
@@ -60,6 +66,21 @@ def main() -> None:
             (ROOT / name).write_text(text, encoding="utf-8")
             print(f"wrote {name}")
     sys.exit(1 if check and found else 0)
+
+
+def look(out: Path) -> None:
+    """Of each row: whether it is whole, what it took, and its points of RULER and needles."""
+    for path in sorted(path for names in TABLES.values() for name in names for path in (out / name).rglob("*.json")):
+        data = read_result(path)
+        run: dict[str, Any] = next(iter((data.get("runs") or {}).values()), {})
+        points = [f"{each['benchmark']} {each['mode']} {each['score']:.1f}" for each in data.get("scores", [])]
+        phases = [f"{name} {seconds:.1f}" for name, seconds in (run.get("phases") or {}).items()]
+        kl, ms = (run.get("answer_kl") or {}).get("kl"), run.get("ms_per_step")
+        print(
+            f"{path.parent.name} {data['named']}: {'whole' if data.get('complete') else 'part'}; {', '.join(points)}; "
+            f"KL {kl if kl is None else round(kl, 4)}; {ms if ms is None else round(ms, 2)} ms a step; "
+            f"{run.get('seconds')} s ({', '.join(phases)})"
+        )
 
 
 def take_tasks(out: Path, results: Path) -> None:

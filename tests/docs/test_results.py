@@ -203,12 +203,12 @@ def test_what_a_gpu_has_left_is_taken(script: ModuleType, root: Path, capsys: py
     """Whole rows replace the old ones; others, and tables of which nothing has come, stay out."""
     tasks_result(root, "full")
     out, results = root / "out", root / "results"
-    (out / "qwen16" / "100").mkdir(parents=True)
+    (out / "qwen" / "16384").mkdir(parents=True)
     (results / "tasks_32k").mkdir()
     (results / "tasks_32k" / "full.json").write_text("{}")
     whole = json.loads((results / "tasks_x" / "0.json").read_text())
     for name, more in (("full", {}), ("duo", {}), ("late", {"complete": False})):
-        (out / "qwen16" / "100" / f"{name}.json").write_text(json.dumps({**whole, "named": name, **more}))
+        (out / "qwen" / "16384" / f"{name}.json").write_text(json.dumps({**whole, "named": name, **more}))
     (results / "tasks_16k").mkdir()
     (results / "tasks_16k" / "old.json").write_text("{}")
     script.take_tasks(out, results)

@@ -29,13 +29,22 @@ RUNS = ("rows", "budget", "prompts")
 @click.argument("folders", nargs=-1, metavar="[DIR]...")
 @click.option("--rows", multiple=True, help=f"Run these rows, with commas.  [default: {ROWS}]")
 @click.option("--budget", help="Set each row's size so that its KV on the GPU is this share: 6%,12.5%,25%.")
-@click.option("--prompts", metavar="FILE", help="Prompts of `coattn eval tasks make`; default: needles, made now.")
+@click.option(
+    "--prompts",
+    multiple=True,
+    metavar="FILE",
+    help="Prompts of `coattn eval tasks make`, one file after the other; default: needles, made now.",
+)
 @click.option(
     "--length",
     callback=numbers,
     help=f"Tokens of prompts, with commas.  [default: {LENGTH}, or all of --prompts]",
 )
-@click.option("--limit", type=Count(1), help="Only so many prompts of each task and length, the first ones.")
+@click.option(
+    "--limit",
+    callback=numbers,
+    help="Only so many prompts of each task and length, the first ones; with commas, of each file of --prompts.",
+)
 @click.option("--modes", default="fed,read", show_default=True, help="Question fed as steps; read with the prompt.")
 @click.option("--batch", default=4, show_default=True, type=Count(1), help="Prompts that are answered at a time.")
 @click.option("--hold", metavar="SIZE", help="KV of prompts held at a time; default: 75% of the free GPU memory.")
@@ -136,29 +145,39 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
         rows = [*parse_rows(("full",), parse_settings), *rows]
     budgets = parse_budgets(options["budget"]) if options["budget"] else []
     text = read_text(options["text_file"])
-    given = None if options["prompts"] is None else read_prompts(Path(options["prompts"]))
+    given = [read_prompts(Path(each)) for each in options["prompts"]]
+    limits = options["limit"] or [None]
+    if len(limits) not in (1, max(1, len(given))) or any(each is not None and each < 1 for each in limits):
+        raise ConfigError(
+            f"--limit has {len(limits)} numbers for {len(given)} files of --prompts.",
+            "Give one from 1 on, or one for each.",
+        )
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, but results are to be kept there.", "Choose another --out.")
     hold = parse_bytes(options["hold"], "hold")
     loaded = load_model(options)
     folder.mkdir(parents=True, exist_ok=True)
     lengths = options["length"] or ([] if given else [LENGTH])
-    prompts = given or make_needles(loaded, text, lengths, DEPTHS, 42, folder / "prompts.jsonl.gz")
+    files = given or [make_needles(loaded, text, lengths, DEPTHS, 42, folder / "prompts.jsonl.gz")]
     plan = {
         "modes": [word.strip() for word in options["modes"].split(",") if word.strip()],
-        "limit": options["limit"],
         "batch": options["batch"],
         "chat": not options["raw"],
         "hold": hold,
     }
-    files = None if options["files"] is None else Path(options["files"])
+    calibrated = None if options["files"] is None else Path(options["files"])
+    failed: dict[str, CoattnError] = {}
     with progress("table", None) as bar, turns_of(options["turns"]) as turns:
-        asked = Asked(rows, budgets, lengths, text, options["kl"], {**plan, "turns": turns}, files)
 
         def started(total: int) -> Progress:
             bar.reset(bar.task_ids[0], total=total)
             return lambda what, by: bar.update(bar.task_ids[0], description=what, advance=by)
 
-        return run_all(
-            loaded, prompts, asked, folder, lambda said: err.print(said, soft_wrap=True, highlight=False), started
-        )
+        def say(said: str) -> None:
+            err.print(said, soft_wrap=True, highlight=False)
+
+        for prompts, limit in zip(files, limits * len(files), strict=False):
+            own = {**plan, "turns": turns, "limit": limit}
+            asked = Asked(rows, budgets, lengths, text, options["kl"], own, calibrated)
+            failed |= run_all(loaded, prompts, asked, folder, say, started)
+    return failed

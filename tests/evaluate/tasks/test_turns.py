@@ -42,7 +42,7 @@ def test_nobody_works_while_one_is_alone(tmp_path: Path) -> None:
             for _ in range(5):
                 turns.work()
                 time.sleep(0.01)
-                turns.alone()
+                assert turns.alone(2.0)
                 begun = time.monotonic()
                 time.sleep(0.05)
                 alone.append((begun, time.monotonic()))

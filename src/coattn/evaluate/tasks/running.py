@@ -23,6 +23,8 @@ from coattn.hf.load import Loaded
 
 LOOK = 16
 """A trace is taken every so many steps."""
+AGAIN = 4
+"""Steps after which a row tries again to be alone."""
 
 
 @dataclass
@@ -45,6 +47,13 @@ class Running:
     reading: int = 0
     """GPU bytes for a prompt while it is read, of all sequences together; not in `gpu_kv`."""
     answer_kl: dict[str, Any] | None = None
+    tries: int = 0
+    """To be alone, so far; each is more patient."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds: engine opened, KL measured, prompts stored, steps run, others waited for."""
+
+    def took(self, phase: str, since: float) -> None:
+        self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - since
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -61,6 +70,7 @@ class Running:
             "captured": self.captured,
             "preemptions": self.preemptions,
             "seconds": round(self.seconds, 2),
+            "phases": {name: round(value, 2) for name, value in self.phases.items()},
             "reading_bytes": self.reading,
             "answer_kl": self.answer_kl,
         }
@@ -98,7 +108,7 @@ def run_row(
     budget = limit_of(row.composed, row.gpu_share, row.budget is not None, size)
     started = time.perf_counter()
     turns = NoTurns() if turns is None else turns
-    turns.work()
+    turns.rest()  # kernels are compiled and graphs captured: seconds that others need not wait for
     with LLM(
         loaded,
         row.composed.method,
@@ -110,8 +120,11 @@ def run_row(
         reuse=False,  # every row does all of its own work
         **row.composed.params,
     ) as llm:
+        found.took("open", started)
+        begun = time.perf_counter()
         if reference is not None:
             found.answer_kl = compare(llm.runner, reference, batch, turns)
+            found.took("kl", begun)
         handles = [(held, mode, _submit(llm, held, mode)) for held, mode in wanted]
         try:
             while handles:
@@ -188,16 +201,20 @@ def _step(llm: LLM, found: Running, batch: int, turns: Turns) -> None:
     """
     counts, running = llm.engine.counts, llm.engine.scheduler.running
     before, full = counts["decode_steps"], len(running) == batch
-    beside = not isinstance(turns, NoTurns)
-    timed = turns.is_alone
-    if beside and full and len(found.steps_ms) < TIMED and all(request.decodes for request in running):
-        turns.alone()
+    begun = time.perf_counter()
+    beside, timed = not isinstance(turns, NoTurns), turns.is_alone
+    wanted = beside and full and len(found.steps_ms) < TIMED and all(request.decodes for request in running)
+    if wanted and (timed or before % AGAIN == 0):
+        found.tries += not timed
+        turns.alone(0.25 * 2 ** min(5, found.tries))
     else:
         turns.work()
         timed = timed and not beside
     reads = counts["prefill_steps"]
     started = time.perf_counter()
+    found.took("wait", begun)
     llm.step()
+    found.took("steps" if counts["prefill_steps"] == reads else "prompts", started)
     # a step that reads a prompt too, with decode steps between its layers, is no decode step
     if counts["decode_steps"] == before or counts["prefill_steps"] != reads or not full:
         return

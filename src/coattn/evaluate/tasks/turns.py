@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,15 +35,20 @@ class Turns:
         fcntl.flock(self._room, fcntl.LOCK_SH)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
 
-    def alone(self) -> None:
-        """From now until `work` or `rest` all others wait. Nothing of this process may be under way on the GPU."""
+    def alone(self, patience: float) -> bool:
+        """From now until `work` or `rest` all others wait. Nothing of this process may be under way on the GPU.
+
+        patience: seconds after which it goes on working beside the others -> False.
+        """
         if self.is_alone:
-            return
+            return True
+        until = time.monotonic() + patience
         fcntl.flock(self._room, fcntl.LOCK_UN)
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
-        fcntl.flock(self._room, fcntl.LOCK_EX)
+        self.is_alone = _within(self._gate, until) and _within(self._room, until)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
-        self.is_alone = True
+        if not self.is_alone:
+            self.work()
+        return self.is_alone
 
     def rest(self) -> None:
         """Others need not wait for this process."""
@@ -63,14 +69,27 @@ class NoTurns(Turns):
     def work(self) -> None:
         pass
 
-    def alone(self) -> None:
-        pass
+    def alone(self, patience: float) -> bool:
+        return True
 
     def rest(self) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+
+def _within(file: int, until: float) -> bool:
+    """Whether a lock that nobody shares could be had in time."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.0005)
+        else:
+            return True
 
 
 @contextmanager
