@@ -210,8 +210,10 @@ class Engine:
         try:
             logits = self._run(work) if begun is None else begun()
         except BudgetError as error:
-            if not inside and not self.scheduler.preempt():
-                self._fail(handles, error)
+            if not inside:
+                self._collect()
+                if not self.scheduler.preempt():
+                    self._fail(handles, error)
             return
         except Exception as error:
             self.counts["failed_steps"] += 1
@@ -315,6 +317,8 @@ class Engine:
                 runtime.between = None
             return
         with lane.reading():
+            if not lane.pending:
+                self._begin(lane, self.scheduler.waiting_for_token())
             runtime.between = partial(self._decode_beside, lane, lane.near)
             try:
                 yield
