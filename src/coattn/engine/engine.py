@@ -155,8 +155,8 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
-                work = self.scheduler.next(self._beside is not None)
-                if self._beside is not None and not self._goes_on(work):
+                work = None if self._beside is None else self.scheduler.next(beside=True)
+                if not self._goes_on(work):
                     self._collect()
                     work = self.scheduler.next()
                 assert not isinstance(work, Settle), "no step runs beside"
