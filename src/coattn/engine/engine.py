@@ -157,8 +157,8 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
-                work = self.scheduler.next(self._beside is not None)
-                if self._beside is not None and not self._goes_on(work):
+                work = None if self._beside is None else self.scheduler.next(beside=True)
+                if not self._goes_on(work):
                     self._collect()
                     work = self.scheduler.next()
                 assert not isinstance(work, Settle), "no step runs beside"
@@ -212,8 +212,10 @@ class Engine:
         try:
             logits = self._run(work) if begun is None else begun()
         except BudgetError as error:
-            if not inside and not self.scheduler.preempt():
-                self._fail(handles, error)
+            if not inside:
+                self._collect()
+                if not self.scheduler.preempt():
+                    self._fail(handles, error)
             return
         except Exception as error:
             self.counts["failed_steps"] += 1
@@ -319,6 +321,8 @@ class Engine:
                 runtime.between = None
             return
         with lane.reading():
+            if not lane.pending:
+                self._begin(lane, self.scheduler.waiting_for_token())
             runtime.between = partial(self._decode_beside, lane, lane.near)
             try:
                 yield

@@ -30,6 +30,9 @@ def test_cut(n: int, room: int, processors: int) -> None:
     assert 1 <= made.tiles <= product.MOST_TILES
     assert 3 <= made.stages <= product.MOST_STAGES
     assert made.shared <= product.SHARED
+    part = product.cut(n, room, max(1, processors // 4), product.SHARED_OF_PART)
+    assert part.shared <= product.SHARED_OF_PART
+    assert part.stages >= 3
 
 
 def test_refused_without_a_gpu() -> None:
