@@ -59,9 +59,14 @@ def test_the_command_refuses_before_anything_is_loaded(tmp_path: Path, monkeypat
     empty, keys = tmp_path / "empty", tmp_path / "keys"
     empty.write_text("# none\n")
     keys.write_text("# ours\nalpha\n\n")
+    blank = tmp_path / "blank"
+    blank.write_text("")
     for arguments, said in (
         (["--host", "0.0.0.0"], "no API key"),
         (["--port", "70000"], "65535"),
+        (["--port", "http"], "'http' is not a whole number"),
+        (["--origin", "page.example"], "'page.example', which is not an origin"),
+        (["--api-key-file", str(blank)], "holds no API key"),
         (["--method", "nothing"], "nothing"),
         (["--set", "x=1"], "x"),
         (["--gpu-kv", "much"], "--gpu-kv"),

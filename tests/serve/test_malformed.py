@@ -61,7 +61,7 @@ WRONG: dict[str, list[Any]] = {
     "min_p": [-0.1, 1.1, "x"],
     "presence_penalty": [-2.1, 2.1, "x", True],
     "frequency_penalty": [-2.1, 2.1, "x", None, []][:3],
-    "repetition_penalty": [0, -1, "x", 1e300],
+    "repetition_penalty": [0, -1, "x", 1e300, 5e-324],
     "logit_bias": [{"a": 1}, {"-1": 1}, {"3": 101}, {"3": "x"}, {"9999999": 1}, {"\u0663": 1}, [], 3, {"1" * 5000: 1}],
     "stop": ["", [""], [3], 3, {}, ["a"] * 17, ["x" * 1001], [None]],
     "stop_token_ids": ["x", [-1], ["a"], [1.5], 3, [10**40]],

@@ -376,11 +376,11 @@ class Engine:
         return reads and self.pace.beside
 
     def _decode_between(self, tokens: int) -> None:
+        self.told()  # of the step before: the layer after it has been launched, so the GPU is at work
         requests = self.scheduler.passed(tokens)
         while requests:
             with self.runner.runtime.aside():
                 self._do(Decode(requests), inside=True)
-            self.told()
             self.counts["between_steps"] += 1
             requests = self.scheduler.waiting_for_token() if self.pace.unsure else ()
 

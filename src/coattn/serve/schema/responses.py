@@ -98,7 +98,7 @@ class ResponsesRequest(Body):
     user: str | None = None
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | list[str] | None = None
     priority: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
