@@ -168,7 +168,7 @@ def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) 
             else:
                 found = cache.read(layer, slot, range(blocks[0], blocks[-1] + 1))
             for i, rows in enumerate(found):
-                whole = rows.unflatten(0, (-1, block)).transpose(1, 2)
+                whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
                 for first, last in runs(ids):
                     gpu.memory[layer][ids[first] : ids[last - 1] + 1, :, i] = whole[first:last]
 
