@@ -91,6 +91,17 @@ class BlockMemory:
             return found
         return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
 
+    def brought(self, layer: int, ids: list[int]) -> Tensor:
+        """The same on the layer's device. A GPU copies stretches of blocks as they lie, on its current stream: gathered
+        on the host first, they would take many times as long."""
+        shape, memory = self.layers[layer], self[layer]
+        if self.form != "model" or shape.device.type != "cuda":
+            return self.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
+        found = torch.empty(self.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+        for start, end in runs(ids):
+            found[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
+        return found
+
     def listed(self, layer: int) -> Tensor | PackedBlocks:
         """What attention over listed blocks reads."""
         memory = self[layer]
@@ -278,14 +289,14 @@ class BlockTable:
         """Whether a block is in some sequence."""
         return i in self._users
 
-    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
-        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
-        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
-
     def free(self) -> int | None:
         """Blocks that sequences can still be given; None: no limit."""
         room = self.memory.room()
         return None if room is None else self.memory.capacity - self.used() + room
+
+    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
+        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
+        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
     def require(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""

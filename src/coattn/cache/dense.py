@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, runs
 from coattn.cache.layout import RecentTokens
 from coattn.cache.past import Mark
 from coattn.ops.reference.append import read_rows
-from coattn.types import LayerShape, Step
+from coattn.types import Step
 
 if TYPE_CHECKING:
     from coattn.cache.kv import KVCache
@@ -83,14 +82,3 @@ def marks_of(cache: KVCache, slot: int, blocks: int) -> list[Mark]:
     """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
     assert cache.host is not None
     return cache.host.table.marks(slot, blocks) if cache.host.memory.form == "model" else []
-
-
-def fetch(memory: BlockMemory, layer: int, ids: list[int], shape: LayerShape) -> Tensor:
-    """Blocks of keys and values in DRAM `[len(ids), kv_heads, 2, block, d]` on the layer's device; to a GPU they are on
-    their way when this returns."""
-    if memory.form != "model" or shape.device.type != "cuda":
-        return memory.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
-    found = torch.empty(memory.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
-    for first, last in runs(ids):
-        found[first:last].copy_(memory[layer][ids[first] : ids[last - 1] + 1], non_blocking=True)
-    return found

@@ -13,7 +13,7 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.cut import bring_back, close_up
-from coattn.cache.dense import DenseHistory, dense_history, fetch, marks_of, read_all, read_from
+from coattn.cache.dense import DenseHistory, dense_history, marks_of, read_all, read_from
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
 from coattn.cache.reading import Reading
@@ -161,9 +161,10 @@ class KVCache:
         assert self.host is not None, "there is no DRAM tier"
         memory, shape = self.host.memory, self.spec.layers[layer]
         memory.settle()
-        ids = torch.tensor(self.host.table.owned.get(slot, [])[blocks.start : blocks.stop], dtype=torch.long)
+        wanted = self.host.table.owned.get(slot, [])[blocks.start : blocks.stop]
+        ids = torch.tensor(wanted, dtype=torch.long)
         if self.config.host == "kv":
-            both = fetch(memory, layer, ids.tolist(), shape)
+            both = memory.brought(layer, wanted)
             keys, values = both[:, :, 0], both[:, :, 1]
         else:
             assert self.keys is not None, "an index keeps the keys"

@@ -42,9 +42,9 @@ def sessions(target: str | None, as_json: bool, **options: Any) -> None:
     """What is stored is not read twice.
 
     \b
-    again    the first token of a second question about a text, and of turns about it, beside the first reading
+    again    a second question about a text, and turns about it, beside the first reading
     shared   many questions about one text at once, beside texts of their own
-    beside   steps of others while a turn is read, and while upkeep chooses again because of it
+    beside   steps of others while a turn is read, and while upkeep chooses again
     disk     a text that comes back from the disk, beside computing it
     tenants  the same prompt under two salts, by pairs
     """
