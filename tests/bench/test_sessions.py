@@ -12,7 +12,14 @@ from coattn.bench.sessions import sooner
 
 def test_what_is_stored_is_not_read_again() -> None:
     size = ("--tokens", "256", "--rounds", "2", "--questions", "3", "--new", "2", "--others", "2", "--pairs", "2")
-    more = ("--other-tokens", "40", "--methods", "full,cpu", "--checks", "again,shared,beside,disk,tenants")
+    more = (
+        "--other-tokens",
+        "40",
+        "--methods",
+        "full,cpu,window_blocks=2",
+        "--checks",
+        "again,shared,beside,disk,tenants",
+    )
     done = coattn("bench", "sessions", *TINY, *size, *more, "--dtype", "float32", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
@@ -27,6 +34,7 @@ def test_what_is_stored_is_not_read_again() -> None:
         assert row["turn_cached_tokens"] == [256 + 32 + 1, 256 + 32 + 1 + 102]
         assert row["second_ratio"] > 0
     assert rows[0]["moved"]["copied_bytes"] == 0
+    assert rows[1]["moved"]["copied_bytes"] == 2 * 2 * 32 * 2 * 2 * 2 * 16 * 4, "twice a window of two blocks"
     assert rows[1]["turn_ratio"] == rows[1]["turn_median_s"] / rows[0]["turn_median_s"]
     for row in rows[2:4]:
         assert row["cached_tokens"] == [0, 256, 256]
@@ -44,6 +52,9 @@ def test_an_unknown_check_is_refused() -> None:
     done = coattn("bench", "sessions", "--checks", "again,nothing")
     assert done.returncode == 2
     assert "There is no check 'nothing'." in done.stderr
+    done = coattn("bench", "sessions", "--methods", "budget=3,full")
+    assert done.returncode == 2
+    assert "--methods begins with 'budget=3'." in done.stderr
 
 
 def test_pairs_that_differ_are_told_from_those_that_do_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,25 @@ def test_a_full_queue_loses_blocks_and_delays_nobody(tmp_path: Path, monkeypatch
         assert llm.report()["disk"]["skipped"] > 5
         found = llm.generate(prompt(96, seed=1), PARAMS)[0]
         assert (found.token_ids, found.cached_tokens) == (want.token_ids, 0)
+
+
+def test_a_full_queue_keeps_the_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks leave memory from the end of a text, and are of no use without those before them."""
+    import torch
+
+    blocks = [Block((i,), {"x": torch.full((1, 4), float(i))}) for i in range(8)]
+    monkeypatch.setattr(disk_file, "QUEUE", 3 * blocks[0].bytes)
+    one = Disk(tmp_path, 1 << 20, {"model": "m"})
+    keys, stop = [bytes([i]) * 32 for i in range(8)], threading.Event()
+    one._writer.submit(stop.wait)
+    put = [one.put(keys[i], blocks[i], i) for i in (7, 6, 5, 4, 3, 2, 1, 0, 6)]
+    assert put == [True] * 8 + [False]
+    assert [key in one for key in keys] == [True] * 3 + [False] * 5
+    stop.set()
+    one.settle()
+    assert (one.counts["written"], one.counts["skipped"]) == (3, 6)
+    assert [block.tokens for block in one.load(keys[:3]).result().blocks] == [(0,), (1,), (2,)]
+    one.close()
 
 
 def test_a_disk_that_is_full_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.rows import options, shares
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
+from coattn.calibrate.skews import read_skews
 from coattn.engine import prefix
+from coattn.hf.architectures import describe_layers
 from coattn.methods import METHODS
+from coattn.quantise.skew import SkewOrigin, save
 
 NEW = 5
 
@@ -30,7 +35,20 @@ def in_order(llm: coattn.LLM) -> None:
 def questions() -> list[list[int]]:
     """About one text of 90 tokens: they leave it around block borders, early and late."""
     text = prompt(90, seed=1)
-    ends = ((90, 0), (90, 3), (72, 2), (71, 70), (73, 1), (64, 66), (8, 70), (7, 70), (90, 6), (80, 0))
+    ends = (
+        (90, 0),
+        (90, 3),
+        (72, 2),
+        (71, 70),
+        (73, 1),
+        (64, 66),
+        (8, 70),
+        (7, 70),
+        (90, 6),
+        (80, 0),
+        (63, 9),
+        (65, 2),
+    )
     return [text[:end] + prompt(more, seed=7 + more) for end, more in ends]
 
 
@@ -48,11 +66,29 @@ def expected(llm: coattn.LLM, known: list[list[int]], ids: list[int]) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_hits_and_misses_have_the_same_answers(method: str) -> None:
+    same_answers(method, shares(method))
+
+
+def test_with_a_skew_of_its_own_infinigen_shares(tmp_path: Path) -> None:
+    model, path = small(), tmp_path / "skew"
+    found = read_skews(model, torch.arange(60) % 250)
+    marks = tuple(shape.mark for shape in describe_layers(model))
+    save(path, dict(enumerate(each for each, _ in found)), SkewOrigin("small", "t", "0", 60, marks))
+    same_answers("infinigen", True, skew=str(path))
+
+
+@pytest.mark.parametrize("method", ["offload", "cpu", "scout", "hgca"])
+def test_so_they_do_with_spare_gpu_memory(method: str) -> None:
+    same_answers(method, True, gpu_kv="64MiB")
+
+
+def same_answers(method: str, shared: bool, **more: Any) -> None:
+    """Asks questions twice, where nothing is shared and where what is stored is."""
     asked, params = questions(), greedy(NEW, ignore_eos=True)
-    with engine(method, reuse=False) as llm:
+    with engine(method, reuse=False, **more) as llm:
         want = [llm.generate(ids, params)[0].token_ids for ids in asked]
         assert llm.report()["not_shared"] == "it was switched off"
-    with engine(method) as llm:
+    with engine(method, **more) as llm:
         known: list[list[int]] = []
         for ids, answer in zip(asked, want, strict=True):
             found = llm.generate(ids, params)[0]
@@ -60,8 +96,8 @@ def test_hits_and_misses_have_the_same_answers(method: str) -> None:
             assert found.token_ids == answer
             # what an exact method has decoded can be gone on from, but for the last token, which is not stored
             known.append(ids + list(answer[:-1]) if llm.composed.exact else ids)
-        assert (llm.report()["cached_tokens"] > 0) == shares(method)
-        assert (llm.report()["not_shared"] is None) == shares(method)
+        assert (llm.report()["cached_tokens"] > 0) == shared
+        assert (llm.report()["not_shared"] is None) == shared
         in_order(llm)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.rows import options, resumes
 from tests.engine.small import greedy, prompt, small, tokenizer
 
@@ -152,6 +153,13 @@ def test_names_are_no_paths(tmp_path: Path) -> None:
         folder.delete("x")
     with pytest.raises(InputError, match="no session 'x'"):
         folder.load("x")
+
+
+def test_a_place_that_takes_no_file_is_said_with_another() -> None:
+    folder = Sessions(Path("/proc/nothing/sessions"))
+    with pytest.raises(InputError, match="'x' cannot be saved") as refused:
+        folder.save("x", {"tokens": torch.zeros(1)}, {})
+    assert "COATTN_CACHE" in str(refused.value.hint)
 
 
 def test_saved_listed_deleted(tmp_path: Path) -> None:

@@ -294,14 +294,14 @@ class BlockTable:
         """First blocks of a sequence that others have, too: whoever has a block has all before it."""
         return bisect_left(self.owned.get(slot, ()), True, key=lambda i: self._users.get(i, 0) < 2)
 
-    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
-        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
-        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
-
     def free(self) -> int | None:
         """Blocks that sequences can still be given; None: no limit."""
         room = self.memory.room()
         return None if room is None else self.memory.capacity - self.used() + room
+
+    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
+        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
+        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
     def require(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""

@@ -157,16 +157,20 @@ def _ids(cache: KVCache, slot: int, blocks: list[int]) -> Tensor:
 def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) -> None:
     """Blocks of the window as DRAM has them, from spare GPU memory where they are remembered."""
     reading, gpu, block = cache.reading, cache.gpu, cache.block
+    assert isinstance(gpu, NewestBlocks)
     known, held = (0, None) if reading is None else reading.remembered(marks_of(cache, slot, tokens // block))
     for blocks in stretches:
         start, end = blocks[0] * block, (blocks[-1] + 1) * block
-        ids, rows = gpu.places(slot, torch.arange(start, end))
-        for layer, shape in cache.spec.layers.items():
+        ids = [gpu.block_id(slot, b) for b in blocks]
+        for layer in cache.spec.layers:
             if reading is not None and held is not None and end <= known:
                 found = reading.gather(held, layer, start, end)
             else:
                 found = cache.read(layer, slot, range(blocks[0], blocks[-1] + 1))
-            write_rows(gpu.memory[layer], ids.to(shape.device), rows.to(shape.device), *found)
+            for i, rows in enumerate(found):
+                whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
+                for first, last in runs(ids):
+                    gpu.memory[layer][ids[first] : ids[last - 1] + 1, :, i] = whole[first:last]
 
 
 def _take_recent(cache: KVCache, gpu: RecentTokens, slot: int) -> dict[str, Tensor]:

@@ -22,8 +22,12 @@ CHECKS = ("again", "shared", "beside", "disk", "tenants")
 @bench.command()
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--checks", default="again", show_default=True, help=f"With commas, of {', '.join(CHECKS)}.")
-@click.option("--methods", default="full,cpu", show_default=True, help="With commas.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of every method; repeatable.")
+@click.option(
+    "--methods",
+    default="full,scout,hgca,window_blocks=128,cpu,window_blocks=128",
+    show_default=True,
+    help="With commas; NAME=VALUE is a parameter of the method before it.",
+)
 @click.option("--tokens", default=65536, show_default=True, type=Count(64), help="Of the text.")
 @click.option("--question", default=32, show_default=True, type=Count(1), help="Tokens of a question about it.")
 @click.option("--turn", default=100, show_default=True, type=Count(1), help="Tokens of a turn.")
@@ -42,9 +46,9 @@ def sessions(target: str | None, as_json: bool, **options: Any) -> None:
     """What is stored is not read twice.
 
     \b
-    again    the first token of a second question about a text, and of turns about it, beside the first reading
+    again    a second question about a text, and turns about it, beside the first reading
     shared   many questions about one text at once, beside texts of their own
-    beside   steps of others while a turn is read, and while upkeep chooses again because of it
+    beside   steps of others while a turn is read, and while upkeep chooses again
     disk     a text that comes back from the disk, beside computing it
     tenants  the same prompt under two salts, by pairs
     """
@@ -58,11 +62,14 @@ def sessions(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn.bench.reused import reusing
     from coattn.hf.load import choose_device, choose_dtype
     from coattn.hf.random_model import random_model
+    from coattn.method import compose
     from coattn.methods import find_method
     from coattn.provenance import provenance
 
-    names = [find_method(name).name for name in options["methods"].split(",")]
-    cap, params = parse_bytes(options["gpu_kv"], "--gpu-kv"), parse_settings(options["settings"])
+    methods = _methods(options["methods"])
+    for name, params in methods:
+        compose(find_method(name), **params)  # refuses before the work
+    cap = parse_bytes(options["gpu_kv"], "--gpu-kv")
     device = choose_device(options["device"])
     model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
     same = ("tokens", "question", "turn", "new", "questions", "others", "other_tokens", "rounds", "pairs")
@@ -70,18 +77,18 @@ def sessions(target: str | None, as_json: bool, **options: Any) -> None:
     made = {"rows": rows, "shapes": options["shapes"], "tokens": options["tokens"], "gpu_kv": cap}
     made |= {"simulated": ["random weights", "random tokens"], **provenance()}
     with tempfile.TemporaryDirectory() as folder:
-        setting = bench_sessions.Setting(**{key: options[key] for key in same}, gpu_kv=cap, params=params)
+        setting = bench_sessions.Setting(**{key: options[key] for key in same}, gpu_kv=cap)
         most = max(bench_sessions.mapped_bytes(model, check, setting) for check in asked)
         with reusing(most, device) as pieces:
-            for i, (check, name) in enumerate(itertools.product(asked, names)):
+            for i, (check, (name, params)) in enumerate(itertools.product(asked, methods)):
                 if pieces is not None:
                     pieces.reset()
                 try:
-                    own = replace(setting, folder=f"{folder}/{i}")
+                    own = replace(setting, folder=f"{folder}/{i}", params=params)
                     found = bench_sessions.CHECKS[check](model, name, own)
                 except CoattnError as error:
                     found = {"refused": str(error)}
-                rows.append({"check": check, "method": name, **found})
+                rows.append({"check": check, "method": name, "params": params, **found})
                 _compare(rows)
                 keep(path, **made)
                 if not as_json:
@@ -89,6 +96,19 @@ def sessions(target: str | None, as_json: bool, **options: Any) -> None:
     save(path, made)
     if as_json:
         print_json(made)
+
+
+def _methods(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """`full,cpu,window_blocks=2` -> each method with its parameters."""
+    found: list[tuple[str, list[str]]] = []
+    for word in text.split(","):
+        if "=" not in word:
+            found.append((word, []))
+        elif found:
+            found[-1][1].append(word)
+        else:
+            raise ConfigError(f"--methods begins with {word!r}.", "A parameter comes after the method that it is of.")
+    return [(name, parse_settings(tuple(words))) for name, words in found]
 
 
 def _compare(rows: list[dict[str, Any]]) -> None:

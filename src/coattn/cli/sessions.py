@@ -27,6 +27,9 @@ def sessions(context: click.Context, as_json: bool) -> None:
         rows = [{"name": name, "bytes": stat.st_size, "saved": stat.st_mtime} for name, stat in found]
         print_json({"folder": str(saved.folder), "sessions": rows})
         return
+    if not found:
+        err.print(f"No session is saved in {saved.folder}.", soft_wrap=True, highlight=False)
+        return
     table = Table("session", "size", "saved")
     for name, stat in found:
         table.add_row(name, format_bytes(stat.st_size), f"{datetime.fromtimestamp(stat.st_mtime):%Y-%m-%d %H:%M}")

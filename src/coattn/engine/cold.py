@@ -61,7 +61,8 @@ class Cold:
                     parts |= {f"{g}.{name}.{layer}": x for layer, x in keep.contents(memory, ids).items()}
             for i, node in enumerate(new):
                 # a copy of its own: a queue must not hold on to what was taken beside it
-                self.disk.put(node.key, Block(node.tokens, {name: x[i : i + 1].clone() for name, x in parts.items()}))
+                own = {name: x[i : i + 1].clone() for name, x in parts.items()}
+                self.disk.put(node.key, Block(node.tokens, own), node.number)
         self.disk.touch([node.key for node in reversed(nodes)])
 
     def look(self, keys: Sequence[bytes], first: int) -> Load | bool | None:

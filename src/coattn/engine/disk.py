@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
 import logging
 import os
 import threading
 import time
 import uuid
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ class Disk:
         self._files: OrderedDict[str, int] = OrderedDict()
         """Bytes by name, the least recently used first."""
         self._held = 0
-        self._queue: deque[bytes] = deque()
+        self._queue: list[tuple[int, bytes]] = []
+        """A heap: the beginnings of texts are written first, since nothing is read without them."""
         self._waiting: dict[bytes, Block] = {}
         """Of keys in the queue, and the one that is being written."""
         self._waiting_bytes = 0
@@ -93,8 +95,11 @@ class Disk:
         """Bytes of a block's file; 0 where there is none yet."""
         return self._files.get(_name(key), 0)
 
-    def put(self, key: bytes, block: Block) -> bool:
-        """A block is written when its turn comes; from now on it can be read. False: there was no room in the queue."""
+    def put(self, key: bytes, block: Block, number: int = 0) -> bool:
+        """A block is written when its turn comes; from now on it can be read. False: there was no room in the queue.
+
+        number: of the block in its text. Where the queue is full, the blocks furthest from the beginning are lost.
+        """
         with self._lock:
             name = _name(key)
             if name in self._files:
@@ -102,14 +107,23 @@ class Disk:
                 return True
             if key in self._waiting:
                 return True
+            while self._waiting_bytes + block.bytes > QUEUE and self._queue and max(self._queue)[0] > number:
+                self._lose(max(self._queue))
             if self._waiting_bytes + block.bytes > QUEUE or block.bytes > self.limit:
                 self.counts["skipped"] += 1
                 return False
             self._waiting[key] = block
             self._waiting_bytes += block.bytes
-            self._queue.append(key)
+            heapq.heappush(self._queue, (number, key))
         self._writer.submit(self._write_next)
         return True
+
+    def _lose(self, queued: tuple[int, bytes]) -> None:
+        """A block leaves the queue unwritten; with the lock."""
+        self._queue.remove(queued)
+        heapq.heapify(self._queue)
+        self._waiting_bytes -= self._waiting.pop(queued[1]).bytes
+        self.counts["skipped"] += 1
 
     def load(self, keys: Sequence[bytes]) -> Future[Found]:
         """Reads blocks, in order, up to the first that is not there or not good."""
@@ -204,7 +218,9 @@ class Disk:
 
     def _write_next(self) -> None:
         with self._lock:
-            key = self._queue.popleft()
+            if not self._queue:  # it was lost
+                return
+            _, key = heapq.heappop(self._queue)
             block = self._waiting[key]
         try:
             self._write(_name(key), block.tensors, {"tokens": list(block.tokens)})

@@ -48,8 +48,11 @@ class Sessions:
         """Raises InputError where there is none."""
         try:
             self.path(name).unlink()
+        except FileNotFoundError:
+            raise InputError(f"There is no session {name!r} to delete.", self._hint()) from None
         except OSError as error:
-            raise InputError(f"There is no session {name!r} to delete: {error.strerror}.", self._hint()) from None
+            where = f"Look at who may write in {self.folder}."
+            raise InputError(f"Session {name!r} cannot be deleted: {error.strerror}.", where) from None
 
     def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
         """Written beside and renamed: whoever looks sees the old file or the new one."""
@@ -57,7 +60,8 @@ class Sessions:
         try:
             sealed.write(path, tensors, facts, FORMAT)
         except (OSError, SafetensorError) as error:
-            raise InputError(f"Session {name!r} cannot be saved: {error}.", "Free some space there.") from None
+            hint = f"{self.folder} must take files and have room; COATTN_CACHE or session_dir names another place."
+            raise InputError(f"Session {name!r} cannot be saved: {sealed.explain(error)}.", hint) from None
         return path
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
