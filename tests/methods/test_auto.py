@@ -143,7 +143,7 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
         assert 0 < report["cpu_entries"] < report["row_entries"]
     # window, first block, pool, and codes by their bytes
     gpu, far = world.runtime.groups[0].cache.gpu, report["row_entries"] / report["kept_mean"]
-    near = sum(gpu.entries(slot, length) + 2 * BLOCK for slot, length in ((0, 162), (1, 102)))
+    near = sum(gpu.entries(slot, length) + 4 * BLOCK for slot, length in ((0, 162), (1, 102)))
     assert report["attended_gpu"] == pytest.approx(near + far * report["code_share"])
     world.check_books()
 
