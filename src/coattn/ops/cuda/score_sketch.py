@@ -33,13 +33,8 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
         return f"queries are {q.dtype}"
     if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 32 or kept.shape[2] % 16:
         return "heads or blocks have no form that fits"
-    if (
-        q.stride(2) != 1
-        or q.stride(0) % 8
-        or q.stride(1) % 8
-        or not kept.is_contiguous()
-        or pool.place_of.shape[-1] % 8
-    ):
+    apart = q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16 or pool.place_of.shape[-1] % 8
+    if q.stride(2) != 1 or apart or not kept.is_contiguous():
         return "the operands are not contiguous, or not aligned"
     return None
 
