@@ -20,8 +20,8 @@ FETCHED = 0.28
 of 2,048, in simulation (docs/log/auto.md)."""
 LATE = 0.15
 """Of these, those that the layer's own query has to wait for: an assumption."""
-SCAN = 0.6
-"""Of the rate of GPU memory, what a scan of sketches is given."""
+SCAN = 0.45
+"""Of the rate of GPU memory, what a scan of sketches reaches (docs/methods/auto.md)."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def step(
 
 
 def _step(batch: int, rates: Rates, weights: int, kv: int, scan: int = 0, pulled: int = 0) -> dict[str, Any]:
-    # sketches are read for the predicted query and for the real one; PCIe works beside the layers
-    own = (weights + kv) / rates.hbm + 2 * scan / (SCAN * rates.hbm)
+    own = (weights + kv) / rates.hbm + scan / (SCAN * rates.hbm)
+    # what is not late comes beside the layers
     seconds = max(own + LATE * pulled / rates.pcie, pulled / rates.pcie)
     return {
         "weight_bytes": weights,

@@ -13,8 +13,8 @@
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
-// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, RING, THREADS of a
-// program that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
+// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program
+// that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -46,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth,
                  const float* __restrict__ lowest, const int* __restrict__ seq, u32* __restrict__ bq,
                  float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base,
-                 float* __restrict__ guess, const float* __restrict__ above, float scale, float softcap, i64 q_seq, i64 q_head) {
+                 float* __restrict__ guess, const float* __restrict__ above, float scale, float softcap,
+                 i64 q_seq, i64 q_head) {
   __shared__ float products[8][PLANES + 8];
   __shared__ signed char codes[8][PLANES];
   __shared__ int top[GROUP][KINDS];
@@ -237,37 +238,13 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
 // best [slots, heads, most] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
 // logarithms of what tokens weigh that have no place in a pool. A warp for each chunk and head, the heads of a chunk
 // side by side: so what they read lies side by side.
-#if RING == 2
-__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32 bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-      "r"(bytes), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void expect(u32 bar, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_for(u32 bar, u32 phase) {
-  asm volatile(
-      "{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(bar),
-      "r"(phase)
-      : "memory");
-}
-#endif
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
                  const int* __restrict__ tokens, const int* __restrict__ seq,
                  const short* __restrict__ place_of, unsigned short* __restrict__ best,
-                 float* __restrict__ lse, float softcap, int heads, int n, int chunks, int most, i64 block_stride,
-                 i64 head_stride, i64 table_seq) {
-  constexpr int WORDS_OF = TILE * WORDS;  // of a tile
-#if RING
-  __shared__ __align__(128) u32 ring[WARPS][AHEAD][WORDS_OF];
-#endif
-#if RING == 2
-  __shared__ __align__(8) unsigned long long bars[WARPS][AHEAD];
-#endif
+                 float* __restrict__ lse, float softcap, int heads, int n, int chunks, int most,
+                 i64 block_stride, i64 head_stride, i64 table_seq) {
   const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int chunk = blockIdx.x;
@@ -283,48 +260,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int known = start + lane * BLOCK < end ? table[row * table_seq + start / BLOCK + lane] : 0;
   const short* const places = place_of + ((i64)seq[row] * heads + head) * most + lane;
   int held[AHEAD];
-#if RING
-  const u32* const mine = kept + head * head_stride;
-  const u32 home = (u32)__cvta_generic_to_shared(ring[warp]);
-#if RING == 2
-  const u32 bar = (u32)__cvta_generic_to_shared(bars[warp]);
-  if (lane < AHEAD) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar + lane * 8) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  __syncwarp();
-#endif
-  auto read = [&](int j, int at) {
-    if (at < end) {
-      held[j] = at + lane < end ? places[at] : 0;
-#if RING == 2
-      const int id = __shfl_sync(0xffffffff, known, (at - start) / BLOCK);
-      const int more = BLOCK % 32 ? __shfl_sync(0xffffffff, known, (at - start + 16) / BLOCK) : 0;
-      if (lane == 0) {
-        expect(bar + j * 8, WORDS_OF * 4);
-        const u32* const from = mine + id * block_stride + (at - start) % BLOCK * WORDS;
-        if (BLOCK % 32 == 0) {
-          bulk_copy(home + j * WORDS_OF * 4, from, WORDS_OF * 4, bar + j * 8);
-        } else {
-          bulk_copy(home + j * WORDS_OF * 4, from, WORDS_OF * 2, bar + j * 8);
-          bulk_copy(home + j * WORDS_OF * 4 + WORDS_OF * 2,
-                    mine + more * block_stride + (at - start + 16) % BLOCK * WORDS, WORDS_OF * 2, bar + j * 8);
-        }
-      }
-#else
-#pragma unroll
-      for (int i = 0; i < WORDS / 4; ++i) {
-        const int word = (i * 32 + lane) * 4, off = at - start + word / WORDS;
-        const int id = __shfl_sync(0xffffffff, known, off / BLOCK);
-        const u32* const from = mine + id * block_stride + off % BLOCK * WORDS + word % WORDS;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(home + (j * WORDS_OF + word) * 4), "l"(from)
-                     : "memory");
-      }
-#endif
-    }
-#if RING == 1
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-  };
-#else
   const u32* const mine = kept + head * head_stride + g * WORDS + t * OWN;
   u32 words[AHEAD][4][OWN];
   auto read = [&](int j, int at) {
@@ -345,48 +280,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
       }
     }
   };
-#endif
 #pragma unroll
   for (int j = 0; j < AHEAD; ++j) read(j, start + j * TILE);
   const Query query(bq, scales, rest, base, line, lane, softcap);
   float sum[2] = {0.f, 0.f};
-  u32 phase = 0;
   unsigned short* const to = best + ((i64)seq[row] * heads + head) * most + t * 8 + g;
-  for (int first = start; first < end; first += TILE * AHEAD, phase ^= 1) {
+  for (int first = start; first < end; first += TILE * AHEAD) {
 #pragma unroll
     for (int j = 0; j < AHEAD; ++j) {
       const int at = first + j * TILE;
       if (at >= end) break;
       float score[4][2];
-#if RING
-#if RING == 2
-      wait_for(bar + j * 8, phase);
-#else
-      asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-      __syncwarp();
-#endif
-      u32 words[4][OWN];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32* const from = &ring[warp][j][(8 * i + g) * WORDS + t * OWN];
-        if (OWN == 2) {
-          const uint2 v = *(const uint2*)from;
-          words[i][0] = v.x, words[i][OWN - 1] = v.y;
-        } else {
-          words[i][0] = *from;
-        }
-      }
-      __syncwarp();
-      const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
-      read(j, at + TILE * AHEAD);
-      query.score(words[0], words[1], score);
-      query.score(words[2], words[3], score + 2);
-#else
       const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
       query.score(words[j][0], words[j][1], score);
       query.score(words[j][2], words[j][3], score + 2);
       read(j, at + TILE * AHEAD);
-#endif
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float one = power(score[i][0]), two = power(score[i][1]);
@@ -418,14 +326,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 // splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
 // [rows, splits, heads * GROUP]: what all weigh that are neither in a pool nor in ids.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
-                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
-                  const int* __restrict__ tokens, const int* __restrict__ seq,
-                  const short* __restrict__ place_of, const unsigned short* __restrict__ best,
-                  const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ age,
-                  const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ later,
-                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now, float slack,
-                  int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+    choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
+                  const float* __restrict__ rest, const float* __restrict__ base,
+                  const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
+                  const int* __restrict__ seq, const short* __restrict__ place_of,
+                  const unsigned short* __restrict__ best, const float* __restrict__ lse,
+                  const float* __restrict__ bound, int* __restrict__ age, const int* __restrict__ clock,
+                  int* __restrict__ ids, int* __restrict__ later, int* __restrict__ count,
+                  float* __restrict__ tail, float softcap, float touch, float now, float slack, int n,
+                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 8;
   __shared__ int sums[2][2][TEAM];
   __shared__ float weights[TEAM][8];
@@ -447,7 +356,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int token = at + threadIdx.x * EACH;
     u32 marks = 0, pooled = 0;
     if (token < last) {
-      const uint4 a = __ldg((const uint4*)(best + pool * most + token)), b = __ldg((const uint4*)(where + token));
+      const uint4 a = __ldg((const uint4*)(best + pool * most + token)),
+                  b = __ldg((const uint4*)(where + token));
       const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
       for (int i = 0; i < EACH; ++i) {
@@ -509,7 +419,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
       margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
       const bool out = real[i] && !in[i], wanted = out && margin >= 0.f, at_once = wanted && margin >= now;
-      if (real[i] && in[i] && t == 0 && margin >= -touch) age[pool * places + place_of[pool * most + token[i]]] = step;
+      if (real[i] && in[i] && t == 0 && margin >= -touch)
+        age[pool * places + place_of[pool * most + token[i]]] = step;
       if (at_once) taken[0] += power(score[i][0]), taken[1] += power(score[i][1]);
       votes[i][0] = __ballot_sync(0xffffffff, at_once && t == 0);
       votes[i][1] = __ballot_sync(0xffffffff, wanted && !at_once && t == 0);

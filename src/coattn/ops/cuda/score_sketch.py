@@ -17,7 +17,6 @@ CHUNKS = (1024, 512, 256)
 """Tokens a warp scores: the most that leave enough warps for all of a GPU."""
 ENOUGH = 2500
 """Warps."""
-RING = 0
 AHEAD = 2
 """Pieces of 32 keys on their way to a warp."""
 THREADS = 256
@@ -34,13 +33,8 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
         return f"queries are {q.dtype}"
     if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 32 or kept.shape[2] % 16:
         return "heads or blocks have no form that fits"
-    if (
-        q.stride(2) != 1
-        or q.stride(0) % 8
-        or q.stride(1) % 8
-        or not kept.is_contiguous()
-        or pool.place_of.shape[-1] % 8
-    ):
+    apart = q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16 or pool.place_of.shape[-1] % 8
+    if q.stride(2) != 1 or apart or not kept.is_contiguous():
         return "the operands are not contiguous, or not aligned"
     return None
 
@@ -50,7 +44,7 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     fit = [chunk for chunk in CHUNKS if rows * kv_heads * n >= ENOUGH * chunk] or CHUNKS[-1:]
     return {
-        "WARPS": min(WARPS, kv_heads), "RING": RING, "WORDS": words,
+        "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
         "CHUNK": min(fit[0], 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
         "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
