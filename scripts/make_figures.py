@@ -82,7 +82,7 @@ def _hgca_fig3(data: Data) -> str:
     first, middle, last = (ends["mass"][i][start][recent] for i in (0, len(ends["mass"]) // 2, -1))
     alone = [layer[start][0] - layer[0][0] for layer in ends["mass"]]
     return (
-        f"{_does(middle > first)} as to entry layers: the first 4 and the last 256 tokens hold {first:.0%} of the mass in "
+        f"{_does(middle > first)} as to entry layers, on {_subject(data)}: the first 4 and the last 256 tokens hold {first:.0%} of the mass in "
         f"the first layer, {middle:.0%} in the middle one and {last:.0%} in the last. The first 4 alone hold "
         f"{min(alone):.0%} to {max(alone):.0%} by layer."
     )
@@ -92,7 +92,7 @@ def _hgca_fig4(data: Data) -> str:
     shares = data["locality"]["share"]
     middle = shares[len(shares) // 2]
     return (
-        f"{_does(max(middle) > 4 * min(middle))}: in the middle layer heads need {min(middle):.1%} to {max(middle):.1%} of "
+        f"{_does(max(middle) > 4 * min(middle))}, on {_subject(data)}: in the middle layer heads need {min(middle):.1%} to {max(middle):.1%} of "
         f"the entries for 99% of the mass; in all layers {min(map(min, shares)):.1%} to {max(map(max, shares)):.1%}."
     )
 
@@ -101,7 +101,7 @@ def _hgca_fig5(data: Data) -> str:
     moved = data["moved"]
     still, same = _mean(moved["still_top"]), _mean(moved["correlation"])
     return (
-        f"{_does(still > 0.5)}: of the heaviest {moved['top']:.0%} of the entries {still:.0%} still are so at the last "
+        f"{_does(True) if still > 0.7 else 'In part it does' if still > 0.3 else _does(False)}, on {_subject(data)}: of the heaviest {moved['top']:.0%} of the entries {still:.0%} still are so at the last "
         f"decode step, and the weights of both steps correlate by {same:.2f}. The paper shows one head; here it is the "
         "mean of all."
     )
@@ -162,7 +162,7 @@ def _scout_table1(data: Data) -> str:
     found = data["query_ahead"]
     both, neither = found["norm_rope"]["mean"], found["neither"]["mean"]
     return (
-        f"{_does(both >= 0.93)}: cosine {both:.3f} with norm and RoPE (paper 0.93 to 0.97), {neither:.3f} with neither. Its five "
+        f"{_does(both >= 0.93)}, on {_subject(data)}: cosine {both:.3f} with norm and RoPE (paper 0.93 to 0.97), {neither:.3f} with neither. Its five "
         "models cannot be had here."
     )
 

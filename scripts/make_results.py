@@ -70,14 +70,22 @@ def main() -> None:
 
 def look(out: Path) -> None:
     """Of each row: whether it is whole, what it took, and its points of RULER and needles."""
-    for path in sorted(path for names in TABLES.values() for name in names for path in (out / name).rglob("*.json")):
+    from coattn.evaluate.tasks.summary import difference
+
+    paths = sorted(path for names in TABLES.values() for name in names for path in (out / name).rglob("*.json"))
+    full = {path.parent.name: read_result(path)["items"] for path in paths if path.name == "full.json"}
+    for path in paths:
         data = read_result(path)
+        items = [item for item in data["items"] if item["benchmark"] == "ruler"]
+        gap = difference(items, full.get(path.parent.name, []))
+        beside = "" if gap is None else f"; RULER beside full {gap[0]:+.1f} on the same {gap[2]} answers"
         run: dict[str, Any] = next(iter((data.get("runs") or {}).values()), {})
         points = [f"{each['benchmark']} {each['mode']} {each['score']:.1f}" for each in data.get("scores", [])]
         phases = [f"{name} {seconds:.1f}" for name, seconds in (run.get("phases") or {}).items()]
         kl, ms = (run.get("answer_kl") or {}).get("kl"), run.get("ms_per_step")
+        whole = "whole" if data.get("complete") else "part"
         print(
-            f"{path.parent.name} {data['named']}: {'whole' if data.get('complete') else 'part'}; {', '.join(points)}; "
+            f"{path.parent.name} {data['named']}: {whole}; {', '.join(points)}{beside}; "
             f"KL {kl if kl is None else round(kl, 4)}; {ms if ms is None else round(ms, 2)} ms a step; "
             f"{run.get('seconds')} s ({', '.join(phases)})"
         )

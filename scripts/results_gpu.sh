@@ -8,12 +8,13 @@
 # PROMPTS  a folder with qwen16.jsonl.gz, qwen32.jsonl.gz and smol8.jsonl.gz (`coattn eval tasks make`)
 # OUT      where results go; a stage that is run again does what is missing
 # LIMIT    prompts of each task, for 16k, 32k, 8k, and for plain Transformers at 16k; default "3 2 3 2"
-# TIMES    seconds that the stages main, small8 and budgets16 may take; default "280 80 60"
+# TIMES    seconds that the stages main, small8, budgets16 and plain16 may take; default "280 80 60 90"
 # BATCH    prompts at a time; default 24. PYTHON: default python3
 #
-# Stages: main, small8, merge; budgets16 where it is named. A stage runs its rows in four or five processes on one GPU:
-# what the CPU attends to in one, so that it has all cores, `auto` in one, what the GPU fetches in one, what lies in GPU
-# memory in one, plain Transformers in one. Each reads the prompts for itself; in main those of 16k, then those of 32k.
+# Stages: main, plain16, small8, merge; budgets16 where it is named. A stage runs its rows in three processes on one GPU:
+# what the CPU attends to in one, so that it has all cores, what the GPU fetches in one, what lies in GPU memory in one;
+# plain Transformers runs alone. Each reads the prompts for itself; in main those of 16k, then those of 32k. Five
+# processes beside other jobs starved each other; how many are best on an idle machine has not been measured.
 # Quality needs no idle GPU; `ms a step` does, so 16 steps of each row are timed while the other processes wait
 # (--turns). Within a process rows run one after the other, those first that a table cannot do without; a stage that is
 # cut off has whole rows: files that say "complete": true. Each file says where its seconds went ("phases").
@@ -23,16 +24,15 @@ set -uo pipefail
 : "${MODEL:?the long-context model}" "${PROMPTS:?a folder of prompts}" "${OUT:?a folder for results}"
 SMOL=${SMOL:-smollm2} BATCH=${BATCH:-24} PYTHON=${PYTHON:-python3}
 read -r LIMIT16 LIMIT32 LIMIT8 PLAIN16 <<<"${LIMIT:-3 2 3 2}"
-read -r TIME TIME8 TIME_BUDGETS <<<"${TIMES:-280 80 60}"
+read -r TIME TIME8 TIME_BUDGETS TIME_PLAIN <<<"${TIMES:-280 80 60 90}"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 started=$(date +%s)
 
 declare -A ROWS=(
-    [gpu]=full,quest,snapkv,h2o,tova
+    [gpu]=full,quest,snapkv,h2o,tova,streaming,duo
     [cpu]=scout,hgca,hcattention
-    [auto]=auto,streaming,duo
-    [pull]=infinigen,alpha=5,pqcache
+    [pull]="auto,infinigen,alpha=1000|5,pqcache"
 )
 
 rows() { # STAGE GROUP SECONDS MODEL NAME BUDGETS LIMIT ROWS ARGUMENTS...: one process of a stage
@@ -50,7 +50,7 @@ rows() { # STAGE GROUP SECONDS MODEL NAME BUDGETS LIMIT ROWS ARGUMENTS...: one p
 
 groups() { # STAGE SECONDS MODEL NAME BUDGETS LIMIT ARGUMENTS...
     local group
-    for group in gpu cpu auto pull; do rows "$1" $group "$2" "$3" "$4" "$5" "$6" "${ROWS[$group]}" "${@:7}" & done
+    for group in gpu cpu pull; do rows "$1" $group "$2" "$3" "$4" "$5" "$6" "${ROWS[$group]}" "${@:7}" & done
 }
 
 one() {
@@ -58,9 +58,9 @@ one() {
     case $1 in
     main)
         groups main "$TIME" "$MODEL" qwen 12.5% "$LIMIT16,$LIMIT32" "${p16[@]}" "${p32[@]}"
-        ((PLAIN16)) && rows main plain "$TIME" "$MODEL" plain 12.5% "$PLAIN16" transformers --modes read "${p16[@]}" &
         wait
         ;;
+    plain16) rows plain16 plain "$TIME_PLAIN" "$MODEL" plain 12.5% "$PLAIN16" transformers --modes read "${p16[@]}" ;;
     small8)
         groups small8 "$TIME8" "$SMOL" smol 12.5% "$LIMIT8" --prompts "$PROMPTS/smol8.jsonl.gz"
         wait
@@ -75,9 +75,9 @@ one() {
         (cd "$OUT" && tar czf results.tar.gz $there ./*.log && ls -l results.tar.gz)
         "$PYTHON" "$(dirname "$0")/make_results.py" --look "$OUT"
         ;;
-    *) echo "There is no stage $1: main, small8, budgets16, merge." >&2 && exit 2 ;;
+    *) echo "There is no stage $1: main, plain16, small8, budgets16, merge." >&2 && exit 2 ;;
     esac
 }
 
-if (($# == 0)); then set -- main small8 merge; fi
+if (($# == 0)); then set -- main plain16 small8 merge; fi
 for name in "$@"; do one "$name"; done
