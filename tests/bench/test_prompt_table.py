@@ -33,3 +33,14 @@ def test_one_line_each(tmp_path: Path) -> None:
         tmp_path, "old", [{"method": "full", "total_s": 20.0}]
     )
     assert "scout / full 0.60 (wanted <= 0.67, yes)" in summary(tmp_path, "driven", rows)
+
+
+def test_lines_are_named() -> None:
+    def checks(*given: str) -> subprocess.CompletedProcess[str]:
+        script = SCRIPT.with_name("prompt_checks.py")
+        return subprocess.run([sys.executable, script, *given], capture_output=True, text=True, check=False)
+
+    said = checks("--help")
+    assert said.returncode == 0
+    assert "beside" in said.stdout
+    assert "there is no line 'beneath'" in checks("out", "beneath").stderr

@@ -12,7 +12,7 @@ from coattn.engine import scheduler as scheduling
 from coattn.engine.pace import FIRST, LEAST, Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Scheduler
+from coattn.engine.scheduler import Decode, Extend, Mixed, Scheduler
 from coattn.errors import ConfigError
 from coattn.types import Tier
 
@@ -166,3 +166,23 @@ def test_no_fewer_than_the_least() -> None:
         budget = pace.budget(True)
         assert budget >= 512
         pace.note(budget, 0.04 + 1e-5 * budget)
+
+
+def test_prompts_are_cut_at_tiles() -> None:
+    pace = Pace()
+    pace.tile = 2048
+    line = Scheduler(Boundless(), 4, pace, 1 << 20, mixes=True)
+    for name, length in enumerate((9000, 3000, 20000)):
+        line.add(Request(name, [0] * length, SamplingParams(max_new_tokens=1), length + 1))
+    ends: dict[int, list[int]] = {}
+    while line.waiting or line.running:
+        work = line.next()
+        assert isinstance(work, Mixed | Extend)
+        chunks = work.chunks if isinstance(work, Mixed) else (work,)
+        line.done(work)
+        for chunk in chunks:
+            ends.setdefault(chunk.request.id, []).append(chunk.end)
+            if chunk.request.stored == chunk.request.total:
+                line.finish(chunk.request)
+    assert {name: each[-1] for name, each in ends.items()} == {0: 9000, 1: 3000, 2: 20000}
+    assert not any(end % 2048 for each in ends.values() for end in each[:-1])

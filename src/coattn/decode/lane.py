@@ -20,8 +20,8 @@ from coattn.decode.partition import Partition, split
 from coattn.ops.triton.launch import on_part
 from coattn.types import Phase, Step
 
-FEW = 24
-"""Multiprocessors that decode steps get of a GPU; a driver gives eights."""
+FEW = 32
+"""Multiprocessors that decode steps get of a GPU: with fewer they wait longer than a prompt gains."""
 LEAST = 96
 """Multiprocessors of a GPU that is worth dividing."""
 AHEAD = 2
