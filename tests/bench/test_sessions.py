@@ -69,7 +69,8 @@ def test_every_check_is_said_in_words() -> None:
     from coattn.evaluate.tables import kind_of
 
     done = coattn(
-        "bench", "sessions", *TINY, "--tokens", "128", "--rounds", "1", "--questions", "2", "--new", "1", "--others", "1",
+        "bench", "sessions", *TINY, "--tokens", "128", "--rounds", "1", "--questions", "2", "--new", "1",
+        "--others", "1",
         "--pairs", "2", "--other-tokens", "40", "--methods", "cpu,window_blocks=2", "--checks", ",".join(WORDS),
         "--dtype", "float32", "--json",
     )  # fmt: skip
