@@ -62,3 +62,21 @@ def test_pairs_that_differ_are_told_from_those_that_do_not() -> None:
     noise = [dice.gauss(0, 1) for _ in range(50)]
     assert sooner([1 + x for x in noise], dice) < 0.001
     assert sooner([x - sum(noise) / 50 for x in noise], dice) > 0.3
+
+
+def test_every_check_is_said_in_words() -> None:
+    from coattn.evaluate.session_rows import WORDS, session_rows
+    from coattn.evaluate.tables import kind_of
+
+    done = coattn(
+        "bench", "sessions", *TINY, "--tokens", "128", "--rounds", "1", "--questions", "2", "--new", "1",
+        "--others", "1",
+        "--pairs", "2", "--other-tokens", "40", "--methods", "cpu,window_blocks=2", "--checks", ",".join(WORDS),
+        "--dtype", "float32", "--json",
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    assert kind_of(result) == "sessions"
+    said = [row[-1] for row in session_rows(result)]
+    assert len(said) == len(WORDS)
+    for words, one in zip(("again", "questions", "steps of others", "computed", "salt"), said, strict=True):
+        assert words in one

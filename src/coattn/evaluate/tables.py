@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coattn.evaluate.session_rows import session_rows
 from coattn.evaluate.wording import deciding, host_dtype, share
 from coattn.units import format_bytes
 
@@ -306,6 +307,13 @@ KINDS = {
         ("shapes", "method", "cap", "tokens", "seconds", "tokens/s", "x first", "KL", "GPU KV", "DRAM KV"),
         _prefill,
     ),
+    "sessions": Kind(
+        "Sessions",
+        ("shapes", "tokens", "cap", "method", "check", "measured"),
+        session_rows,
+        note="Weights and tokens are random. `again`: a second question about a text, and turns about it; `shared`: "
+        "many questions about one; see `coattn bench sessions --help`.",
+    ),
     "ops": Kind(
         "CPU kernels",
         ("kernel", "isa", "dtype", "group", "head", "threads", "GB/s", "limit", "of limit", "x PyTorch"),
@@ -319,6 +327,7 @@ MARKS = {
     "decode": {"ms_per_step", "shapes", "batch"},
     "ops": {"kernel", "isa"},
     "prefill": {"same_top"},
+    "sessions": {"check", "method"},
     "hcattention": {"against_full"},
 }
 """What tells results of `coattn bench` apart: keys of their rows."""
