@@ -335,10 +335,11 @@ class Scheduler:
             if left < 1 or request is chunks[0].request:
                 continue
             if self.pace.fixed is None:
-                chunk = _chunk(request, left, self._tail, self.pace.tile)
+                chunk, tile = _chunk(request, left, self._tail, self.pace.tile), self.pace.tile
             else:
-                chunk = _chunk(request, budget, self._tail)
-            if _size(chunk) <= left:
+                chunk, tile = _chunk(request, budget, self._tail), 1
+            odd = budget >= 2 * tile and not chunk.last and chunk.end % tile > 0
+            if _size(chunk) <= left and not odd:
                 chunks.append(chunk)
         if self.pace.fixed is None:
             others = sum(map(_size, chunks[1:]))
