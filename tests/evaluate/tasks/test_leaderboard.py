@@ -56,6 +56,25 @@ def test_one_command_makes_the_table_and_goes_on(
     assert json.loads(target.read_text())["lines"] == found["lines"]
 
 
+def test_files_of_prompts_one_after_the_other_each_with_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, target = save_model(tmp_path / "model"), tmp_path / "t.json"
+    write_prompts(tmp_path / "a.jsonl.gz", made(2, length=400), {"command": "x"})
+    write_prompts(tmp_path / "b.jsonl.gz", made(2), {"command": "x"})
+    words = (
+        "--model", model, "--device", "cpu", "--prompts", str(tmp_path / "a.jsonl.gz"), "--modes", "fed",
+        "--prompts", str(tmp_path / "b.jsonl.gz"), "--limit", "2,1", "--kl", "0", "--rows", "full",
+        "--out", str(target),
+    )  # fmt: skip
+    monkeypatch.setattr(provenance, "arguments", ["eval", "table", *words])
+    table(*words)
+    found = {line["length"]: line["ruler"]["items"] for line in json.loads(target.read_text())["lines"]}
+    assert found == {400: 2, 200: 1}
+    with pytest.raises(ConfigError, match="--limit has 3 numbers for 2 files"):
+        table(*words[:11], "1,2,3", *words[12:])
+
+
 def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
     for words, said in (
         ((), "nothing to make a table of"),
