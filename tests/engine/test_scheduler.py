@@ -91,6 +91,8 @@ class Play:
         if any(other.decodes for other in self.scheduler.running):
             self.read_since_decode += size
             assert self.read_since_decode <= self.chunk or self.read_since_decode == size, "decoding starves"
+        else:  # nobody waits for a decode step
+            self.read_since_decode = 0
         assert request.slot is not None
         self.memory.store(request.slot, request.stored, size)
         self.scheduler.done(work)
