@@ -4,7 +4,7 @@
 #   MODEL=model.gguf OUT=out scripts/figures_gpu.sh [STAGE...]
 #
 # MODEL  the long-context model, a GGUF file or a folder. OUT: where results go. PYTHON: default python3
-# CHANGE the share of scout's picks that change in a step, as stage `quality` measures it at 32k; default 0.21
+# CHANGE the share of scout's picks that change in a step, as stage `quality` measures it at 32k; default 0.19
 # KEPT   the shares of DRAM's entries that heads of hgca attend to; default 0.02,0.25
 # Stages with the seconds that each may take: quality 85, hgca 85, scout 85.
 # Stage `quality` runs the real model in five processes side by side: nothing in it is timed. The others time random
@@ -12,7 +12,7 @@
 # cut to KEPT. A command that is cut off leaves what it has, as unfinished; the others stay.
 set -uo pipefail
 : "${MODEL:?the long-context model}" "${OUT:?a folder for results}"
-PYTHON=${PYTHON:-python3} CHANGE=${CHANGE:-0.21} KEPT=${KEPT:-0.02,0.25}
+PYTHON=${PYTHON:-python3} CHANGE=${CHANGE:-0.19} KEPT=${KEPT:-0.02,0.25}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 started=$(date +%s)
