@@ -14,7 +14,7 @@
 # Stages: main, plain16, small8, merge; budgets16 where it is named. A stage runs its rows in three processes on one GPU:
 # what the CPU attends to in one, so that it has all cores, what the GPU fetches in one, what lies in GPU memory in one;
 # plain Transformers runs alone. Each reads the prompts for itself; in main those of 16k, then those of 32k. Five
-# processes beside other jobs starved each other; how many are best on an idle machine has not been measured.
+# processes starved each other where the GPU was not shared by MPS (`nvidia-cuda-mps-control -d`); with it main took 400 s on an H200.
 # Quality needs no idle GPU; `ms a step` does, so 16 steps of each row are timed while the other processes wait
 # (--turns). Within a process rows run one after the other, those first that a table cannot do without; a stage that is
 # cut off has whole rows: files that say "complete": true. Each file says where its seconds went ("phases").

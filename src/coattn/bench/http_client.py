@@ -13,10 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 
-async def send(url: str, key: str | None, body: dict[str, Any]) -> tuple[list[float], dict[str, Any], str | None]:
+async def send(url: str, key: str | None, raw: bytes) -> tuple[list[float], dict[str, Any], str | None]:
     """Times of the tokens, the object `coattn` of the last chunk if there is one, and what went wrong."""
     at = urlsplit(url)
-    raw = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(at.hostname, at.port or 80, limit=1 << 22)
     head = f"POST {at.path.rstrip('/')}/v1/completions HTTP/1.1\r\nHost: {at.netloc}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n"
@@ -57,26 +56,31 @@ async def _lines(reader: asyncio.StreamReader) -> Any:
 
 async def play(url: str, given: dict[str, Any]) -> list[dict[str, Any]]:
     """Every request when its time has come; times are seconds since the first could have."""
+    bodies = [_body(item, given.get("model")) for item in given["items"]]  # before the time counts
     begin = time.perf_counter()
 
-    async def one(item: dict[str, Any]) -> dict[str, Any]:
+    async def one(item: dict[str, Any], body: bytes) -> dict[str, Any]:
         await asyncio.sleep(max(0.0, begin + item["arrival_s"] - time.perf_counter()))
-        body = {
-            "prompt": item["prompt"],
-            "max_tokens": item["new_tokens"],
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-            **({"model": given["model"]} if given.get("model") else {}),
-        }
         try:
             times, own, error = await send(url, given.get("key"), body)
         except OSError as failed:
             times, own, error = [], {}, str(failed)
         return {"tokens": [each - begin for each in times], "coattn": own, "error": error}
 
-    return list(await asyncio.gather(*map(one, given["items"])))
+    return list(await asyncio.gather(*map(one, given["items"], bodies)))
+
+
+def _body(item: dict[str, Any], model: str | None) -> bytes:
+    asked = {
+        "prompt": item["prompt"],
+        "max_tokens": item["new_tokens"],
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        **({"model": model} if model else {}),
+    }
+    return json.dumps(asked).encode()
 
 
 if __name__ == "__main__":

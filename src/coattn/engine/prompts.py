@@ -49,8 +49,8 @@ def encode(prompt: Any, tokenizer: Any, vocabulary: int) -> list[int]:
     ids = _encode(prompt, tokenizer)
     if not ids:
         raise InputError("The prompt is empty.", "Give at least one token; a beginning-of-text token will do.")
-    wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
-    if wrong is not None:
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        wrong = next(i for i in ids if not 0 <= i < vocabulary)
         raise InputError(
             f"Token id {wrong} is not in the model's vocabulary of {vocabulary:,}.",
             "Encode the prompt with the model's own tokenizer.",

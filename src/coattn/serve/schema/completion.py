@@ -9,11 +9,14 @@ from pydantic import Field
 from coattn.serve.schema.base import Sampling, TokenId
 from coattn.serve.schema.chat import ResponseFormat
 
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+"""A list of another kind is known by its first entry; otherwise thousands of ids would be tried as each kind."""
+
 
 class CompletionRequest(Sampling):
     """Text or token ids to go on with, one or several."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)]
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
