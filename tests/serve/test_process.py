@@ -41,6 +41,7 @@ def test_sigterm_under_load_ends_every_stream_properly(folder: Path) -> None:
         rest = threading.Thread(target=lambda: said.extend(process.stderr or ()))
         rest.start()
         client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        assert client.get("/ready").status_code == 200  # as the line said
         assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["tiny"]
         got: list[str] = []
         body = {**HELLO, "max_tokens": 300, "ignore_eos": True, "stream": True}

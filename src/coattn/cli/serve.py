@@ -133,11 +133,14 @@ def serve(
         part.attach(llm, check=first)
         if warm_up:
             llm.warm_up()
-        name = llm.composed.method.name
-        err.print(f"ready: {llm.name} under {name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
         return llm
 
+    def say(llm: LLM) -> None:
+        name = llm.composed.method.name
+        err.print(f"ready: {llm.name} under {name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
+
     service = Service(chosen, open_engine)
+    service.engine.opened = say
     shown = f"[{host}]" if ":" in host else host
     err.print(f"listening on http://{shown}:{service.port}", highlight=False, soft_wrap=True, markup=False)
     code = asyncio.run(service.run())

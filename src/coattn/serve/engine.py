@@ -59,6 +59,8 @@ class EngineThread:
         """Why it is not ready."""
         self.failure: BaseException | None = None
         """Why it could never be opened."""
+        self.opened: Callable[[LLM], None] | None = None
+        """Told, on the event loop, whenever requests are taken from now on."""
         self.recoveries = 0
         self.sample: Sample | None = None
         self.watched = 0.0
@@ -201,6 +203,8 @@ class EngineThread:
     def _set(self, state: State, reason: str) -> None:
         if not (self.state == "draining" and state in ("ready", "broken")):
             self.state, self.reason = state, reason
+            if state == "ready" and self.opened is not None and self.llm is not None:
+                self.opened(self.llm)
         if state == "broken":
             self.abandon(ApiError(500, reason, code="engine_failure"))
 
