@@ -50,9 +50,12 @@ def test_scores_are_those_of_the_reference(
     made = [fit(*spread_of(keys[i * 100 : i * 100 + 300], None), planes) for i in range(4)]
     of, start, half, bit, worth, base = (torch.stack(x) for x in zip(*(m.tensors() for m in made), strict=True))
     sketcher = Sketcher(of.to(dtype), start, half, bit, worth.to(dtype), base)
-    kept = torch.stack([made[2].encode(keys[i : i + block]) for i in range(blocks)]).transpose(1, 2)
+    # the first half is in the terms of one sequence, the other of another
+    of_block = torch.stack([keys[i : i + block] for i in range(blocks)])
+    kept = torch.stack([made[2 if i < blocks // 2 else 0].encode(x) for i, x in enumerate(of_block)]).transpose(1, 2)
     kept = kept.contiguous()
-    table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
+    table = torch.randint(0, blocks // 2, (rows, width), dtype=torch.int32)
+    table[2] += blocks // 2
     tokens = torch.tensor([width * block, 0, 9 * block], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = (torch.randn(rows, KV_HEADS * group, d) * 2).to(dtype)
@@ -81,9 +84,12 @@ def test_scores_are_those_of_the_reference(
     torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse.logsumexp(1), atol=0.15, rtol=0.01)
 
     # about one in twenty is wanted; those near the bound may fall to either side
-    bound = want_lse.logsumexp(1) - 3.0
+    bound = want_lse.logsumexp(1) - torch.tensor([5.0, 0.0, 3.0])[:, None]
     bound[1] = 0.0
-    memory, mean = torch.randn(blocks, KV_HEADS, 2, block, d).to(dtype), torch.randn(rows, KV_HEADS * group, d)
+    # keys are those that were sketched, so that a token near the bound weighs about the same on either side of it
+    values = torch.randn(blocks, KV_HEADS, block, d)
+    memory = torch.stack((of_block.transpose(1, 2), values), 2).to(dtype).contiguous()
+    mean = torch.randn(rows, KV_HEADS * group, d)
     for now in (0.0, 1.0):
         args = (table, tokens, want, bound, mean, seq)
         first = attend_scored(q[:, None], memory, ScoredWork(*args, copied(pool, "cpu"), now), scale, cap)
