@@ -63,6 +63,8 @@ class Runtime:
         """Whether queries can be predicted at all."""
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
+        self.meanwhile: Callable[[], None] | None = None
+        """Called more often, in every layer of such a step; may begin or end one that runs at the same time."""
         self.blockwise = composed.blockwise
         self._prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
@@ -237,8 +239,13 @@ class Runtime:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
         step, beside = self.step, self.beside
         assert step is not None, "begin() comes first"
-        if self.between is not None and layer and step.phase is not Phase.DECODE:
-            self.between()
+        if step.phase is not Phase.DECODE:
+            if self.between is not None and layer:
+                self.between()
+            out = self._attend(step, layer, q, k, v, scale)
+            if self.meanwhile is not None:
+                self.meanwhile()
+            return out
         if beside is None:
             return self._attend(step, layer, q, k, v, scale)
         out, n = torch.empty_like(q), step.tokens
@@ -327,12 +334,12 @@ class Runtime:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """A decode step of other sequences may run inside this block; the step that has begun goes on after it."""
-        kept = self.step, self.beside, self.between
-        self.step = self.beside = self.between = None
+        kept = self.step, self.beside, self.between, self.meanwhile
+        self.step = self.beside = self.between = self.meanwhile = None
         try:
             yield
         finally:
-            self.step, self.beside, self.between = kept
+            self.step, self.beside, self.between, self.meanwhile = kept
 
     def join_side(self) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""

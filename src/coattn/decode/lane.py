@@ -50,10 +50,9 @@ class Lane:
     def reading(self) -> Iterator[None]:
         """A chunk that is issued inside this block has the other multiprocessors."""
         here = torch.cuda.current_stream(self.runner.session.device)
-        if (
-            self.runner.forgot
-        ):  # decode steps do not wait for the prompts before: who gets this memory must find it idle
-            here.synchronize()
+        if self.runner.forgot:
+            # decode steps do not wait for the prompts before: who gets this memory must find it idle
+            self.parts.few.wait_stream(here)
             self.runner.forgot = False
         self.parts.rest.wait_stream(here)
         try:

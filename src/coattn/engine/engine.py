@@ -321,30 +321,34 @@ class Engine:
                 runtime.between = None
             return
         with lane.reading():
-            if not lane.pending:
-                self._begin(lane, self.scheduler.waiting_for_token())
-            runtime.between = partial(self._decode_beside, lane, lane.near)
+            self._hand_on(lane)
+            runtime.between, runtime.meanwhile = (
+                partial(self._decode_beside, lane, lane.near),
+                partial(self._hand_on, lane),
+            )
             try:
                 yield
                 if last:
                     self._decode_beside(lane, lane.idle)
             finally:
-                runtime.between = None
-                if last:
-                    self._collect()
+                runtime.between = runtime.meanwhile = None
 
     def _decode_beside(self, lane: Lane, over: Callable[[], bool]) -> None:
         """Another layer of a chunk has been issued: hands out tokens and begins steps until that is over."""
         lane.mark()
         while True:
-            if lane.done():
-                self._collect()
-            requests = () if lane.pending else self.scheduler.waiting_for_token()
-            if requests:
-                self._begin(lane, requests)
+            self._hand_on(lane)
             if not lane.pending or over():
                 return
             lane.pause()
+
+    def _hand_on(self, lane: Lane) -> None:
+        """Hands out the tokens of a step that is over, and begins the next."""
+        if lane.done():
+            self._collect()
+        requests = () if lane.pending else self.scheduler.waiting_for_token()
+        if requests:
+            self._begin(lane, requests)
 
     def _begin(self, lane: Lane, requests: tuple[Request, ...]) -> None:
         try:

@@ -37,6 +37,8 @@ class Pace:
         """Where a prompt is cut, it is after a multiple of so many tokens, if chunks are larger than that."""
         self.lane = False
         """Whether decode steps can run at the same time as a chunk, each on a part of the GPU."""
+        self.shared = False
+        """Whether they do so while several prompts are read or wait, too."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)
@@ -66,7 +68,7 @@ class Pace:
     def beside(self) -> bool:
         """Whether decode steps run at the same time as the next chunk. Where a time was promised they run in turns with
         its layers, which keeps it closely; of several prompts, each should have the whole GPU."""
-        return self.lane and self.target_s is None and not self.crowded
+        return self.lane and self.target_s is None and (self.shared or not self.crowded)
 
     def _used(self, size: int, room: float) -> float:
         """Tokens of a layer that are read between two decode steps, as whole layers of chunks of a size."""

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from coattn.ops.triton.launch import options
+from coattn.ops.triton.launch import options, part
 from coattn.ops.triton.softcap import capped
 from coattn.state import Split
 from coattn.types import BlockList
 
+
+class Tile(NamedTuple):
+    """Keys per iteration, warps that work on them, and the compiler's stages: from five on, the next keys are on their
+    way meanwhile."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
 ROWS = 64
 """Keys per iteration."""
+ON_PART, RESIDENT = Tile(64, 2, 3), 5
+"""On a part of the GPU, where each multiprocessor has to read more at a time: keys and warps that need the fewest
+instructions, and so many programs on a multiprocessor at a time."""
+ROUNDS = 8
+"""Rounds of programs on a part, at most. Sequences of several lengths want many, and the last round should be full."""
 PROGRAMS = 528
 """Programs wanted: four for each multiprocessor of a large GPU; half as many where sequences are MANY."""
 MANY = 256
@@ -107,16 +124,24 @@ def refuses(q: Tensor, blocks: Tensor) -> str | None:
 
 def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
     """How many pieces each sequence's keys are cut into."""
-    pairs = seqs * kv_heads
-    wanted = -(-(PROGRAMS if pairs < MANY else PROGRAMS // 2) // pairs)
-    return max(1, min(wanted, -(-longest // (2 * ROWS)), 64))
+    pairs, few = seqs * kv_heads, part()
+    most = max(1, min(-(-longest // (2 * ROWS)), 64))
+    if few is None:
+        return min(-(-(PROGRAMS if pairs < MANY else PROGRAMS // 2) // pairs), most)
+    slots = few * RESIDENT
+    counts = range(1, min(most, max(1, ROUNDS * slots // pairs)) + 1)
+    # the largest share of slots that work in all rounds; of equals, the fewest pieces
+    return max(counts, key=lambda count: pairs * count / (-(-pairs * count // slots) * slots))
 
 
-def shape_of(pairs: int, blocks: Tensor) -> dict[str, int]:
-    """Warps, and tiles on their way at a time: what was fastest on an H200, as far as shared memory goes."""
-    warps, stages = (2, 4) if pairs <= 16 else (4, 3) if pairs < MANY else (2, 3)
-    tile = 2 * ROWS * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
-    return {"num_warps": warps, "num_stages": min(stages, max(2, SHARED // tile + 1))}
+def tile_of(pairs: int, blocks: Tensor) -> Tile:
+    """What was fastest on an H200, as far as shared memory goes."""
+    if part() is not None:
+        rows, warps, stages = ON_PART
+    else:
+        rows, (warps, stages) = ROWS, (2, 4) if pairs <= 16 else (4, 3) if pairs < MANY else (2, 3)
+    size = 2 * rows * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
+    return Tile(rows, warps, min(stages, max(2, SHARED // size + 1)))
 
 
 def room_for_scores(q: Tensor, picked: BlockList) -> Tensor:
@@ -142,7 +167,7 @@ def attend(
     """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
-    splits = splits_of(seqs, kv_heads, picked.longest)
+    splits, tile = splits_of(seqs, kv_heads, picked.longest), tile_of(seqs * kv_heads, blocks)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group = q_heads // kv_heads
@@ -155,11 +180,10 @@ def attend(
         picked.table.stride(0), picked.table.stride(1) if lists > 1 else 0,
         picked.tokens.stride(0), picked.tokens.stride(1) if lists > 1 else 0,
         splits, q_heads, 0 if scores is None else scores.stride(0), 0 if scores is None else scores.stride(1),
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=tile.rows,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
         SCORES=scores is not None, VALUES=blocks.stride(2),
-        **shape_of(seqs * kv_heads, blocks),
-        **options(seqs),
+        num_warps=tile.warps, num_stages=tile.stages, **options(seqs),
     )  # fmt: skip
     return Split(out, lse)
