@@ -2,18 +2,22 @@
 
 Usage: scripts/prompt_checks.sh OUT [LINE ...]      the lines of the first table if none is named
 
-LINE      at most  what
-beside       60 s  8 sequences of 16k decode while a prompt of 64k is read, Qwen3-8B
-long         80 s  a prompt of 128k: full, Transformers
-capped       60 s  the same under 2 GiB of GPU memory: offload
-llama        50 s  a prompt of 32k, Llama-3-8B: full, scout, Transformers, chunks of 8,192
-requests    150 s  24 requests, 64 new tokens each, 12 GiB of GPU memory: full, scout, Transformers
-driven      150 s  the same requests, 1,024 new tokens each, driven picks: full, scout
-old          90 s  the same requests by `full` of an older tree: OLD=TARBALL
+LINE          at most  what
+requests         60 s  24 requests, 64 new tokens each, 12 GiB of GPU memory: full
+where            60 s  8 of them under a profiler: where the time goes
+old              90 s  the 24 by `full` of an older tree: OLD=TARBALL
+scout            60 s  the 24 by scout
+transformers    100 s  the 24 by Transformers, in batches that fit
+driven          160 s  the 24 with 1,024 new tokens each, driven picks: full, scout
+llama            50 s  a prompt of 32k, Llama-3-8B: full, scout, Transformers, chunks of 8,192
+beside           60 s  8 sequences of 16k decode while a prompt of 64k is read, Qwen3-8B
+long             80 s  a prompt of 128k: full, Transformers
+capped           60 s  the same under 2 GiB of GPU memory: offload
 
-qwen        120 s  a prompt of 32k, Qwen3-8B: full, scout, hgca, hcattention in chunks of 8,192 and 2,048; Transformers
-kernels      90 s  TFLOP/s of each kernel
+qwen            120 s  a prompt of 32k, Qwen3-8B: full, scout, hgca, hcattention by 8,192 and 2,048; Transformers
+kernels          90 s  TFLOP/s of each kernel
 
+SHAPES=NAME measures other shapes in all lines: with one model, less time goes into making it.
 The limits are for an H200. A model is made once for all of its lines. Each line prints one summary: every ratio, what
 it should be at most, and whether it is, and writes OUT/LINE.json. A line that fails or takes too long says so; the
 others go on.
@@ -38,13 +42,25 @@ from pathlib import Path
 from typing import Any
 
 from prompt_table import summary
+from prompt_where import lines, where
 
 HERE = Path(__file__).resolve().parent
-LIMITS = {"beside": 60, "long": 80, "capped": 60, "llama": 50, "requests": 150, "driven": 150, "old": 90}
+LIMITS = {
+    "requests": 60, "where": 60, "old": 90, "scout": 60, "transformers": 100, "driven": 160, "llama": 50, "beside": 60,
+    "long": 80, "capped": 60,
+}  # fmt: skip
 MORE = {"qwen": 120, "kernels": 90}
-SHAPES = {"llama": "llama-3-8b", "requests": "llama-3-8b", "driven": "llama-3-8b"}
-"""Of lines whose model is not Qwen3-8B. Mistral-7B, for which the requests were first measured, has Llama's layers."""
+QWEN = ("beside", "long", "capped", "qwen")
+"""Lines whose shapes are those of Qwen3-8B; of the others Llama-3-8B. Mistral-7B, for which the requests were first
+measured, has Llama's layers."""
 COUNT, PROMPTS, SEED, ROOM = 24, "uniform:4096:30720", 0, 12 << 30
+FIRST = 8
+"""Requests that are profiled."""
+
+
+def shapes_of(line: str) -> str:
+    """The shapes of a line's model."""
+    return os.environ.get("SHAPES") or ("qwen3-8b" if line in QWEN else "llama-3-8b")
 
 
 class TooLongError(Exception):
@@ -58,12 +74,13 @@ class Checks:
         self.out = out
         self._shapes, self._model = "", None
 
-    def model(self, shapes: str) -> Any:
+    def model(self, line: str) -> Any:
         """Made when a line first needs it; the one before makes room."""
         import torch
 
         from coattn.hf.random_model import random_model
 
+        shapes = shapes_of(line)
         if shapes != self._shapes:
             self.drop()
             self._model, self._shapes = random_model(shapes, torch.device("cuda"), torch.bfloat16), shapes
@@ -81,7 +98,8 @@ class Checks:
         """A result, as far as it is there."""
         from coattn.provenance import provenance
 
-        made = {"rows": rows, "simulated": ["random weights", "random tokens"], **more, **provenance()}
+        known = {"shapes": shapes_of(name), "simulated": ["random weights", "random tokens"]}
+        made = {"rows": rows, **known, **more, **provenance()}
         made["command"] = f"scripts/prompt_checks.sh OUT {name}"
         (self.out / f"{name}.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
 
@@ -89,7 +107,7 @@ class Checks:
         """Prompts, of each case its method, cap and chunk."""
         from coattn.bench import prefill
 
-        model, rows = self.model(SHAPES.get(name, "qwen3-8b")), []
+        model, rows = self.model(name), []
         least = prefill.floor_s(model, tokens) if floor else None
         for row in prefill.run(model, [prefill.Case(*case) for case in cases], tokens, least):
             rows.append(asdict(row))
@@ -99,7 +117,7 @@ class Checks:
         from coattn.bench import beside
 
         setting = beside.Setting(8, 16384, 65536, {})
-        self.write("beside", [beside.run(self.model("qwen3-8b"), "full", setting)])
+        self.write("beside", [beside.run(self.model("beside"), "full", setting)])
 
     def long(self) -> None:
         self.read("long", 1 << 17, [("transformers", None, 1 << 17), ("full", None, 8192)])
@@ -126,7 +144,24 @@ class Checks:
         self.read("qwen", 32768, [("transformers", None, 32768), *cases])
 
     def requests(self) -> None:
-        self.stream("requests", "fixed:64", ["full", "scout", "transformers"], 16, None)
+        self.stream("requests", "fixed:64", ["full"], 16, None)
+
+    def scout(self) -> None:
+        self.stream("scout", "fixed:64", ["scout"], 16, None)
+
+    def transformers(self) -> None:
+        self.stream("transformers", "fixed:64", ["transformers"], 16, None)
+
+    def where(self) -> None:
+        """The first of the requests: enough for every kind of step."""
+        from coattn.bench import requests, stream
+
+        items = stream.draw(COUNT, PROMPTS, "fixed:64", "burst", SEED)
+        most = max(item.prompt_tokens + item.new_tokens for item in items)
+        setting = requests.Setting(16, most, ROOM, None, {})
+        row = where(self.model("where"), "full", items[:FIRST], setting, SEED)
+        self.write("where", [row])
+        print("\n".join(lines(row)), flush=True)
 
     def driven(self) -> None:
         self.stream("driven", "fixed:1024", ["full", "scout"], 24, 0.124)
@@ -138,7 +173,7 @@ class Checks:
         items = stream.draw(COUNT, PROMPTS, new, "burst", SEED)
         most = max(item.prompt_tokens + item.new_tokens for item in items)
         setting, rows = requests.Setting(batch, most, ROOM, None, {}, change), []
-        for row in requests.rows_of(self.model(SHAPES[name]), [(each, {}) for each in methods], items, setting, SEED):
+        for row in requests.rows_of(self.model(name), [(each, {}) for each in methods], items, setting, SEED):
             rows.append(row)
             self.write(name, rows, stream=stream.describe(items), max_batch=batch, gpu_kv=ROOM, seed=SEED)
 
@@ -148,7 +183,6 @@ class Checks:
 
         if not os.environ.get("OLD"):
             raise ValueError("OLD=TARBALL was not given")
-        self.drop()
         tree = self.out / "old"
         shutil.rmtree(tree, ignore_errors=True)
         with tarfile.open(os.environ["OLD"]) as packed:
@@ -158,7 +192,7 @@ class Checks:
             shutil.copy(built, source)  # it must be there, though `full` on a GPU attends to nothing with it
         items = stream.draw(COUNT, PROMPTS, "fixed:64", "burst", SEED)
         asked = {
-            "shapes": SHAPES["requests"], "device": "cuda", "dtype": "bfloat16", "seed": SEED, "gpu_kv": ROOM,
+            "shapes": shapes_of("requests"), "device": "cuda", "dtype": "bfloat16", "seed": SEED, "gpu_kv": ROOM,
             "max_batch": 16, "items": [(item.prompt_tokens, item.new_tokens) for item in items],
         }  # fmt: skip
         target = self.out / "old.json"

@@ -28,7 +28,9 @@ def test_one_line_each(tmp_path: Path) -> None:
     assert "scout / full at 8192 1.25 (wanted <= 1.15, NO) | full 8192 1.20 s" in said
     assert "ValueError: scout: no room" in summary(tmp_path, "qwen", [full, {**scout, "refused": "no room"}])
     rows = [{"method": name, "total_s": s} for name, s in (("full", 10.0), ("scout", 6.0), ("transformers", 30.0))]
-    assert "scout / full 0.60 (wanted <= 1.10, yes)" in summary(tmp_path, "requests", rows)
+    assert summary(tmp_path, "requests", rows[:1]) == "requests in 9 s: full 10.00 s\n"
+    assert "scout / full 0.60 (wanted <= 1.10, yes) | scout 6.00 s" in summary(tmp_path, "scout", rows[1:2])
+    assert "full / Transformers 0.33 (wanted <= 0.40, yes)" in summary(tmp_path, "transformers", rows[2:])
     assert "full / old full 0.50 (wanted <= 0.75, yes)" in summary(
         tmp_path, "old", [{"method": "full", "total_s": 20.0}]
     )
@@ -44,3 +46,22 @@ def test_lines_are_named() -> None:
     assert said.returncode == 0
     assert "beside" in said.stdout
     assert "there is no line 'beneath'" in checks("out", "beneath").stderr
+
+
+def test_where_the_time_goes() -> None:
+    """Kernels by their names; what runs at the same time counts once against the gaps."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    import prompt_where
+
+    spans = [
+        (0.0, 4.0, "nvjet_sm90_tst_192x192"), (3.0, 5.0, "_attend"), (8.0, 9.0, "cudnn_generated_fort_native_sdpa"),
+        (8.5, 9.5, "_gated"), (5.0, 8.0, "Memcpy DtoH"),
+    ]  # fmt: skip
+    found = prompt_where.table(spans, 12.0)
+    assert found == {
+        "copies": 3.0, "attention of prompts": 1.0, "attention of decode steps": 2.0, "products": 4.0,
+        "other kernels": 1.0, "no kernel": 5.5, "wall": 12.0,
+    }  # fmt: skip
+    assert prompt_where.largest(spans, 3) == [("_gated", 1.0, 1)]
+    row = {"milliseconds": found, "largest": [], "host": [{"host": "read", "calls": 2, "seconds": 1.5, "longest_s": 1}]}
+    assert "products" in "\n".join(prompt_where.lines(row))
