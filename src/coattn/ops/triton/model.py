@@ -90,27 +90,28 @@ def _prepare_heads(
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
     at = tl.arange(0, HEADS)[:, None] * D
-    c = tl.arange(0, D)[None, :]
-    other = (c + D // 2) % D
+    c = tl.arange(0, D // 2)[None, :]  # each half by itself: contiguous, and read once
     is_q = first < q_heads
     w_ptr = qw_ptr if is_q else kw_ptr
     row = x_ptr + token * x_token + first * D + at
-    x = tl.load(row + c)
-    y = tl.load(row + other)
-    dtype = x.dtype
+    low = tl.load(row + c)
+    high = tl.load(row + D // 2 + c)
+    dtype = low.dtype
     if NORM:
-        wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
-        x = ((wide * scale).to(dtype) * tl.load(w_ptr + c)).to(dtype)
-        y = ((y.to(tl.float32) * scale).to(dtype) * tl.load(w_ptr + other)).to(dtype)
-    cos = tl.load(cos_ptr + token * angle_token + c)
-    sin = tl.load(sin_ptr + token * angle_token + c)
-    turned = tl.where(c < D // 2, -y, y)
-    out = (x * cos).to(dtype) + (turned * sin).to(dtype)
+        wide, other = low.to(tl.float32), high.to(tl.float32)
+        scale = tl.rsqrt((tl.sum(wide * wide, 1) + tl.sum(other * other, 1)) / D + eps)[:, None]
+        low = ((wide * scale).to(dtype) * tl.load(w_ptr + c)).to(dtype)
+        high = ((other * scale).to(dtype) * tl.load(w_ptr + D // 2 + c)).to(dtype)
+    angle = token * angle_token + c
+    one = (low * tl.load(cos_ptr + angle)).to(dtype) + (-high * tl.load(sin_ptr + angle)).to(dtype)
+    angle += D // 2
+    two = (high * tl.load(cos_ptr + angle)).to(dtype) + (low * tl.load(sin_ptr + angle)).to(dtype)
     if is_q:
-        tl.store(q_out + (token * q_heads + first) * D + at + c, out)
+        out = q_out + (token * q_heads + first) * D + at + c
     else:
-        tl.store(k_out + (token * kv_heads + first - q_heads) * D + at + c, out)
+        out = k_out + (token * kv_heads + first - q_heads) * D + at + c
+    tl.store(out, one)
+    tl.store(out + D // 2, two)
 
 
 def prepare_heads(
