@@ -247,6 +247,25 @@ def test_prompts_that_wait_have_the_gpu_to_themselves() -> None:
         assert not made.engine.pace.beside
 
 
+def test_several_decode_beside_prompts_that_wait() -> None:
+    made, lane = on_a_lane(max_batch=6)
+    lengths = [(20, 4, 40), (25, 5, 40), (30, 6, 40), (90, 7, 4), (80, 8, 4)]
+    with made:
+        handles = [made.submit(prompt(n, seed=seed), greedy(new)) for n, seed, new in lengths[:3]]
+        while not all(handle.request.output for handle in handles):
+            made.step()
+        before = lane.chunks
+        handles += [made.submit(prompt(n, seed=seed), greedy(new)) for n, seed, new in lengths[3:]]
+        made.step()
+        assert made.engine.pace.crowded
+        assert lane.chunks == before + 1
+        found = [handle.result().token_ids for handle in handles]
+        assert 2 < lane.steps <= made.report()["between_steps"]
+        assert made.report()["failed_steps"] == 0
+    for (length, seed, new), own in zip(lengths, found, strict=True):
+        assert own == by_transformers(small(LAYERS), prompt(length, seed=seed), new)
+
+
 def test_a_step_that_fails_beside_a_chunk_fails_alone() -> None:
     made, lane = on_a_lane()
     with made:

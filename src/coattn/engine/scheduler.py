@@ -293,7 +293,7 @@ class Scheduler:
             self._decoded, self._spent = None, 0.0
         between = self.pace.layers > 1  # decode steps run between the layers of chunks
         if readers:
-            self.pace.crowded = len(readers) > 1 or bool(self.waiting)
+            self.pace.crowded, self.pace.decoding = len(readers) > 1 or bool(self.waiting), len(decoding)
             budget = self.pace.budget(bool(decoding))
             apart = next((request for request in readers if request.alone or _is_known(request)), None)
             if self.mixes and budget and apart is None:
