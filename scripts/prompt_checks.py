@@ -242,7 +242,7 @@ def main() -> None:
         sys.exit(f"error: there is no line {unknown[0]!r}\nhint: {', '.join(known)}")
     out.mkdir(parents=True, exist_ok=True)
     checks = Checks(out)
-    for name in [each for each in known if each in wanted]:
+    for name in dict.fromkeys(wanted):
         (out / f"{name}.json").unlink(missing_ok=True)
         begin = time.perf_counter()
         run: Callable[[], None] = getattr(checks, name)
