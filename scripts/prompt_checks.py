@@ -4,7 +4,7 @@ Usage: scripts/prompt_checks.sh OUT [LINE ...]      the lines of the first table
 
 LINE          at most  what
 requests         60 s  24 requests, 64 new tokens each, 12 GiB of GPU memory: full
-where            60 s  8 of them under a profiler: where the time goes
+where            80 s  8 of them under a profiler, full and scout: where the time goes
 old              90 s  the 24 by `full` of an older tree: OLD=TARBALL
 scout            60 s  the 24 by scout
 transformers    100 s  the 24 by Transformers, in batches that fit
@@ -46,7 +46,7 @@ from prompt_where import lines, where
 
 HERE = Path(__file__).resolve().parent
 LIMITS = {
-    "requests": 60, "where": 60, "old": 90, "scout": 60, "transformers": 100, "driven": 160, "llama": 50, "beside": 60,
+    "requests": 60, "where": 80, "old": 90, "scout": 60, "transformers": 100, "driven": 160, "llama": 50, "beside": 60,
     "long": 80, "capped": 60,
 }  # fmt: skip
 MORE = {"qwen": 120, "kernels": 90}
@@ -159,9 +159,11 @@ class Checks:
         items = stream.draw(COUNT, PROMPTS, "fixed:64", "burst", SEED)
         most = max(item.prompt_tokens + item.new_tokens for item in items)
         setting = requests.Setting(16, most, ROOM, None, {})
-        row = where(self.model("where"), "full", items[:FIRST], setting, SEED)
-        self.write("where", [row])
-        print("\n".join(lines(row)), flush=True)
+        rows: list[dict[str, Any]] = []
+        for method in ("full", "scout"):
+            rows.append(where(self.model("where"), method, items[:FIRST], setting, SEED))
+            self.write("where", rows)
+            print("\n".join([f"{method}, {FIRST} requests:", *lines(rows[-1])]), flush=True)
 
     def driven(self) -> None:
         self.stream("driven", "fixed:1024", ["full", "scout"], 24, 0.124)
