@@ -6,7 +6,7 @@ LINE          at most  what
 requests         60 s  24 requests, 64 new tokens each, 12 GiB of GPU memory: full
 where            80 s  8 of them under a profiler, full and scout: where the time goes
 old              90 s  the 24 by `full` of an older tree: OLD=TARBALL
-scout            60 s  the 24 by scout
+scout            90 s  the 24 by scout, at its own chunk and in chunks of 8,192
 transformers    100 s  the 24 by Transformers, in batches that fit
 driven          160 s  the 24 with 1,024 new tokens each, driven picks: full, scout
 llama            50 s  a prompt of 32k, Llama-3-8B: full, scout, Transformers, chunks of 8,192
@@ -46,7 +46,7 @@ from prompt_where import lines, where
 
 HERE = Path(__file__).resolve().parent
 LIMITS = {
-    "requests": 60, "where": 80, "old": 90, "scout": 60, "transformers": 100, "driven": 160, "llama": 50, "beside": 60,
+    "requests": 60, "where": 80, "old": 90, "scout": 90, "transformers": 100, "driven": 160, "llama": 50, "beside": 60,
     "long": 80, "capped": 60,
 }  # fmt: skip
 MORE = {"qwen": 120, "kernels": 90}
@@ -147,7 +147,8 @@ class Checks:
         self.stream("requests", "fixed:64", ["full"], 16, None)
 
     def scout(self) -> None:
-        self.stream("scout", "fixed:64", ["scout"], 16, None)
+        """At the engine's own chunk, and in the largest."""
+        self.stream("scout", "fixed:64", ["scout"], 16, None, (None, 8192))
 
     def transformers(self) -> None:
         self.stream("transformers", "fixed:64", ["transformers"], 16, None)
@@ -168,16 +169,23 @@ class Checks:
     def driven(self) -> None:
         self.stream("driven", "fixed:1024", ["full", "scout"], 24, 0.124)
 
-    def stream(self, name: str, new: str, methods: list[str], batch: int, change: float | None) -> None:
-        """A burst of requests under each method."""
+    def stream(
+        self, name: str, new: str, methods: list[str], batch: int, change: float | None,
+        chunks: tuple[int | None, ...] = (None,),
+    ) -> None:  # fmt: skip
+        """A burst of requests under each method, and in chunks of each size."""
         from coattn.bench import requests, stream
 
         items = stream.draw(COUNT, PROMPTS, new, "burst", SEED)
         most = max(item.prompt_tokens + item.new_tokens for item in items)
-        setting, rows = requests.Setting(batch, most, ROOM, None, {}, change), []
-        for row in requests.rows_of(self.model(name), [(each, {}) for each in methods], items, setting, SEED):
-            rows.append(row)
-            self.write(name, rows, stream=stream.describe(items), max_batch=batch, gpu_kv=ROOM, seed=SEED)
+        rows: list[dict[str, Any]] = []
+        for chunk in chunks:
+            given = {} if chunk is None else {"chunk": chunk}
+            setting = requests.Setting(batch, most, ROOM, None, given, change)
+            named = [(each, {}) for each in methods]
+            for row in requests.rows_of(self.model(name), named, items, setting, SEED):
+                rows.append({**row, **given})
+                self.write(name, rows, stream=stream.describe(items), max_batch=batch, gpu_kv=ROOM, seed=SEED)
 
     def old(self) -> None:
         """In a process of its own: it is another coattn."""
