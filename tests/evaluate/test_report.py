@@ -128,6 +128,14 @@ PREFILL = {
     "method": "offload", "tokens": 32768, "gpu_memory": 1 << 30, "seconds": 2.0, "tokens_per_s": 16384.0, "ratio": 1.1,
     "kl": 1e-9, "same_top": True, "gpu_kv_peak": 1 << 30, "host_kv_peak": 0,
 }  # fmt: skip
+REQUESTS = {
+    "method": "scout", "params": {}, "requests": 24, "tokens": 1536, "total_s": 16.0, "tokens_per_s": 96.0,
+    "ttft_median_s": 8.5, "between_p99_s": 0.04, "chunk": 8192,
+}  # fmt: skip
+BESIDE = {
+    "method": "full", "batch": 8, "context": 16384, "tokens": 65536, "between_median_s": 0.011, "beside_p99_s": 0.033,
+    "between_ratio": 3.0, "prompt_alone_s": 3.4, "prompt_beside_s": 4.42, "prompt_ratio": 1.3,
+}  # fmt: skip
 SCORES = {"mean": 42.0, "tasks": [{"task": "qasper", "score": 42.0, "items": 3}], "items": [], **SUBJECT}
 FILES: dict[str, dict[str, Any]] = {
     "needle": NEEDLE,
@@ -149,6 +157,8 @@ FILES: dict[str, dict[str, Any]] = {
     "decode": {"rows": [DECODE], **WHERE},
     "ops": {"rows": [OPS], **WHERE},
     "prefill": {"rows": [PREFILL], "shapes": "s", **WHERE},
+    "requests": {"rows": [REQUESTS], "shapes": "s", "gpu_kv": 12 << 30, **WHERE},
+    "beside": {"rows": [BESIDE], "shapes": "s", **WHERE},
 }  # fmt: skip
 LINES = {
     "needle": "| m (float32) | `streaming`, recent 8, GPU 12.5% of the KV | pass key | 1 of 2 | 1,024: 1/2 (13%) |",
@@ -160,7 +170,9 @@ LINES = {
     "sweep": "| `hgca`, window 128, beta 4, alpha 0.1 | 1.0100 (1.0000 to 1.0200) | 0.003 | 50.0% |",
     "decode": "| `hgca`, window 128, kept 7% | 1 | 4.00 | 2.00 | 2.00 | 250.0 | 31% (CPU 30%, PCIe 1%) |",
     "ops": "| attend | amx | bf16 | 4 | 128 | 2 | 30.0 | 40.0 | 75% | 2.00 |",
-    "prefill": "| s | `offload` | 1.0 GiB | 32,768 | 2.00 | 16,384 | 1.10 | 1.0e-09 |",
+    "prefill": "| s | `offload` | 1.0 GiB | 32,768 | 2.00 | 16,384 | 1.10 |  |  | 1.0e-09 |",
+    "requests": "| s | 12.0 GiB | `scout`, chunk=8192 | 24 | 1,536 | 16.00 | 96 | 8.50 s | 40 ms |",
+    "beside": "| s | `full` | 8 of 16,384 | 11.0 ms | 33.0 ms | 3.00 | 65,536, 4.42 s | 3.40 s | 1.30 |",
 }
 CAPTIONS = {
     "sweep": "m (float32), 2 windows of 64 tokens of a.txt, the last 8 decoded; a CPU, 2 cores:",

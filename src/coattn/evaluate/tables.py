@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coattn.evaluate.request_rows import BESIDE, REQUESTS, beside_rows, request_rows
 from coattn.evaluate.session_rows import session_rows
 from coattn.evaluate.wording import deciding, host_dtype, share
 from coattn.units import format_bytes
@@ -206,7 +207,8 @@ def _prefill(result: Result) -> Iterable[Row]:
         yield (
             str(result.get("shapes", "")), f"`{row['method']}`", size(cap) or "none",
             f"{row['tokens']:,}", f"{row['seconds']:.2f}",
-            f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", f"{row['kl']:.1e}",
+            f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}", number(row.get("floor_ratio"), ".2f"),
+            number(row.get("peer_ratio"), ".2f"), f"{row['kl']:.1e}",
             size(row["gpu_kv_peak"]), size(row["host_kv_peak"]),
         )  # fmt: skip
 
@@ -304,9 +306,24 @@ KINDS = {
     ),
     "prefill": Kind(
         "Prefill",
-        ("shapes", "method", "cap", "tokens", "seconds", "tokens/s", "x first", "KL", "GPU KV", "DRAM KV"),
+        (
+            "shapes",
+            "method",
+            "cap",
+            "tokens",
+            "seconds",
+            "tokens/s",
+            "x first",
+            "x floor",
+            "x Transformers",
+            "KL",
+            "GPU KV",
+            "DRAM KV",
+        ),
         _prefill,
     ),
+    "requests": Kind("Requests", REQUESTS, request_rows, note="Weights and tokens are random; all requests at once."),
+    "beside": Kind("Decoding beside a prompt", BESIDE, beside_rows, note="Weights and tokens are random."),
     "sessions": Kind(
         "Sessions",
         ("shapes", "tokens", "cap", "method", "check", "measured"),
@@ -328,6 +345,8 @@ MARKS = {
     "ops": {"kernel", "isa"},
     "prefill": {"same_top"},
     "sessions": {"check", "method"},
+    "requests": {"total_s", "tokens_per_s"},
+    "beside": {"between_ratio", "prompt_ratio"},
     "hcattention": {"against_full"},
 }
 """What tells results of `coattn bench` apart: keys of their rows."""
