@@ -64,7 +64,8 @@ class Runtime:
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.meanwhile: Callable[[], None] | None = None
-        """Called more often, in every layer of such a step; may begin or end one that runs at the same time."""
+        """Called more often, in every layer of such a step and before and after; may begin or end one that runs at the
+        same time."""
         self.blockwise = composed.blockwise
         self._prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
@@ -199,6 +200,8 @@ class Runtime:
         for probe in self.probes:
             for part in parts:
                 probe.begin(part)
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def reaches_host(self, step: Step) -> bool:
         """Whether any token of a decode step may be attended in DRAM."""
@@ -240,8 +243,9 @@ class Runtime:
         step, beside = self.step, self.beside
         assert step is not None, "begin() comes first"
         if step.phase is not Phase.DECODE:
-            if self.between is not None and layer:
-                self.between()
+            before = self.between if layer else self.meanwhile
+            if before is not None:
+                before()
             out = self._attend(step, layer, q, k, v, scale)
             if self.meanwhile is not None:
                 self.meanwhile()
@@ -451,6 +455,8 @@ class Runtime:
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def abort(self) -> None:
         """Gives up a step that failed midway: cache, index and upkeep are what their history says."""

@@ -102,7 +102,7 @@ def test_attend_in_many_pieces(few: int | None) -> None:
     picked = lists([1500, 70], 1, 32, 64, 3)
     with nullcontext() if few is None else on_part(few):
         got = attend_kernel.attend(q, blocks, picked, 0.125, None)
-    assert got.out.shape[1] > 4
+    assert got.out.shape[1] > 2
     want = attend_reference(q, blocks, picked, 0.125, None)
     torch.testing.assert_close(got.merged().out, want.out, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.merged().lse, want.lse, atol=2e-5, rtol=1e-4)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.ops.upload import upload
 from coattn.state import AttnState
 
 COUNTS = (2, 4, 8)
@@ -94,5 +95,5 @@ def _strides(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
         _made.clear()
     key = rows, device
     if key not in _made:
-        _made[key] = torch.tensor(rows, dtype=torch.int64, device=device)
+        _made[key] = upload(torch.tensor(rows, dtype=torch.int64), device)
     return _made[key]
