@@ -30,6 +30,8 @@ ROWS = 64
 ON_PART, RESIDENT = Tile(128, 4, 3), 3
 """On a part of the GPU, where each multiprocessor has to read more at a time, and so many programs on one at a time:
 8 sequences of 16,384 tokens on 28 multiprocessors at 53.5 GB/s each; 47.1 with 64 keys and 4 warps, 51.6 with 2."""
+EVICT_ON_PART = "evict_first"
+"""Keys and values are read once in a step: beside a prompt, what its kernels share should stay in the L2 cache."""
 ROUNDS = 8
 """Rounds of programs on a part, at most. Sequences of several lengths want many, and the last round should be full."""
 PROGRAMS = 528
@@ -50,7 +52,7 @@ def _attend(
     splits, q_heads, scores_seq, scores_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
-    SCORES: tl.constexpr, FOLLOW: tl.constexpr, VALUES: tl.constexpr,
+    SCORES: tl.constexpr, FOLLOW: tl.constexpr, VALUES: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -84,8 +86,8 @@ def _attend(
         at = ids[:, None] * block_stride + (token % BLOCK)[:, None] * D + d[None, :]
         # rows that are not seen are read as zero: 0 * nan would be nan
         wanted = seen[:, None] & in_head[None, :]
-        k = tl.load(blocks_ptr + at, mask=wanted, other=0.0)
-        v = tl.load(blocks_ptr + at + VALUES, mask=wanted, other=0.0)
+        k = tl.load(blocks_ptr + at, mask=wanted, other=0.0, eviction_policy=EVICT)
+        v = tl.load(blocks_ptr + at + VALUES, mask=wanted, other=0.0, eviction_policy=EVICT)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
             scores = capped(scores, softcap)
@@ -183,7 +185,7 @@ def attend(
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=tile.rows,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
-        SCORES=scores is not None, VALUES=blocks.stride(2),
+        SCORES=scores is not None, VALUES=blocks.stride(2), EVICT="" if part() is None else EVICT_ON_PART,
         num_warps=tile.warps, num_stages=tile.stages, **options(seqs),
     )  # fmt: skip
     return Split(out, lse)
