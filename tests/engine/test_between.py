@@ -231,6 +231,28 @@ def test_steps_beside_a_chunk_give_what_transformers_gives() -> None:
         assert own == by_transformers(small(LAYERS), prompt(length, seed=seed), new)
 
 
+def test_a_step_is_looked_for_in_every_layer_and_at_the_borders_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, lane = on_a_lane()
+    with made:
+        first = made.submit(prompt(40, seed=4), greedy(60))
+        while len(first.request.output) < 3:
+            made.step()
+        second = made.submit(prompt(90, seed=5), greedy(2))
+        seen: list[bool] = []
+        hand_on, runtime = made.engine._hand_on, made.runner.runtime
+
+        def noted(on: Any) -> None:
+            seen.append(runtime.step is None)
+            hand_on(on)
+
+        monkeypatch.setattr(made.engine, "_hand_on", noted)
+        assert second.result().error is None
+        # when a chunk is begun, before and after each layer's attention; and before it begins, when it is over, and
+        # once more at the prompt's end
+        assert seen.count(False) == lane.chunks * (1 + 2 * LAYERS)
+        assert seen.count(True) == lane.chunks * 2 + 1
+
+
 def test_prompts_that_wait_have_the_gpu_to_themselves() -> None:
     made, lane = on_a_lane()
     with made:
