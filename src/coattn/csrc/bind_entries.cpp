@@ -80,6 +80,9 @@ void bind_put_rows(nb::module_& m) {
   field(c, "head_size", &PutRowsJob::head_size);
   field(c, "row_bytes", &PutRowsJob::row_bytes);
   runnable<PutRowsJob>(m, "put_rows", "submit_put_rows", &put_rows);
+  m.def(
+      "put_rows_alone", [](const PutRowsJob& job) { put_rows(job, lone_pool()); },
+      nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace

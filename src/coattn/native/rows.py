@@ -36,12 +36,13 @@ class Lists:
         check_tensor("stored", self.stored, [len(self.table)], torch.int32)
 
 
-def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor) -> None:
+def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor, alone: bool = False) -> None:
     """Writes entries to the ends of lists, which nobody may read meanwhile, all threads together.
 
     which: `[n]` int64 lists, none twice; counts: `[n]` int64, entries of each. source: `[entries]` int64 addresses of
     blocks like those of the lists; rows: `[entries]` int32, which of their rows. The table names the new blocks
     already; `stored` is as before, and stays so. In int8 every row keeps its numbers within half a step of its block.
+    alone: by the calling thread, and not by the pool, which others may need.
     """
     lists.check()
     check_tensor("which", which, [None], torch.int64)
@@ -55,7 +56,7 @@ def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: 
     job.source, job.row = source.data_ptr(), rows.data_ptr()
     job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
     job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
-    extension.put_rows(job)
+    (extension.put_rows_alone if alone else extension.put_rows)(job)
 
 
 class Kept(NamedTuple):

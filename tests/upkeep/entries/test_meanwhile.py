@@ -15,7 +15,7 @@ from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
-from coattn.upkeep.entries import entries as module
+from coattn.upkeep.entries import choosing as module
 from coattn.upkeep.entries.entries import QUERIES, Entries
 
 BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
@@ -67,11 +67,11 @@ def test_others_go_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     go, blocked = threading.Event(), threading.Event()
     plain = module.weigh_host
 
-    def slowly(entries: Entries, layer: int, slot: int, *rest: Any) -> torch.Tensor:
-        if slot == 1:
+    def slowly(choice: module.Choice, layer: int) -> torch.Tensor:
+        if choice.slot == 1:
             blocked.set()
             assert go.wait(60)
-        return plain(entries, layer, slot, *rest)
+        return plain(choice, layer)
 
     monkeypatch.setattr(module, "weigh_host", slowly)
     with llm("hgca", window_blocks=1, max_batch=3) as engine:

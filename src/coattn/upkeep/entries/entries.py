@@ -8,7 +8,7 @@ attended in every step either there or here, never in both and never in none.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -27,8 +27,9 @@ from coattn.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
 from coattn.upkeep.base import Upkeep
+from coattn.upkeep.entries.choosing import Choice, Marks, stand_back
 from coattn.upkeep.entries.lists import EntryLists, PendingAppend, spares
-from coattn.upkeep.entries.weighing import addresses, choose_all, weigh_host, weigh_window
+from coattn.upkeep.entries.weighing import addresses, choose_all
 
 LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
@@ -73,18 +74,19 @@ class Entries(Upkeep):
     """By layer: its number within the lists."""
     _covered: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: blocks whose entries have been chosen from, the one that is leaving included."""
-    _stale: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    stale: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """Sequences that have read a prompt or a turn since entries were chosen, and the tokens that they had before."""
-    _heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By sequence and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
-    _scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     _waiting: dict[int, Waiting] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
 
-    _chosen: dict[int, int] = field(init=False, repr=False, default_factory=dict)
-    """By sequence that is busy: the blocks that are chosen from."""
+    _choices: dict[int, Choice] = field(init=False, repr=False, default_factory=dict)
+    """By sequence that is busy."""
+    _streams: dict[torch.device, Any] = field(init=False, repr=False, default_factory=dict)
     _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -126,10 +128,13 @@ class Entries(Upkeep):
                 self._give_up(slot)
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
-                self._stale.setdefault(slot, history)
+                self.stale.setdefault(slot, history)
             return
+        for slot in step.slots:
+            if slot in self._choices:
+                self._choices[slot].waited_for = True
         for slot, length in zip(step.slots, step.lengths, strict=True):
-            if slot in self._stale:
+            if slot in self.stale:
                 self._choose_again(slot, length)
         gone = [
             slot
@@ -144,15 +149,15 @@ class Entries(Upkeep):
             self.lists.top_up()
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
-                if slot in self._stale and slot in self._heard and slot not in step.more:
+                if slot in self.stale and slot in self.heard and slot not in step.more:
                     self._choose_meanwhile(slot, length + 1)
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
-        self._scale[layer] = scale
+        self.scale[layer] = scale
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
                 continue
-            heard = self._heard.setdefault(slot, {})
+            heard = self.heard.setdefault(slot, {})
             own = q[max(start, end - QUERIES) : end]
             before = heard.get(layer)
             if before is not None and len(own) < QUERIES:
@@ -201,7 +206,7 @@ class Entries(Upkeep):
                 weights, kept = choose(layer, first * self.block)
                 self.lists.put(choose_all(self, layer, slot, weights, kept))
             self._covered[slot] = first
-            self._stale.pop(slot, None)
+            self.stale.pop(slot, None)
         self.lists.show(slots)
         self.lists.make_room()
 
@@ -213,8 +218,8 @@ class Entries(Upkeep):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
         if not keep:
-            self._stale.pop(slot, None)
-            self._heard.pop(slot, None)
+            self.stale.pop(slot, None)
+            self.heard.pop(slot, None)
 
     def _weigh_as_before(self, slot: int, b: int) -> None:
         """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing."""
@@ -227,7 +232,7 @@ class Entries(Upkeep):
             self.averages[layer][place] = weights.to(self.averages[layer].device)
 
     def release(self) -> None:
-        for slot in list(self.busy):
+        for slot in list(self._choices):
             self._give_up(slot)
         if self._thread is not None:
             self._thread.shutdown()
@@ -294,69 +299,51 @@ class Entries(Upkeep):
 
         Where that was begun when the prompt was over, waits for it.
         """
-        first, heard = self.gpu.first(length), self._heard.get(slot, {})
-        job, chosen = self.busy.pop(slot, None), self._chosen.pop(slot, None)
+        job, choice = self.busy.get(slot), self._choices.get(slot)
         # one that failed is tried again here: if it fails again, the step says so
-        known = job is not None and job.exception() is None and chosen == first
-        found = job.result() if job is not None and known else self._weigh(slot, first, heard)
-        self._finish([slot])
-        self.lists.clear([slot])
-        for layer, weights, kept in found:
-            self.lists.put(choose_all(self, layer, slot, weights, kept))
-        before = self._stale.pop(slot)
-        for layer in heard:
-            weigh_window(self, layer, slot, before, length - 1, heard[layer], self._scale[layer])
-        self._show(slot, length, first)
-        self.lists.make_room()
-        self._heard.pop(slot, None)
-
-    def _weigh(self, slot: int, first: int, heard: dict[int, Tensor]) -> list[tuple[int, Tensor, Tensor]]:
-        """Of the first blocks of a sequence, by layer: weights and what is kept, `[kv_heads, entries]`. Only reads."""
-        found = []
-        for layer in self.cache.spec.layers if first else ():
-            weights = weigh_host(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
-            kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
-            found.append((layer, weights, kept))
-        return found
+        if job is None or choice is None or choice.length != length or job.exception() is not None:
+            self._give_up(slot)
+            self._finish([slot])
+            self.lists.clear([slot])
+            choice = self._choices[slot] = Choice(self, slot, length)
+            choice.waited_for = True
+            choice.run()
+        self._end_choice(slot)
+        self.stale.pop(slot)
+        self.heard.pop(slot, None)
+        self._covered[slot] = choice.first
+        self.lists.show([slot])
 
     def _choose_meanwhile(self, slot: int, length: int) -> None:
-        """Weighs in a thread: the sequence waits for it, others go on. What is chosen does not depend on when.
-
-        The thread only reads: lists are one thread's, the one that runs the steps.
-        """
+        """In a thread: the sequence waits for it, others go on. What is chosen does not depend on when."""
         self._give_up(slot)
-        first, heard, ready = self.gpu.first(length), dict(self._heard[slot]), self._marks()
+        self._finish([slot])
+        self.lists.clear([slot])
+        devices = {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}
+        choice, marks = Choice(self, slot, length), Marks(devices, self._streams)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "coattn-entries")
+            self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
 
-        def weigh() -> list[tuple[int, Tensor, Tensor]]:
-            with ExitStack() as streams:
-                for device, event in ready.items():
-                    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                    stream.wait_event(event)
-                    streams.enter_context(torch.cuda.stream(stream))
-                found = self._weigh(slot, first, heard)
-                for device in ready:
-                    torch.cuda.current_stream(device).synchronize()
-                return found
+        def run() -> None:
+            with marks.after():
+                choice.run()
 
-        self._chosen[slot] = first
-        self.busy[slot] = self._thread.submit(weigh)
-
-    def _marks(self) -> dict[torch.device, Any]:
-        """On GPUs: events after which the queries that were heard are there."""
-        found = {}
-        for device in {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}:
-            found[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            found[device].record(torch.cuda.current_stream(device))
-        return found
+        self._choices[slot], self.busy[slot] = choice, self._thread.submit(run)
 
     def _give_up(self, slot: int) -> None:
         """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
-        job = self.busy.pop(slot, None)
-        self._chosen.pop(slot, None)
+        job = self.busy.get(slot)
+        if slot in self._choices:
+            self._choices[slot].give_up()
         if job is not None and not job.cancel():
             wait([job])
+        if slot in self._choices:
+            self._end_choice(slot)
+            self.lists.clear([slot])
+
+    def _end_choice(self, slot: int) -> None:
+        self.busy.pop(slot, None)
+        self._choices.pop(slot).close()
 
     def _show(self, slot: int, length: int, covered: int) -> None:
         """So many blocks of a sequence have been chosen from: those before its window are attended there.

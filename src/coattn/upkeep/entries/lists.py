@@ -125,7 +125,7 @@ class EntryLists:
         self._position = torch.zeros(known, block, dtype=torch.int32)
         self._weight = torch.zeros(known, block)
         self.fixed = fixed
-        self._free = torch.zeros(0, dtype=torch.int64)
+        self._free = Stack()
         self._next = 0
         self._taken = 0
         self._lock = threading.RLock()
@@ -144,8 +144,11 @@ class EntryLists:
         """Bytes of the blocks that some list owns."""
         return (self._next - len(self._free)) * self.block_bytes
 
-    def put(self, chosen: ChosenEntries) -> None:
-        """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added."""
+    def put(self, chosen: ChosenEntries, alone: bool = False) -> None:
+        """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added.
+
+        alone: without the pool, while steps of others may run; their lists are others.
+        """
         from coattn import native
 
         if not len(chosen.layer):
@@ -156,7 +159,7 @@ class EntryLists:
         before = self.stored.view(-1)[lists].long()
         self._widen(int((before + counts).max()))
         fresh = self._blocks_of(before + counts) - self._blocks_of(before)
-        ids = self._take(int(fresh.sum()))
+        ids = self._take(int(fresh.sum()), alone)
         # the new blocks of list i stand in its row from the first that it does not have yet
         row = torch.repeat_interleave(lists, fresh)
         column = torch.repeat_interleave(self._blocks_of(before), fresh) + _ranks(fresh)
@@ -168,7 +171,7 @@ class EntryLists:
         self._position[block, place] = chosen.position.to(torch.int32)
         self._weight[block, place] = chosen.weight
         rows = (chosen.position % self.block).to(torch.int32)
-        native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
+        native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows, alone)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> PendingAppend:
@@ -207,14 +210,17 @@ class EntryLists:
     def give_back(self, blocks: Tensor) -> None:
         """Blocks that no list owns may be taken again."""
         with self._lock:
-            self._free = torch.cat([self._free, blocks])
+            self._free.push(blocks)
 
     def show(self, slots: list[int]) -> None:
         """From now on all that is stored of these slots is attended."""
         self.shown[:, slots] = self.stored[:, slots]
 
-    def make_room(self) -> None:
-        """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
+    def make_room(self, most: int | None = None) -> bool:
+        """Takes memory for what is to come now rather than in the middle of it, where the budget has it.
+
+        most: blocks that it takes at a time, without the pool -> whether there is more to take.
+        """
         with self._lock:
             layers, slots, heads = self.stored.shape
             ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
@@ -222,7 +228,10 @@ class EntryLists:
             have = self._taken // self.block_bytes
             if room is not None:
                 wanted = min(wanted, have + room // self.block_bytes)
-            self._grow(min(wanted, self.capacity))
+            wanted = min(wanted, self.capacity)
+            now = wanted if most is None else min(wanted, have + most)
+            self._grow(now, least=most or 0, alone=most is not None)
+            return now < wanted
 
     def top_up(self) -> None:
         """Takes a little more memory if the next blocks that leave the window might not find enough of it.
@@ -247,10 +256,12 @@ class EntryLists:
             keep = torch.zeros_like(self.stored[:, slot])
             if end:
                 keep = self._before(slot, end)
-            held = self._blocks_of(self.stored[:, slot])
-            width = torch.arange(self.table.shape[-1])
-            gone = (width >= self._blocks_of(keep)[..., None]) & (width < held[..., None])
-            self.give_back(self.table[:, slot][gone].long())
+            first, last = self._blocks_of(keep), self._blocks_of(self.stored[:, slot])
+            width = torch.arange(int(last.max()))
+            for row, a, b in zip(self.table[:, slot, :, : len(width)], first, last, strict=True):
+                gone = row[(width >= a[:, None]) & (width < b[:, None])]
+                if len(gone):
+                    self.give_back(gone.long())
             self.stored[:, slot] = keep
             self.shown[:, slot] = keep
 
@@ -292,20 +303,18 @@ class EntryLists:
         position = self._position[ids].flatten(2) if len(self._position) else torch.zeros_like(inside)
         return ((position < end) & inside).sum(-1).to(torch.int32)
 
-    def _take(self, count: int) -> Tensor:
+    def _take(self, count: int, alone: bool = False) -> Tensor:
         """Ids of `count` blocks, from now on somebody's."""
         with self._lock:
             reused = min(count, len(self._free))
             fresh = count - reused
-            self._grow(self._next + fresh)
-            cut = len(self._free) - reused
-            ids = torch.cat([self._free[cut:], torch.arange(self._next, self._next + fresh)])
-            self._free = self._free[:cut].clone()
+            self._grow(self._next + fresh, max(1, PIECE // self.block_bytes) if alone else 0, alone)
+            ids = torch.cat([self._free.pop(reused), torch.arange(self._next, self._next + fresh)])
             self._next += fresh
             return ids
 
-    def _grow(self, blocks: int, least: int = 0) -> None:
-        """least: blocks to grow by if it grows; otherwise as many as STEP holds."""
+    def _grow(self, blocks: int, least: int = 0, alone: bool = False) -> None:
+        """least: blocks to grow by if it grows; otherwise as many as STEP holds. alone: without the pool."""
         what = "Keeping the entries that matter"
         if blocks > self.capacity:
             self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
@@ -319,7 +328,7 @@ class EntryLists:
         wanted = max(blocks, min(wanted, self.capacity))
         self.ledger.take("host", (wanted - have) * self.block_bytes, what)
         self._taken += (wanted - have) * self.block_bytes
-        self._memory.grow(wanted * self.block_bytes)
+        self._memory.grow(wanted * self.block_bytes, alone)
         if self.fixed:
             return
         more = wanted - have
@@ -350,6 +359,28 @@ class EntryLists:
 
     def _blocks_of(self, entries: Tensor) -> Tensor:
         return -(-entries.long() // self.block)
+
+
+class Stack:
+    """Numbers of blocks. What comes last goes first; neither takes longer when there are many."""
+
+    def __init__(self) -> None:
+        self._all = _no_blocks()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, blocks: Tensor) -> None:
+        count = self._count + len(blocks)
+        if count > len(self._all):
+            self._all = torch.cat([self._all[: self._count], blocks.new_zeros(2 * count - self._count)])
+        self._all[self._count : count] = blocks
+        self._count = count
+
+    def pop(self, count: int) -> Tensor:
+        self._count -= count
+        return self._all[self._count : self._count + count].clone()
 
 
 def _ranks(counts: Tensor) -> Tensor:

@@ -1,0 +1,136 @@
+"""After a prompt or turn: all that lies in DRAM is weighed with its last queries, and chosen from afresh."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.dense import marks_of
+from coattn.upkeep.entries.lists import PIECE, ChosenEntries
+from coattn.upkeep.entries.weighing import sources, weigh_host, weigh_window
+
+if TYPE_CHECKING:
+    from coattn.upkeep.entries.entries import Entries
+
+REST = 0.5
+"""How long a thread rests after a piece of work, beside the time that it took: copies take memory bandwidth, which is
+what the steps of others wait for."""
+NICE = 10
+"""How far a thread that chooses stands back behind those that run steps."""
+
+
+class Choice:
+    """What becomes of the lists of one sequence, which nobody reads until it is over.
+
+    Made on the thread that runs the steps; `run` may be on another. It takes the lists layer by layer, in pieces that
+    take about a millisecond, without the worker pool and without PyTorch's threads: both are on the cores that the steps
+    of others need. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
+    """
+
+    def __init__(self, entries: Entries, slot: int, length: int) -> None:
+        """length: of the sequence, with the token that it decodes next."""
+        self.entries, self.slot, self.length = entries, slot, length
+        self.first = entries.gpu.first(length)
+        """Blocks that are chosen from."""
+        self.heard = dict(entries.heard.get(slot, {}))
+        self.before = entries.stale[slot]
+        self.ids = torch.tensor(entries.table.owned.get(slot, [])[: self.first], dtype=torch.int64)
+        self.held = None if entries.cache.reading is None else self._hold()
+        self.waited_for = False
+        """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
+        self._given_up = False
+
+    def _hold(self) -> Any:
+        reading = self.entries.cache.reading
+        assert reading is not None
+        return reading.hold(marks_of(self.entries.cache, self.slot, self.first)) if reading.spare_room else None
+
+    def give_up(self) -> None:
+        """Nobody wants it any more; it ends after the piece that it is at."""
+        self._given_up = True
+
+    def close(self) -> None:
+        """It is over. On the thread that runs the steps."""
+        if self.held is not None:
+            self.entries.cache.reading.let_go(self.held)  # type: ignore[union-attr]
+            self.held = None
+
+    def run(self) -> None:
+        """Weighs and copies. Lists that were empty hold what is kept."""
+        entries = self.entries
+        for layer in entries.cache.spec.layers if self.first else ():
+            weights = weigh_host(self, layer)
+            known = layer in self.heard
+            kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
+            counts = kept.sum(-1).tolist()
+            position, weight = kept.nonzero()[:, 1].cpu(), weights[kept].cpu()
+            if not self._copy(layer, counts, position, weight):
+                return
+        for layer, q in self.heard.items():
+            weigh_window(entries, layer, self.slot, self.before, self.length - 1, q, entries.scale[layer])
+        while not self._given_up:
+            begun = time.perf_counter()
+            piece = None if self.waited_for else max(1, PIECE // entries.lists.block_bytes)
+            if not entries.lists.make_room(piece):
+                break
+            self._rest(begun)
+
+    def _copy(self, layer: int, counts: list[int], position: Tensor, weight: Tensor) -> bool:
+        """Entries of one KV head after the other. False: nobody wants them any more."""
+        lists, number = self.entries.lists, self.entries.numbers[layer]
+        # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
+        most = max(1, PIECE // lists.block_bytes) * lists.block
+        at = 0
+        for head, count in enumerate(counts):
+            end = at + count
+            while at < end:
+                if self._given_up:
+                    return False
+                begun, alone = time.perf_counter(), not self.waited_for
+                stop = min(end, at + most) if alone else end
+                own = position[at:stop]
+                place = [torch.full_like(own, x) for x in (number, self.slot, head)]
+                lists.put(ChosenEntries(*place, own, weight[at:stop], sources(self, layer, head, own)), alone)
+                at = stop
+                self._rest(begun)
+        return True
+
+    def _rest(self, begun: float) -> None:
+        if not self.waited_for:
+            time.sleep(REST * (time.perf_counter() - begun))
+
+
+class Marks:
+    """The state of GPUs at one moment, for a thread that works on streams of its own from there on."""
+
+    def __init__(self, devices: set[torch.device], streams: dict[torch.device, Any]) -> None:
+        self.streams, self.events = streams, dict[torch.device, Any]()
+        for device in devices:
+            if device not in streams:  # one for good: PyTorch keeps memory for each
+                streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.events[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.events[device].record(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def after(self) -> Iterator[None]:
+        """Work inside comes after that moment; at the end it is waited for."""
+        with ExitStack() as entered:
+            for device, event in self.events.items():
+                self.streams[device].wait_event(event)
+                entered.enter_context(torch.cuda.stream(self.streams[device]))
+            yield
+            for device in self.events:
+                self.streams[device].synchronize()
+
+
+def stand_back() -> None:
+    """The calling thread runs where nobody else wants to."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
