@@ -36,13 +36,12 @@ class Lists:
         check_tensor("stored", self.stored, [len(self.table)], torch.int32)
 
 
-def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor, alone: bool = False) -> None:
+def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor) -> None:
     """Writes entries to the ends of lists, which nobody may read meanwhile, all threads together.
 
     which: `[n]` int64 lists, none twice; counts: `[n]` int64, entries of each. source: `[entries]` int64 addresses of
     blocks like those of the lists; rows: `[entries]` int32, which of their rows. The table names the new blocks
     already; `stored` is as before, and stays so. In int8 every row keeps its numbers within half a step of its block.
-    alone: by the calling thread, and not by the pool, which others may need.
     """
     lists.check()
     check_tensor("which", which, [None], torch.int64)
@@ -56,7 +55,31 @@ def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: 
     job.source, job.row = source.data_ptr(), rows.data_ptr()
     job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
     job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
-    (extension.put_rows_alone if alone else extension.put_rows)(job)
+    extension.put_rows(job)
+
+
+def fill_rows(
+    lists: Lists, which: int, position: Tensor, weight: Tensor, ids: Tensor, source: int, stride: int, fresh: Tensor
+) -> None:
+    """Writes entries of one sequence and KV head to the end of a list, which nobody may read meanwhile.
+
+    position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32, the sequence's blocks, of which number
+    i lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more. By
+    the calling thread alone: the pool is for whoever attends meanwhile.
+    """
+    lists.check()
+    check_tensor("position", position, [None], torch.int32)
+    check_tensor("weight", weight, [len(position)], torch.float32)
+    check_tensor("ids", ids, [None], torch.int32)
+    check_tensor("fresh", fresh, [None], torch.int32)
+    job = extension.FillRowsJob()
+    job.count, job.position, job.weight = len(position), position.data_ptr(), weight.data_ptr()
+    job.id, job.source, job.block_stride = ids.data_ptr(), source, stride
+    job.list, job.fresh = which, fresh.data_ptr()
+    job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
+    job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
+    job.positions, job.weights = lists.position.data_ptr(), lists.weight.data_ptr()
+    extension.fill_rows(job)
 
 
 class Kept(NamedTuple):

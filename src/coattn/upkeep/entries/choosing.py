@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from coattn.cache.dense import marks_of
-from coattn.upkeep.entries.lists import PIECE, ChosenEntries
-from coattn.upkeep.entries.weighing import sources, weigh_host, weigh_window
+from coattn.upkeep.entries.lists import PIECE
+from coattn.upkeep.entries.weighing import located, weigh_host, weigh_window
 
 if TYPE_CHECKING:
     from coattn.upkeep.entries.entries import Entries
@@ -41,7 +41,7 @@ class Choice:
         """Blocks that are chosen from."""
         self.heard = dict(entries.heard.get(slot, {}))
         self.before = entries.stale[slot]
-        self.ids = torch.tensor(entries.table.owned.get(slot, [])[: self.first], dtype=torch.int64)
+        self.ids = torch.tensor(entries.table.owned.get(slot, [])[: self.first], dtype=torch.int32)
         self.held = None if entries.cache.reading is None else self._hold()
         self.waited_for = False
         """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
@@ -70,7 +70,7 @@ class Choice:
             known = layer in self.heard
             kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
             counts = kept.sum(-1).tolist()
-            position, weight = kept.nonzero()[:, 1].cpu(), weights[kept].cpu()
+            position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
             if not self._copy(layer, counts, position, weight):
                 return
         for layer, q in self.heard.items():
@@ -84,23 +84,24 @@ class Choice:
 
     def _copy(self, layer: int, counts: list[int], position: Tensor, weight: Tensor) -> bool:
         """Entries of one KV head after the other. False: nobody wants them any more."""
-        lists, number = self.entries.lists, self.entries.numbers[layer]
+        lists, memory = self.entries.lists, self.entries.host[layer]
+        block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
         # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
         most = max(1, PIECE // lists.block_bytes) * lists.block
-        at = 0
+        end = at = 0
         for head, count in enumerate(counts):
-            end = at + count
-            while at < end:
-                if self._given_up:
-                    return False
-                begun, alone = time.perf_counter(), not self.waited_for
-                stop = min(end, at + most) if alone else end
-                own = position[at:stop]
-                place = [torch.full_like(own, x) for x in (number, self.slot, head)]
-                lists.put(ChosenEntries(*place, own, weight[at:stop], sources(self, layer, head, own)), alone)
+            end += count
+            while at < end and not self._given_up and not self.waited_for:
+                begun, stop = time.perf_counter(), min(end, at + most)
+                where = (self.entries.numbers[layer], self.slot, head)
+                lists.fill(*where, position[at:stop], weight[at:stop], self.ids, memory.data_ptr() + head * one, block)
                 at = stop
                 self._rest(begun)
-        return True
+        if at < end and not self._given_up:
+            heads = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            rest = heads[at:], position[at:].long(), weight[at:]
+            lists.put(located(self.entries, layer, self.slot, *rest))
+        return not self._given_up
 
     def _rest(self, begun: float) -> None:
         if not self.waited_for:

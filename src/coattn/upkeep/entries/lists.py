@@ -144,11 +144,8 @@ class EntryLists:
         """Bytes of the blocks that some list owns."""
         return (self._next - len(self._free)) * self.block_bytes
 
-    def put(self, chosen: ChosenEntries, alone: bool = False) -> None:
-        """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added.
-
-        alone: without the pool, while steps of others may run; their lists are others.
-        """
+    def put(self, chosen: ChosenEntries) -> None:
+        """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added."""
         from coattn import native
 
         if not len(chosen.layer):
@@ -159,7 +156,7 @@ class EntryLists:
         before = self.stored.view(-1)[lists].long()
         self._widen(int((before + counts).max()))
         fresh = self._blocks_of(before + counts) - self._blocks_of(before)
-        ids = self._take(int(fresh.sum()), alone)
+        ids = self._take(int(fresh.sum()))
         # the new blocks of list i stand in its row from the first that it does not have yet
         row = torch.repeat_interleave(lists, fresh)
         column = torch.repeat_interleave(self._blocks_of(before), fresh) + _ranks(fresh)
@@ -171,8 +168,24 @@ class EntryLists:
         self._position[block, place] = chosen.position.to(torch.int32)
         self._weight[block, place] = chosen.weight
         rows = (chosen.position % self.block).to(torch.int32)
-        native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows, alone)
+        native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
+
+    def fill(
+        self, layer: int, slot: int, head: int, position: Tensor, weight: Tensor, ids: Tensor, source: int, stride: int
+    ) -> None:
+        """Adds entries to the end of one list, not shown yet, while steps of others may run: without the pool.
+
+        position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32 of the sequence; source, stride:
+        where block 0 of its KV head lies in DRAM, and the bytes between two blocks.
+        """
+        from coattn import native
+
+        before, (_, slots, heads) = int(self.stored[layer, slot, head]), self.stored.shape
+        self._widen(before + len(position))
+        need = ceil_div(before + len(position), self.block) - ceil_div(before, self.block)
+        fresh, which = self._take(need, alone=True).to(torch.int32), (layer * slots + slot) * heads + head
+        native.fill_rows(self._lists(), which, position, weight, ids, source, stride, fresh)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> PendingAppend:
         """Adds the kept rows `[layers, kv_heads, block]` of one block to a slot's lists; the pool does it meanwhile.

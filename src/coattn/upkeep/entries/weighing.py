@@ -49,11 +49,11 @@ def weigh_host(choice: Choice, layer: int) -> Tensor:
     entries, q = choice.entries, choice.heard.get(layer)
     shape = entries.cache.spec.layers[layer]
     if q is None:
-        return torch.zeros(shape.kv_heads, len(choice.ids) * entries.block)
+        return torch.zeros(shape.kv_heads, choice.first * entries.block)
     if choice.held is not None and entries.cache.reading is not None:
-        keys = entries.cache.reading.keys(choice.held, layer, len(choice.ids) * entries.block).transpose(0, 1)
+        keys = entries.cache.reading.keys(choice.held, layer, choice.first * entries.block).transpose(0, 1)
     else:
-        keys = read_keys(entries.host[layer], choice.ids.int(), shape, entries.block)
+        keys = read_keys(entries.host[layer], choice.ids, shape, entries.block)
 
     def reduce(weights: Tensor) -> Tensor:
         return weights.amax((0, 1)) if entries.peak else weights.mean(1).amax(0)
@@ -92,23 +92,15 @@ def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: i
 def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> ChosenEntries:
     """The kept of a layer's entries in DRAM `[kv_heads, entries]` of one sequence."""
     head, position = kept.nonzero(as_tuple=True)
+    return located(entries, layer, slot, head, position, weights[head, position])
+
+
+def located(entries: Entries, layer: int, slot: int, head: Tensor, position: Tensor, weight: Tensor) -> ChosenEntries:
+    """Entries of one layer and sequence, with the places that they lie in."""
     ids = torch.tensor(entries.table.owned[slot])[position // entries.block]
     number = torch.full_like(head, entries.numbers[layer])
-    return ChosenEntries(
-        number,
-        torch.full_like(head, slot),
-        head,
-        position,
-        weights[head, position],
-        _address(entries, number, ids, head),
-    )
-
-
-def sources(choice: Choice, layer: int, head: int, position: Tensor) -> Tensor:
-    """Addresses of the blocks that entries of one KV head lie in."""
-    memory = choice.entries.host[layer]
-    block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
-    return choice.ids[position // choice.entries.block] * block + (memory.data_ptr() + head * one)
+    source = _address(entries, number, ids, head)
+    return ChosenEntries(number, torch.full_like(head, slot), head, position, weight, source)
 
 
 def addresses(entries: Entries, ids: list[int]) -> Tensor:
