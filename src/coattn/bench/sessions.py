@@ -25,6 +25,8 @@ FLIPS = 20_000
 """Random signs that a test of pairs draws."""
 SLACK = 64 << 20
 """Bytes beside: memory is handed out in pieces of whole pages."""
+QUIET = 64
+"""Steps that are measured before the first turn."""
 SPARE = 1024
 """New tokens that sequences beside a turn may have."""
 
@@ -161,16 +163,19 @@ def beside(model: Any, method: str, setting: Setting) -> dict[str, Any]:
         session = llm.session()
         session.ask(texts(setting.tokens), new(2))
         tokens = _decoding(llm, [texts(setting.other_tokens) for _ in range(setting.others)])
-        end = len(tokens[0]) + 32
+        while llm.runner.busy():  # what upkeep does of the others' own prompts
+            llm.step()
+        end = len(tokens[0]) + QUIET
         quiet = gaps_between(llm, tokens, lambda: len(tokens[0]) >= end)
         rows = [_turn_beside(llm, session, texts(setting.turn), tokens) for _ in range(setting.rounds)]
         found: dict[str, Any] = {f"between_{name}": value for name, value in spread(quiet).items()}
-        usual = found["between_median_s"]
+        usual, mean = found["between_median_s"], statistics.mean(quiet)
         for name in ("reading", "choosing"):
             gaps = [gap for row in rows for gap in row[name]]
             found |= {f"{name}_{key}": value for key, value in spread(gaps).items()}
             found[f"{name}_steps"] = len(gaps) // setting.others
-            found[f"{name}_ratio"] = statistics.mean(gaps) / usual if gaps and usual else None
+            found[f"{name}_ratio"] = statistics.mean(gaps) / mean if gaps else None
+            found[f"{name}_median_ratio"] = statistics.median(gaps) / usual if gaps else None
         return {**found, "choosing_s": [row["choosing_s"] for row in rows], **_kv(llm)}
 
 

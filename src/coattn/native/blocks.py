@@ -75,7 +75,9 @@ class Arena:
     def grow(self, nbytes: int, alone: bool = False) -> None:
         """Makes at least `nbytes` of the budget ready; those that are ready stay where they are.
 
-        alone: by the calling thread, and not by the pool, which others may need. What one call adds is registered in one piece: the GPU's copy engine does not cross from one into the next.
+        alone: by the calling thread, and not by the pool, which others may need.
+
+        What one call adds is registered in one piece: the GPU's copy engine does not cross from one into the next.
         """
         before, start = self.committed, time.perf_counter()
         self._arena.grow(nbytes, alone)

@@ -63,8 +63,8 @@ def fill_rows(
 ) -> None:
     """Writes entries of one sequence and KV head to the end of a list, which nobody may read meanwhile.
 
-    position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32, the sequence's blocks, of which number
-    i lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more. By
+    position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32, the sequence's blocks, where number i
+    lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more. By
     the calling thread alone: the pool is for whoever attends meanwhile.
     """
     lists.check()

@@ -29,9 +29,9 @@ NICE = 10
 class Choice:
     """What becomes of the lists of one sequence, which nobody reads until it is over.
 
-    Made on the thread that runs the steps; `run` may be on another. It takes the lists layer by layer, in pieces that
-    take about a millisecond, without the worker pool and without PyTorch's threads: both are on the cores that the steps
-    of others need. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
+    Made on the thread that runs the steps; `run` may be on another. It goes layer by layer, in pieces that take about a
+    millisecond, without the worker pool and without PyTorch's threads: both are on the cores that the steps of others
+    need. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
     """
 
     def __init__(self, entries: Entries, slot: int, length: int) -> None:
