@@ -19,7 +19,7 @@ from coattn.hf.architectures import describe_layers
 
 BATCHES = (16, 8, 4, 2, 1)
 """Of which the most that a cap allows is taken."""
-MOVED = ("copied_bytes", "sequences_moved", "prefix_evicted", "prefill_tokens")
+MOVED = ("copied_bytes", "fetched_bytes", "sequences_moved", "prefix_evicted", "prefill_tokens")
 """Of reports: what a hit may have cost."""
 FLIPS = 20_000
 """Random signs that a test of pairs draws."""

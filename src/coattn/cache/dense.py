@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coattn.cache.layout import RecentTokens
+from coattn.cache.layout import NewestBlocks, RecentTokens
 from coattn.cache.past import Mark
 from coattn.ops.reference.append import read_rows
 from coattn.types import Step
@@ -82,3 +82,13 @@ def marks_of(cache: KVCache, slot: int, blocks: int) -> list[Mark]:
     """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
     assert cache.host is not None
     return cache.host.table.marks(slot, blocks) if cache.host.memory.form == "model" else []
+
+
+def window_marks(cache: KVCache, slot: int, length: int) -> dict[int, Mark]:
+    """Of a sequence of so many tokens: the full blocks in its window, by their places in GPU memory."""
+    gpu, full = cache.gpu, length // cache.block
+    marks = marks_of(cache, slot, full)
+    if not isinstance(gpu, NewestBlocks) or len(marks) < full:
+        return {}
+    newest = [*range(min(gpu.sinks, full)), *range(max(gpu.sinks, gpu.first(length)), full)]
+    return {gpu.block_id(slot, b): marks[b] for b in newest}

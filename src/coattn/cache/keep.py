@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory, BlockTable, runs
-from coattn.cache.dense import marks_of
+from coattn.cache.dense import marks_of, window_marks
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
 from coattn.ops.reference.append import read_rows, write_rows
@@ -29,6 +30,13 @@ class Kept:
 
     ids: list[int] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Copied(NamedTuple):
+    """Bytes that a window got, out of GPU memory and out of DRAM."""
+
+    near: int = 0
+    far: int = 0
 
 
 def table_of(cache: KVCache) -> BlockTable | None:
@@ -69,26 +77,29 @@ def take(cache: KVCache, slot: int, tokens: int, averages: Averages) -> Kept:
     return kept
 
 
-def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> int:
-    """An empty slot goes on with a sequence; only what lies in its window is copied -> bytes of that."""
+def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> Copied:
+    """An empty slot goes on with a sequence; only what its window has not still is copied there."""
     if isinstance(cache.gpu, RecentTokens):
         _put_recent(cache, cache.gpu, slot, kept.tensors)
-        return sum(x.nbytes for x in kept.tensors.values())
+        return Copied(0, sum(x.nbytes for x in kept.tensors.values()))
     table = table_of(cache)
     assert table is not None
     table.share(slot, kept.ids)
     if isinstance(cache.gpu, AllBlocks):
-        return 0
+        return Copied()
     copied = _copied(cache, tokens)
     ids, window = _ids(cache, slot, copied), _ids(cache, slot, _newest(cache, tokens))
-    again = [b for b in _newest(cache, tokens) if b not in set(copied)]
+    left, there = cache.left.take(slot), window_marks(cache, slot, tokens)
+    places = {gpu_id for gpu_id, mark in there.items() if left.get(gpu_id) == mark}
+    again = [b for b in _newest(cache, tokens) if b not in set(copied) and cache.gpu.block_id(slot, b) not in places]
     for layer in cache.spec.layers:
         if len(ids):
             _write(cache.gpu.memory[layer], ids, kept.tensors[f"window.{layer}"])
         if f"averages.{layer}" in kept.tensors:
             _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
-    _refill(cache, slot, tokens, [again[start:end] for start, end in runs(again)])
-    return (len(ids) + len(again)) * cache.gpu.memory.block_bytes
+    near = _refill(cache, slot, tokens, [again[start:end] for start, end in runs(again)])
+    unit = cache.gpu.memory.block_bytes
+    return Copied(near * unit, (len(ids) + len(again) - near) * unit)
 
 
 def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:
@@ -154,16 +165,19 @@ def _ids(cache: KVCache, slot: int, blocks: list[int]) -> Tensor:
     return torch.tensor([gpu.block_id(slot, b) for b in blocks], dtype=torch.long)
 
 
-def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) -> None:
-    """Blocks of the window as DRAM has them, from spare GPU memory where they are remembered."""
+def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) -> int:
+    """Blocks of the window as DRAM has them, from spare GPU memory where they are remembered -> how many are."""
     reading, gpu, block = cache.reading, cache.gpu, cache.block
     assert isinstance(gpu, NewestBlocks)
     known, held = (0, None) if reading is None else reading.remembered(marks_of(cache, slot, tokens // block))
+    near = 0
     for blocks in stretches:
         start, end = blocks[0] * block, (blocks[-1] + 1) * block
         ids = [gpu.block_id(slot, b) for b in blocks]
+        remembered = reading is not None and held is not None and end <= known
+        near += len(blocks) if remembered else 0
         for layer in cache.spec.layers:
-            if reading is not None and held is not None and end <= known:
+            if reading is not None and held is not None and remembered:
                 found = reading.gather(held, layer, start, end)
             else:
                 found = cache.read(layer, slot, range(blocks[0], blocks[-1] + 1))
@@ -171,6 +185,7 @@ def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) 
                 whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
                 for first, last in runs(ids):
                     gpu.memory[layer][ids[first] : ids[last - 1] + 1, :, i] = whole[first:last]
+    return near
 
 
 def _take_recent(cache: KVCache, gpu: RecentTokens, slot: int) -> dict[str, Tensor]:

@@ -41,7 +41,8 @@ class Choice:
         """Blocks that are chosen from."""
         self.heard = dict(entries.heard.get(slot, {}))
         self.before = entries.stale[slot]
-        self.ids = torch.tensor(entries.table.owned.get(slot, [])[: self.first], dtype=torch.int32)
+        self._reads = threading.Lock()
+        self._still = False
         self.held = None if entries.cache.reading is None else self._hold()
         self.waited_for = False
         """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
@@ -52,9 +53,26 @@ class Choice:
         assert reading is not None
         return reading.hold(marks_of(self.entries.cache, self.slot, self.first)) if reading.spare_room else None
 
+    @property
+    def ids(self) -> Tensor:
+        """`[blocks]` int32: where what is chosen from lies now. It may move while nobody reads."""
+        return self.entries.table.rows[self.slot, : self.first]
+
+    def stand_still(self) -> None:
+        """Reads nothing until it may go on: its blocks are about to be replaced by others, and overwritten."""
+        if not self._still:
+            self._reads.acquire()
+            self._still = True
+
+    def go_on(self) -> None:
+        if self._still:
+            self._still = False
+            self._reads.release()
+
     def give_up(self) -> None:
         """Nobody wants it any more; it ends after the piece that it is at."""
         self._given_up = True
+        self.go_on()
 
     def close(self) -> None:
         """It is over. On the thread that runs the steps."""
@@ -66,10 +84,11 @@ class Choice:
         """Weighs and copies. Lists that were empty hold what is kept."""
         entries = self.entries
         for layer in entries.cache.spec.layers if self.first else ():
-            weights = weigh_host(self, layer)
-            known = layer in self.heard
-            kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
-            counts = kept.sum(-1).tolist()
+            with self._reads:
+                weights = weigh_host(self, layer)
+                known = layer in self.heard
+                kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
+                counts = kept.sum(-1).tolist()  # waits for the keys
             position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
             if not self._copy(layer, counts, position, weight):
                 return
@@ -94,13 +113,16 @@ class Choice:
             while at < end and not self._given_up and not self.waited_for:
                 begun, stop = time.perf_counter(), min(end, at + most)
                 where = (self.entries.numbers[layer], self.slot, head)
-                lists.fill(*where, position[at:stop], weight[at:stop], self.ids, memory.data_ptr() + head * one, block)
+                own, source = (position[at:stop], weight[at:stop]), memory.data_ptr() + head * one
+                with self._reads:
+                    lists.fill(*where, *own, self.ids, source, block)
                 at = stop
                 self._rest(begun)
         if at < end and not self._given_up:
             heads = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
             rest = heads[at:], position[at:].long(), weight[at:]
-            lists.put(located(self.entries, layer, self.slot, *rest))
+            with self._reads:
+                lists.put(located(self.entries, layer, self.slot, *rest))
         return not self._given_up
 
     def _rest(self, begun: float) -> None:

@@ -99,6 +99,7 @@ class Entries(Upkeep):
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
+        self.table.replacing = self._stand_still
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
         self.keep = cast("Any", select).keep
@@ -122,6 +123,8 @@ class Entries(Upkeep):
         )
 
     def plan(self, step: Step) -> None:
+        for choice in self._choices.values():
+            choice.go_on()
         if step.phase is not Phase.DECODE:
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
             for slot, _ in reading:
@@ -340,6 +343,10 @@ class Entries(Upkeep):
         if slot in self._choices:
             self._end_choice(slot)
             self.lists.clear([slot])
+
+    def _stand_still(self, slot: int) -> None:
+        if slot in self._choices:
+            self._choices[slot].stand_still()
 
     def _end_choice(self, slot: int) -> None:
         self.busy.pop(slot, None)
