@@ -89,6 +89,7 @@ def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) 
         return Copied()
     copied = _copied(cache, tokens)
     ids, window = _ids(cache, slot, copied), _ids(cache, slot, _newest(cache, tokens))
+    assert isinstance(cache.gpu, NewestBlocks)
     left, there = cache.left.take(slot), window_marks(cache, slot, tokens)
     places = {gpu_id for gpu_id, mark in there.items() if left.get(gpu_id) == mark}
     again = [b for b in _newest(cache, tokens) if b not in set(copied) and cache.gpu.block_id(slot, b) not in places]
