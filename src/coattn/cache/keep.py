@@ -18,8 +18,10 @@ from coattn.cache.dense import marks_of, window_marks
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
 from coattn.ops.reference.append import read_rows, write_rows
+from coattn.ops.upload import upload
 from coattn.units import ceil_div
 
+Blocks = BlockMemory | Mapping[int, Tensor]
 Averages = Mapping[int, Tensor]
 """By layer `[blocks, kv_heads, block]`: what an index keeps up for every entry of the GPU's blocks."""
 
@@ -68,12 +70,13 @@ def take(cache: KVCache, slot: int, tokens: int, averages: Averages) -> Kept:
     kept = Kept(table.owned.get(slot, [])[: tokens // cache.block])
     ids = _ids(cache, slot, _copied(cache, tokens))
     window = _ids(cache, slot, _newest(cache, tokens))
-    for layer in cache.spec.layers:
-        if len(ids):
-            kept.tensors[f"window.{layer}"] = blank(_rows(cache.gpu.memory[layer], ids).cpu(), tokens, cache.block)
-        if layer in averages and len(window):
-            found = _rows(averages[layer], window)[..., None].cpu()
-            kept.tensors[f"averages.{layer}"] = blank(found, tokens, cache.block)[..., 0]
+    layers = list(cache.spec.layers)
+    if len(ids):
+        for layer, found in _read(layers, cache.gpu.memory, ids).items():
+            kept.tensors[f"window.{layer}"] = blank(found, tokens, cache.block)
+    if len(window):
+        for layer, found in _read([layer for layer in layers if layer in averages], averages, window).items():
+            kept.tensors[f"averages.{layer}"] = blank(found[..., None], tokens, cache.block)[..., 0]
     return kept
 
 
@@ -93,11 +96,9 @@ def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) 
     left, there = cache.left.take(slot), window_marks(cache, slot, tokens)
     places = {gpu_id for gpu_id, mark in there.items() if left.get(gpu_id) == mark}
     again = [b for b in _newest(cache, tokens) if b not in set(copied) and cache.gpu.block_id(slot, b) not in places]
-    for layer in cache.spec.layers:
-        if len(ids):
-            _write(cache.gpu.memory[layer], ids, kept.tensors[f"window.{layer}"])
-        if f"averages.{layer}" in kept.tensors:
-            _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
+    for name, memory, where in (("window", cache.gpu.memory, ids), ("averages", averages, window)):
+        found = {layer: kept.tensors.get(f"{name}.{layer}") for layer in cache.spec.layers}
+        _put_back(memory, where, {layer: x for layer, x in found.items() if x is not None and len(where)})
     near = _refill(cache, slot, tokens, [again[start:end] for start, end in runs(again)])
     unit = cache.gpu.memory.block_bytes
     return Copied(near * unit, (len(ids) + len(again) - near) * unit)
@@ -208,6 +209,31 @@ def _put_recent(cache: KVCache, gpu: RecentTokens, slot: int, found: Mapping[str
         write_rows(gpu.memory[layer], ids, rows, k, v)
         if cache.turned is not None:
             cache.turned.keep(layer, slot, torch.arange(len(k)), k)
+
+
+def _read(layers: list[int], memory: Blocks, ids: Tensor) -> dict[int, Tensor]:
+    """By layer: blocks on the host. One copy for each device, not one for each layer."""
+    found: dict[int, Tensor] = {}
+    for own in _by_device(layers, memory):
+        rows = torch.stack([_rows(memory[layer], ids) for layer in own])
+        found |= dict(zip(own, rows.cpu().unbind(), strict=True))
+    return {layer: found[layer] for layer in layers}
+
+
+def _put_back(memory: Blocks, ids: Tensor, found: Mapping[int, Tensor]) -> None:
+    """The way back of what `_read` found."""
+    for own in _by_device(list(found), memory):
+        device = memory[own[0]].device
+        places, rows = upload(ids, device), upload(torch.stack([found[layer] for layer in own]), device)
+        for layer, x in zip(own, rows, strict=True):
+            memory[layer][places] = x
+
+
+def _by_device(layers: list[int], memory: Blocks) -> list[list[int]]:
+    groups: dict[torch.device, list[int]] = {}
+    for layer in layers:
+        groups.setdefault(memory[layer].device, []).append(layer)
+    return list(groups.values())
 
 
 def _rows(memory: Tensor, ids: Tensor) -> Tensor:

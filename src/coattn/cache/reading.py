@@ -147,6 +147,10 @@ class Reading:
         shape, pages = self.spec.layers[layer], held.pages
         if len(pages) == 1 and pages[0].tier == "gpu":
             return pages[0].kv[layer][0, start:end], pages[0].kv[layer][1, start:end]
+        if all(page.tier == "gpu" for page in pages):  # one kernel, however many pages
+            spans = [(page, max(start, a) - a, min(end, b) - a) for page, a, b in held.spans()]
+            k, v = torch.cat([page.kv[layer][:, a:b] for page, a, b in spans if a < b], 1)
+            return k, v
         out = torch.empty(2, end - start, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
         for page, begin, stop in held.spans():
             first, last = max(start, begin), min(end, stop)
