@@ -64,14 +64,15 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
 
 @pytest.mark.parametrize("form", ["model", "int8"])
 def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block in a thread, or all at once in the step."""
+    """Block by block in a thread, or at once in the step, a thread for each head."""
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     draws, found = torch.Generator().manual_seed(4), []
     q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
     for pieces in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "PIECE", 1)
-            patch.setattr(EntryLists, "put" if pieces else "fill", never)
+            if pieces:
+                patch.setattr(module, "PIECE", 1)
+            patch.setattr(EntryLists, "put", never)  # that is the pool's
             row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
             runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
             runtime.begin(Step.of((0,), (0,), (TOKENS,)))
@@ -92,7 +93,7 @@ def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPat
 
 
 def never(*_: Any) -> None:
-    raise AssertionError("the other one")
+    raise AssertionError("this is for the pool")
 
 
 def everything(upkeep: Entries) -> list[torch.Tensor]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from coattn.cache.dense import marks_of
+from coattn.units import ceil_div
 from coattn.upkeep.entries.lists import PIECE
-from coattn.upkeep.entries.weighing import located, weigh_host, weigh_window
+from coattn.upkeep.entries.weighing import weigh_host, weigh_window
 
 if TYPE_CHECKING:
     from coattn.upkeep.entries.entries import Entries
@@ -31,7 +34,8 @@ class Choice:
 
     Made on the thread that runs the steps; `run` may be on another. It goes layer by layer, in pieces that take about a
     millisecond, without the worker pool and without PyTorch's threads: both are on the cores that the steps of others
-    need. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
+    need, and the latter go on spinning for a while. Where the keys are still in spare GPU memory they are read there,
+    else out of DRAM.
     """
 
     def __init__(self, entries: Entries, slot: int, length: int) -> None:
@@ -43,6 +47,8 @@ class Choice:
         self.before = entries.stale[slot]
         self._reads = threading.Lock()
         self._still = False
+        self._threads: ThreadPoolExecutor | None = None
+        """One for each KV head, where it is waited for."""
         self.held = None if entries.cache.reading is None else self._hold()
         self.waited_for = False
         """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
@@ -64,7 +70,14 @@ class Choice:
             self._reads.acquire()
             self._still = True
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Blocks are where they are inside. Once it is waited for nobody replaces any, and heads read at once."""
+        with nullcontext() if self.waited_for else self._reads:
+            yield
+
     def go_on(self) -> None:
+        """Blocks have been replaced."""
         if self._still:
             self._still = False
             self._reads.release()
@@ -76,6 +89,8 @@ class Choice:
 
     def close(self) -> None:
         """It is over. On the thread that runs the steps."""
+        if self._threads is not None:
+            self._threads.shutdown()
         if self.held is not None:
             self.entries.cache.reading.let_go(self.held)  # type: ignore[union-attr]
             self.held = None
@@ -84,7 +99,7 @@ class Choice:
         """Weighs and copies. Lists that were empty hold what is kept."""
         entries = self.entries
         for layer in entries.cache.spec.layers if self.first else ():
-            with self._reads:
+            with self._reading():
                 weights = weigh_host(self, layer)
                 known = layer in self.heard
                 kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
@@ -102,28 +117,36 @@ class Choice:
             self._rest(begun)
 
     def _copy(self, layer: int, counts: list[int], position: Tensor, weight: Tensor) -> bool:
-        """Entries of one KV head after the other. False: nobody wants them any more."""
+        """Entries of one KV head after the other, or all at once. False: nobody wants them any more."""
+        at = [0, *itertools.accumulate(counts)]
+        lists, parts = self.entries.lists, [slice(a, b) for a, b in itertools.pairwise(at)]
+
+        def fill(head: int) -> None:
+            self._fill(layer, head, position[parts[head]], weight[parts[head]])
+
+        if not self.waited_for:
+            for head in range(len(counts)):
+                fill(head)
+            return not self._given_up
+        lists.reserve(sum(ceil_div(count, lists.block) for count in counts))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(counts), "coattn-entries-head")
+        list(self._threads.map(fill, range(len(counts))))
+        return not self._given_up
+
+    def _fill(self, layer: int, head: int, position: Tensor, weight: Tensor) -> None:
         lists, memory = self.entries.lists, self.entries.host[layer]
         block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
         # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
         most = max(1, PIECE // lists.block_bytes) * lists.block
-        end = at = 0
-        for head, count in enumerate(counts):
-            end += count
-            while at < end and not self._given_up and not self.waited_for:
-                begun, stop = time.perf_counter(), min(end, at + most)
-                where = (self.entries.numbers[layer], self.slot, head)
-                own, source = (position[at:stop], weight[at:stop]), memory.data_ptr() + head * one
-                with self._reads:
-                    lists.fill(*where, *own, self.ids, source, block)
-                at = stop
-                self._rest(begun)
-        if at < end and not self._given_up:
-            heads = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-            rest = heads[at:], position[at:].long(), weight[at:]
-            with self._reads:
-                lists.put(located(self.entries, layer, self.slot, *rest))
-        return not self._given_up
+        where, source = (self.entries.numbers[layer], self.slot, head), memory.data_ptr() + head * one
+        for own, its in zip(position.split(most), weight.split(most), strict=True) if len(position) else ():
+            begun = time.perf_counter()
+            with self._reading():
+                if self._given_up:
+                    return
+                lists.fill(*where, own, its, self.ids, source, block)
+            self._rest(begun)
 
     def _rest(self, begun: float) -> None:
         if not self.waited_for:

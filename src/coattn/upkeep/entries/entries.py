@@ -133,12 +133,16 @@ class Entries(Upkeep):
             for slot, history in reading:
                 self.stale.setdefault(slot, history)
             return
-        for slot in step.slots:
-            if slot in self._choices:
-                self._choices[slot].waited_for = True
-        for slot, length in zip(step.slots, step.lengths, strict=True):
-            if slot in self.stale:
-                self._choose_again(slot, length)
+        waiting = [slot for slot in step.slots if slot in self._choices]
+        for slot in waiting:
+            self._choices[slot].waited_for = True
+        try:
+            for slot, length in zip(step.slots, step.lengths, strict=True):
+                if slot in self.stale:
+                    self._choose_again(slot, length)
+        finally:
+            for slot in waiting:  # whoever came after one that failed: nobody waits any more
+                self._give_up(slot)
         gone = [
             slot
             for slot, length in zip(step.slots, step.lengths, strict=True)

@@ -229,6 +229,11 @@ class EntryLists:
         """From now on all that is stored of these slots is attended."""
         self.shown[:, slots] = self.stored[:, slots]
 
+    def reserve(self, blocks: int) -> None:
+        """Takes memory for so many blocks more than lists have, at once and with the pool."""
+        with self._lock:
+            self._grow(self._next + max(0, blocks - len(self._free)))
+
     def make_room(self, most: int | None = None) -> bool:
         """Takes memory for what is to come now rather than in the middle of it, where the budget has it.
 

@@ -92,15 +92,16 @@ def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: i
 def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> ChosenEntries:
     """The kept of a layer's entries in DRAM `[kv_heads, entries]` of one sequence."""
     head, position = kept.nonzero(as_tuple=True)
-    return located(entries, layer, slot, head, position, weights[head, position])
-
-
-def located(entries: Entries, layer: int, slot: int, head: Tensor, position: Tensor, weight: Tensor) -> ChosenEntries:
-    """Entries of one layer and sequence, with the places that they lie in."""
     ids = torch.tensor(entries.table.owned[slot])[position // entries.block]
     number = torch.full_like(head, entries.numbers[layer])
-    source = _address(entries, number, ids, head)
-    return ChosenEntries(number, torch.full_like(head, slot), head, position, weight, source)
+    return ChosenEntries(
+        number,
+        torch.full_like(head, slot),
+        head,
+        position,
+        weights[head, position],
+        _address(entries, number, ids, head),
+    )
 
 
 def addresses(entries: Entries, ids: list[int]) -> Tensor:
