@@ -382,9 +382,12 @@ class KVCache:
         marks = partial(marks_of, self) if reading.spare_room else None
         for slot, start in reading.plan(step, marks).items():
             length = step.history[step.slots.index(slot)]
+            if marks:
+                for layer, k, v in read_from(self, slot, start, length):
+                    reading.write(layer, slot, start, k, v)
+                continue
             for layer in self.spec.layers:
-                found = read_from(self, layer, slot, start, length) if marks else read_all(self, layer, slot, length)
-                reading.write(layer, slot, start, *found)
+                reading.write(layer, slot, start, *read_all(self, layer, slot, length))
 
     def _end_readings(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""

@@ -103,8 +103,11 @@ void bind_fill_rows(nb::module_& m) {
   field(c, "row_bytes", &FillRowsJob::row_bytes);
   field(c, "positions", &FillRowsJob::positions);
   field(c, "weights", &FillRowsJob::weights);
+  field(c, "piece", &FillRowsJob::piece);
+  field(c, "rest", &FillRowsJob::rest);
+  field(c, "stop", &FillRowsJob::stop);
   m.def(
-      "fill_rows", [](const FillRowsJob& job) { fill_rows(job, lone_pool()); },
+      "fill_rows", [](const FillRowsJob& job) { return fill_rows(job, lone_pool()); },
       nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -382,6 +382,7 @@ class Reuse:
             if left:
                 self._tell(slot, left, step)
         trail.nodes = parked.nodes[: left // self.block]
+        trail.keys = trail.keys or [node.key for node in trail.nodes]
         self.prefixes.use(trail.nodes)
         trail.clean = min(parked.clean, left)
         request.stored = left

@@ -209,6 +209,6 @@ def test_a_list_that_is_full_refuses() -> None:
     position = torch.arange(64 * BLOCK + 1, dtype=torch.int32)
     lists, before = world.lists._lists(), world.lists.used_bytes()
     with pytest.raises(native.NativeError, match="is full"):
-        native.fill_rows(lists, 0, position, torch.rand(len(position)), position, 0, 0, position)
+        native.fill_rows(lists, 0, position, torch.rand(len(position)), position, 0, 0, position, native.Pace(4))
     assert world.lists.used_bytes() == before
     assert int(world.lists.stored.sum()) == 0

@@ -16,6 +16,7 @@ from coattn.methods import METHODS
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
 from coattn.upkeep.entries import choosing as module
+from coattn.upkeep.entries import lists as lists_module
 from coattn.upkeep.entries.entries import QUERIES, Entries
 from coattn.upkeep.entries.lists import EntryLists
 
@@ -71,7 +72,7 @@ def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPat
     for pieces in (True, False):
         with monkeypatch.context() as patch:
             if pieces:
-                patch.setattr(module, "PIECE", 1)
+                patch.setattr(lists_module, "PIECE", 1)
             patch.setattr(EntryLists, "put", never)  # that is the pool's
             row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
             runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
@@ -115,17 +116,18 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     """In the middle of its lists: their blocks are free again, and the next choice is whole."""
     begun, go, plain = threading.Event(), threading.Event(), EntryLists.fill
 
-    def slowly(self: EntryLists, *given: Any) -> None:
-        plain(self, *given)
+    def slowly(self: EntryLists, *given: Any) -> int:
+        added = plain(self, *given)
         begun.set()
         assert go.wait(60)
+        return added
 
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
     runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
     upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "PIECE", 1)
+        patch.setattr(lists_module, "PIECE", 1)
         patch.setattr(EntryLists, "fill", slowly)
         read(runtime, numbers)
         assert begun.wait(60)

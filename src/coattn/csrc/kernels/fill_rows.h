@@ -23,10 +23,14 @@ struct FillRowsJob {
   int block;
   int head_size;  // as in PutRowsJob
   int64_t row_bytes;
-  int32_t* positions;  // [blocks, block]
-  float* weights;      // [blocks, block]
+  int32_t* positions;   // [blocks, block]
+  float* weights;       // [blocks, block]
+  int64_t piece;        // rows that are written at a time, whole blocks
+  double rest;          // how long it sleeps after a piece, by the time that the piece took
+  const int32_t* stop;  // null, or a word that others set: it ends after the piece that it is at
 };
 
-void fill_rows(const FillRowsJob& job, WorkerPool& pool);
+// Returns how many rows were written, the first ones.
+int64_t fill_rows(const FillRowsJob& job, WorkerPool& pool);
 
 }  // namespace coattn

@@ -6,9 +6,10 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,15 +17,14 @@ from torch import Tensor
 
 from coattn.cache.dense import marks_of
 from coattn.units import ceil_div
-from coattn.upkeep.entries.lists import PIECE
 from coattn.upkeep.entries.weighing import weigh_host, weigh_window
 
 if TYPE_CHECKING:
     from coattn.upkeep.entries.entries import Entries
 
-REST = 0.5
-"""How long a thread rests after a piece of work, beside the time that it took: copies take memory bandwidth, which is
-what the steps of others wait for."""
+REST = 1.0
+"""How long a thread rests after a piece of work, by the time that it took: copies take memory bandwidth, which is what
+the steps of others wait for."""
 NICE = 10
 """How far a thread that chooses stands back behind those that run steps."""
 
@@ -33,8 +33,8 @@ class Choice:
     """What becomes of the lists of one sequence, which nobody reads until it is over.
 
     Made on the thread that runs the steps; `run` may be on another. It goes layer by layer, in pieces that take about a
-    millisecond, without the worker pool and without PyTorch's threads: both are on the cores that the steps of others
-    need, and the latter go on spinning for a while. Where the keys are still in spare GPU memory they are read there,
+    millisecond, nearly all of it in C++ without the interpreter, without the worker pool and without PyTorch's threads:
+    all of these are what the steps of others need. Where the keys are still in spare GPU memory they are read there,
     else out of DRAM.
     """
 
@@ -47,6 +47,8 @@ class Choice:
         self.before = entries.stale[slot]
         self._reads = threading.Lock()
         self._still = False
+        self._stop = torch.zeros(1, dtype=torch.int32)
+        """Set for a moment, or for good: what is being written ends with its piece."""
         self._threads: ThreadPoolExecutor | None = None
         """One for each KV head, where it is waited for."""
         self.held = None if entries.cache.reading is None else self._hold()
@@ -67,6 +69,7 @@ class Choice:
     def stand_still(self) -> None:
         """Reads nothing until it may go on: its blocks are about to be replaced by others, and overwritten."""
         if not self._still:
+            self._stop[0] = 1
             self._reads.acquire()
             self._still = True
 
@@ -79,12 +82,14 @@ class Choice:
     def go_on(self) -> None:
         """Blocks have been replaced."""
         if self._still:
+            self._stop[0] = int(self._given_up)
             self._still = False
             self._reads.release()
 
     def give_up(self) -> None:
         """Nobody wants it any more; it ends after the piece that it is at."""
         self._given_up = True
+        self._stop[0] = 1
         self.go_on()
 
     def close(self) -> None:
@@ -109,12 +114,7 @@ class Choice:
                 return
         for layer, q in self.heard.items():
             weigh_window(entries, layer, self.slot, self.before, self.length - 1, q, entries.scale[layer])
-        while not self._given_up:
-            begun = time.perf_counter()
-            piece = None if self.waited_for else max(1, PIECE // entries.lists.block_bytes)
-            if not entries.lists.make_room(piece):
-                break
-            self._rest(begun)
+        self._slowly(entries.lists.make_room)
 
     def _copy(self, layer: int, counts: list[int], position: Tensor, weight: Tensor) -> bool:
         """Entries of one KV head after the other, or all at once. False: nobody wants them any more."""
@@ -137,20 +137,23 @@ class Choice:
     def _fill(self, layer: int, head: int, position: Tensor, weight: Tensor) -> None:
         lists, memory = self.entries.lists, self.entries.host[layer]
         block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
-        # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
-        most = max(1, PIECE // lists.block_bytes) * lists.block
         where, source = (self.entries.numbers[layer], self.slot, head), memory.data_ptr() + head * one
-        for own, its in zip(position.split(most), weight.split(most), strict=True) if len(position) else ():
-            begun = time.perf_counter()
-            with self._reading():
-                if self._given_up:
-                    return
-                lists.fill(*where, own, its, self.ids, source, block)
-            self._rest(begun)
-
-    def _rest(self, begun: float) -> None:
         if not self.waited_for:
-            time.sleep(REST * (time.perf_counter() - begun))
+            self._slowly(partial(lists.reserve, ceil_div(len(position), lists.block)))
+        at = 0
+        while at < len(position) and not self._given_up:
+            with self._reading():
+                rest = 0.0 if self.waited_for else REST
+                at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, rest, self._stop)
+
+    def _slowly(self, take: Callable[[int | None], bool]) -> None:
+        """Takes memory, at once where it is waited for, else little by little."""
+        more = True
+        while more and not self._given_up:
+            begun = time.perf_counter()
+            more = take(None if self.waited_for else self.entries.lists.blocks_of_piece())
+            if not self.waited_for:
+                time.sleep(REST * (time.perf_counter() - begun))
 
 
 class Marks:

@@ -172,12 +172,23 @@ class EntryLists:
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
     def fill(
-        self, layer: int, slot: int, head: int, position: Tensor, weight: Tensor, ids: Tensor, source: int, stride: int
-    ) -> None:
+        self,
+        layer: int,
+        slot: int,
+        head: int,
+        position: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        source: int,
+        stride: int,
+        rest: float = 0.0,
+        stop: Tensor | None = None,
+    ) -> int:
         """Adds entries to the end of one list, not shown yet, while steps of others may run: without the pool.
 
         position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32 of the sequence; source, stride:
-        where block 0 of its KV head lies in DRAM, and the bytes between two blocks.
+        where block 0 of its KV head lies in DRAM, and the bytes between two blocks. rest: after each piece, by the time
+        that it took. stop: `[1]` int32, set by who wants no more -> how many were added.
         """
         from coattn import native
 
@@ -185,7 +196,15 @@ class EntryLists:
         self._widen(before + len(position))
         need = ceil_div(before + len(position), self.block) - ceil_div(before, self.block)
         fresh, which = self._take(need, alone=True).to(torch.int32), (layer * slots + slot) * heads + head
-        native.fill_rows(self._lists(), which, position, weight, ids, source, stride, fresh)
+        # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
+        pace = native.Pace(self.blocks_of_piece() * self.block, rest, stop)
+        added = native.fill_rows(self._lists(), which, position, weight, ids, source, stride, fresh, pace)
+        self.give_back(fresh[ceil_div(before + added, self.block) - ceil_div(before, self.block) :].long())
+        return added
+
+    def blocks_of_piece(self) -> int:
+        """Blocks that are written, or taken, at a time while others must not wait."""
+        return max(1, PIECE // self.block_bytes)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> PendingAppend:
         """Adds the kept rows `[layers, kv_heads, block]` of one block to a slot's lists; the pool does it meanwhile.
@@ -229,10 +248,16 @@ class EntryLists:
         """From now on all that is stored of these slots is attended."""
         self.shown[:, slots] = self.stored[:, slots]
 
-    def reserve(self, blocks: int) -> None:
-        """Takes memory for so many blocks more than lists have, at once and with the pool."""
+    def reserve(self, blocks: int, most: int | None = None) -> bool:
+        """Takes memory for so many blocks more than lists have, at once and with the pool.
+
+        most: blocks that it takes at a time, without the pool -> whether there is more to take.
+        """
         with self._lock:
-            self._grow(self._next + max(0, blocks - len(self._free)))
+            wanted, have = self._next + max(0, blocks - len(self._free)), self._taken // self.block_bytes
+            now = wanted if most is None else min(wanted, have + most)
+            self._grow(now, least=most or 0, alone=most is not None)
+            return now < wanted
 
     def make_room(self, most: int | None = None) -> bool:
         """Takes memory for what is to come now rather than in the middle of it, where the budget has it.
@@ -260,7 +285,7 @@ class EntryLists:
             layers, _, heads = self.stored.shape
             have, room = self._taken // self.block_bytes, self.ledger.room("host")
             spare = have - self._next + len(self._free)
-            piece = max(1, PIECE // self.block_bytes)
+            piece = self.blocks_of_piece()
             if have and spare < 2 * self.spares * layers * heads and (room is None or room >= piece * self.block_bytes):
                 self._grow(min(have + piece, self.capacity), piece)
 
@@ -326,7 +351,7 @@ class EntryLists:
         with self._lock:
             reused = min(count, len(self._free))
             fresh = count - reused
-            self._grow(self._next + fresh, max(1, PIECE // self.block_bytes) if alone else 0, alone)
+            self._grow(self._next + fresh, self.blocks_of_piece() if alone else 0, alone)
             ids = torch.cat([self._free.pop(reused), torch.arange(self._next, self._next + fresh)])
             self._next += fresh
             return ids
