@@ -25,8 +25,8 @@ FLIPS = 20_000
 """Random signs that a test of pairs draws."""
 SLACK = 64 << 20
 """Bytes beside: memory is handed out in pieces of whole pages."""
-QUIET = 64
-"""Steps that are measured before the first turn."""
+QUIET = 32
+"""Steps that are measured before the first turn and after each."""
 SPARE = 1024
 """New tokens that sequences beside a turn may have."""
 
@@ -165,9 +165,10 @@ def beside(model: Any, method: str, setting: Setting) -> dict[str, Any]:
         tokens = _decoding(llm, [texts(setting.other_tokens) for _ in range(setting.others)])
         while llm.runner.busy():  # what upkeep does of the others' own prompts
             llm.step()
-        end = len(tokens[0]) + QUIET
-        quiet = gaps_between(llm, tokens, lambda: len(tokens[0]) >= end)
-        rows = [_turn_beside(llm, session, texts(setting.turn), tokens) for _ in range(setting.rounds)]
+        quiet, rows = _quiet(llm, tokens), []
+        for _ in range(setting.rounds):  # sequences grow, so what is usual is measured before and after each turn
+            rows.append(_turn_beside(llm, session, texts(setting.turn), tokens))
+            quiet += _quiet(llm, tokens)
         found: dict[str, Any] = {f"between_{name}": value for name, value in spread(quiet).items()}
         usual, mean = found["between_median_s"], statistics.mean(quiet)
         for name in ("reading", "choosing"):
@@ -206,6 +207,12 @@ def gaps_between(llm: LLM, tokens: list[list[float]], over: Callable[[], bool]) 
     while not over() and llm.step():
         pass
     return [b - a for own, n in zip(tokens, first, strict=True) for a, b in zip(own[n - 1 :], own[n:], strict=False)]
+
+
+def _quiet(llm: LLM, tokens: list[list[float]]) -> list[float]:
+    """Gaps of sequences that decode alone."""
+    end = len(tokens[0]) + QUIET
+    return gaps_between(llm, tokens, lambda: len(tokens[0]) >= end)
 
 
 def _turn_beside(llm: LLM, session: Any, turn: list[int], tokens: list[list[float]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from coattn.upkeep.entries.weighing import weigh_host, weigh_window
 if TYPE_CHECKING:
     from coattn.upkeep.entries.entries import Entries
 
-REST = 1.0
+REST = 2.0
 """How long a thread rests after a piece of work, by the time that it took: copies take memory bandwidth, which is what
 the steps of others wait for."""
 NICE = 10
