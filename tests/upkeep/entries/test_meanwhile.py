@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -146,8 +147,40 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     runtime.release()
 
 
-def read(runtime: Runtime, numbers: torch.Tensor) -> None:
-    runtime.begin(Step.of((0,), (0,), (TOKENS,)))
+def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may overwrite them at once."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(module, "REST", 20.0)
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    read(runtime, numbers, slot=1)
+    assert upkeep.busy[1].exception(60) is None
+    read(runtime, numbers)
+    while not int(upkeep.lists.stored[0, 0].sum()):
+        time.sleep(1e-4)
+    table, own = upkeep.table, list(upkeep.table.owned[0])
+    for b, block in enumerate(table.owned[1]):
+        table.swap(0, b, block)
+        upkeep.host[0][own[b]] = torch.nan
+    half = int(upkeep.lists.stored[0, 0].sum())
+    time.sleep(0.01)
+    assert int(upkeep.lists.stored[0, 0].sum()) == half, "it stands still"
+    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    assert 0 < half < KV * first
+    blocks = upkeep.lists.blocks
+    for head in range(KV):
+        ids = upkeep.lists.table[0, 0, head, : first // BLOCK].long()
+        keys = blocks[ids, head, 0].flatten(0, 1)
+        torch.testing.assert_close(keys, numbers[:first, head])
+    runtime.abort()
+    runtime.release()
+
+
+def read(runtime: Runtime, numbers: torch.Tensor, slot: int = 0) -> None:
+    runtime.begin(Step.of((slot,), (0,), (TOKENS,)))
     runtime.attend(0, numbers, numbers[:, :KV].contiguous(), numbers[:, KV : 2 * KV].contiguous(), 0.4)
     runtime.commit()
 
