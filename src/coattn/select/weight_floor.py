@@ -56,7 +56,7 @@ class WeightFloor(Select):
     leads: Floors = field(init=False, repr=False)
     """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
     _sketch: Sketch = field(init=False, repr=False)
-    _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
+    _lane: SideStream = field(init=False, repr=False, default_factory=lambda: SideStream(first=True))
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
@@ -95,11 +95,11 @@ class WeightFloor(Select):
         self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        mean = self._sketch.means.of(call.layer, table, call.shape)
         self._lane.join()
         found = scored[0]
         pool, floors = self._sketch.pools[call.layer], self.floors.rows(len(found.lse))
         bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
-        mean = self._sketch.means.of(call.layer, table, call.shape)
         far = self._work(call.layer, table, found, bound, mean)
         return Selection((BlockWork("gpu", visible.gpu, near), far))
 
@@ -107,8 +107,9 @@ class WeightFloor(Select):
         """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
         above what the sketch says of the query alone as the last one was: so nothing is attended for it."""
         found = self._sketch.peek(call.layer, call.q[:, 0], table, call.scale)
-        lead = self.leads.rows(len(found.guess))[:, None]
-        bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
+        bound = self.leads.rows(len(found.guess))
+        if isinstance(found.scores, Tensor):  # else the kernel knows what to add
+            bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + bound[:, None]
         return Selection((self._work(call.layer, table, found, bound, found.guess),))
 
     def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor) -> ScoredWork:
