@@ -108,6 +108,7 @@ def choose_scored(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.best, scan.lse, bound, pool.above, pool.age, pool.clock, ids, later, count, tail,
-        float(scan.softcap or 1.0), float(touch), float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1], pool.age.shape[-1],
+        float(scan.softcap or 1.0), float(touch), float(now), slack, n, -(-n // scan.chunk),
+        pool.place_of.shape[-1], pool.age.shape[-1],
         Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
     )  # fmt: skip
