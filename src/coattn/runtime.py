@@ -74,6 +74,8 @@ class Runtime:
         """Of layers of one kind: sliding windows first, then the method's."""
         self.office: Any = None
         """The mailboxes of captured steps that hand over, once there are any."""
+        self._put_off: Callable[[], None] | None = None
+        """The prediction of the next layer's query, until the running one has picked."""
         self._closers: list[Callable[[], None]] = []
         self._side, self._lane = SideStream(), SideStream()
         kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -180,7 +182,7 @@ class Runtime:
             ]:
                 self.truncate(slot, 0, 0)
             raise
-        self.step, self.beside = step, beside
+        self.step, self.beside, self._put_off = step, beside, None
         for group in self.groups:
             if step.phase is Phase.DECODE:
                 group.predicted.clear()
@@ -277,8 +279,14 @@ class Runtime:
         group = self._by_layer[layer]
         group.cache.append(layer, k, v, step)
         call = self._call(group, layer, q, scale, step)
-        group.schedule.begin(call)
+        arrived = group.schedule.begin(call)
+        if arrived is not None:
+            call = replace(call, arrived=arrived)
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
+        call.arrived()  # if the rule had nothing to attend to
+        if self._put_off is not None:
+            job, self._put_off = self._put_off, None
+            job()
         states = group.schedule.run(call, selection)
         for probe in self.probes:
             probe.selected(group, call, selection, states)
@@ -320,6 +328,13 @@ class Runtime:
         assert table is not None, "begin() comes first"
         with table.hand.side(layer, hidden):
             yield
+
+    def ahead(self, layer: int, job: Callable[[], None]) -> None:
+        """Predicts a layer's query by `job`, while the layer before runs: when it begins, or when it has picked."""
+        if self._by_layer[layer].schedule.predicts_late:
+            self._put_off = job
+        else:
+            job()
 
     def predict(self, layer: int, q: Tensor, scale: float) -> None:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""

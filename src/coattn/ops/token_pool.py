@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,25 +105,35 @@ def _aligned(tokens: int) -> int:
     return -(-tokens // 32) * 32
 
 
-def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:
+class Moves(NamedTuple):
+    """Tokens that come, and the places for them: `[rows, kv_heads, FRESH]` int32, NONE where there is none."""
+
+    tokens: Tensor
+    places: Tensor
+
+
+def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
     """Tokens that are to come and have not: out of memory `[blocks, kv_heads, 2, block, d]` into their places.
 
-    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. On a GPU: Triton, by a few
-    programs, so that there is room for what runs beside them.
+    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. moves: these tokens, which the
+    pool's books have already. On a GPU: Triton, by a few programs, so that there is room for what runs beside them.
     """
     if seq.device.type == "cuda":
         from coattn.ops.triton.token_pool import bring as kernel
 
-        kernel(pool, memory, table, seq)
+        kernel(pool, memory, table, seq, moves)
         return
     block, size = pool.gpu.shape[3], pool.age.shape[-1]
     for row, slot in enumerate(seq.tolist()):
         if slot == len(pool.clock) - 1:
             continue
         for head in range(pool.clock.shape[1]):
-            start = int(pool.began[slot, head])
-            coming = pool.coming[slot, head, start:]
-            tokens, to = (x[coming >= 0].long() for x in (coming, pool.next[slot, head, start:]))
+            if moves is None:
+                start = int(pool.began[slot, head])
+                coming, places = (x[slot, head, start:] for x in (pool.coming, pool.next))
+            else:
+                coming, places = (x[row, head] for x in moves)
+            tokens, to = (x[coming >= 0].long() for x in (coming, places))
             ids, at = pool.first + slot * (size // block) + to // block, to % block
             pool.gpu[ids, head, :, at] = memory[table[row, tokens // block].long(), head, :, tokens % block]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -23,6 +23,8 @@ class Schedule(Part):
 
     picks_again: ClassVar[bool] = False
     """Whether a layer's own query picks, although a predicted one did."""
+    predicts_late: ClassVar[bool] = False
+    """Whether a query is predicted when the layer before has picked; otherwise when that layer begins."""
 
     executors: Sequence[Executor] = field(init=False, repr=False)
 
@@ -37,8 +39,10 @@ class Schedule(Part):
     def predict(self, call: Call, selection: Selection) -> None:
         """Hears a layer's predicted query and what it picks, before `run`."""
 
-    def begin(self, call: Call) -> None:
-        """A layer's turn has come; nothing has been picked for it yet."""
+    def begin(self, call: Call) -> Callable[[], None] | None:
+        """A layer's turn has come; nothing has been picked for it yet. Returns what makes that which follows wait for
+        what was fetched for the layer, if anything was."""
+        return None
 
     @abstractmethod
     def run(self, call: Call, selection: Selection) -> list[State]:

@@ -94,6 +94,7 @@ class WeightFloor(Select):
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
+        call.arrived()
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
         mean = self._sketch.means.of(call.layer, table, call.shape)
         self._lane.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from coattn.ops.attend_scored import Chosen, Deal, Taken
 from coattn.ops.cuda import score_sketch as cuda
-from coattn.ops.token_pool import FRESH, TOUCH
+from coattn.ops.token_pool import FRESH, TOUCH, Moves
 from coattn.ops.triton.softcap import capped
 from coattn.ops.triton.token_pool import bring, renew_pool
 from coattn.quantise.sketch import Scan
@@ -106,22 +107,25 @@ def list_coming(
     token = tl.where(room, token, -1)
     tl.store(coming_ptr + pool * FRESH + f, token)
     tl.store(began_ptr + pool, total)
-    return tl.sum((token >= 0).to(tl.int32), 0)
+    return token
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, came_ptr, kv_heads, n, splits,
-    FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, came_ptr, moved_ptr, to_ptr,
+    kv_heads, n, splits, FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
-    came = list_coming(
+    token = list_coming(
         ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, row * kv_heads + head, pool, each, n, splits,
         FRESH, SPLITS_PAD,
     )  # fmt: skip
-    tl.store(came_ptr + row * kv_heads + head, came)
+    own, f = row * kv_heads + head, tl.arange(0, FRESH)
+    tl.store(came_ptr + own, tl.sum((token >= 0).to(tl.int32), 0))
+    tl.store(moved_ptr + own * FRESH + f, token)
+    tl.store(to_ptr + own * FRESH + f, tl.load(next_ptr + pool * FRESH + f))
 
 
 @triton.jit
@@ -260,14 +264,17 @@ def attend_scored(
     return Taken(Split(out, lse), lists.counts)
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
+def fetch_ahead(memory: Tensor, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
     """See `ops/attend_scored.py`."""
     (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
     came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
+    moved, to = torch.empty(2, rows, kv_heads, FRESH, dtype=torch.int32, device=work.seq.device)
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, came, kv_heads,
-        n, lists.counts.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, came, moved,
+        to, kv_heads, n, lists.counts.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
-    bring(pool, memory, work.table, work.seq)
     renew_pool(pool, work.seq)
+    if listed is not None:
+        listed()
+    bring(pool, memory, work.table, work.seq, Moves(moved, to))
     return came

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.token_pool import FRESH, TokenPool
+from coattn.ops.token_pool import FRESH, Moves, TokenPool
 
 
 @triton.jit
@@ -62,7 +62,8 @@ ROWS = 16
 def _bring(
     memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, heads, pieces, places, nobody,
     first_block, block_stride, head_stride, table_seq, gpu_block, gpu_head,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    MOVES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr,
 ):  # fmt: skip
     r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
     for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
@@ -71,9 +72,13 @@ def _bring(
         start = piece // (pieces // (FRESH // ROWS)) * ROWS
         row, head = (line // heads).to(tl.int64), (line % heads).to(tl.int64)
         slot = tl.load(seq_ptr + row).to(tl.int64)
-        own = slot * heads + head
+        if MOVES:
+            own = row * heads + head
+            begin = tl.where(slot < nobody, 0, FRESH)
+        else:
+            own = slot * heads + head
+            begin = tl.where(slot < nobody, tl.load(began_ptr + own), FRESH)
         token = tl.load(coming_ptr + own * FRESH + start + r)
-        begin = tl.where(slot < nobody, tl.load(began_ptr + own), FRESH)
         used = (token >= 0) & (start + r >= begin)
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
@@ -88,14 +93,16 @@ def _bring(
             tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
 
 
-def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:
+def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
     """See `ops/token_pool.py`."""
     (slots, heads), (block, d) = pool.clock.shape, memory.shape[3:]
     pieces = len(seq) * heads * (FRESH // ROWS)
+    tokens, to = (pool.coming, pool.next) if moves is None else moves
     _bring[(min(PROGRAMS, pieces),)](
-        memory, table, seq, pool.gpu, pool.next, pool.coming, pool.began, heads, pieces, pool.age.shape[-1], slots - 1,
+        memory, table, seq, pool.gpu, to, tokens, pool.began, heads, pieces, pool.age.shape[-1], slots - 1,
         pool.first, memory.stride(0), memory.stride(1), table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
-        BLOCK=block, ROWS=ROWS, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)), num_warps=4,
+        MOVES=moves is not None, BLOCK=block, ROWS=ROWS, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
+        num_warps=4,
     )  # fmt: skip
 
 
