@@ -278,15 +278,9 @@ class Runtime:
         """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
         group = self._by_layer[layer]
         group.cache.append(layer, k, v, step)
-        call = self._call(group, layer, q, scale, step)
-        arrived = group.schedule.begin(call)
-        if arrived is not None:
-            call = replace(call, arrived=arrived)
+        call = self._begin(group, self._call(group, layer, q, scale, step))
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
-        call.arrived()  # if the rule had nothing to attend to
-        if self._put_off is not None:
-            job, self._put_off = self._put_off, None
-            job()
+        self._picked(call)
         states = group.schedule.run(call, selection)
         for probe in self.probes:
             probe.selected(group, call, selection, states)
@@ -298,6 +292,16 @@ class Runtime:
         if group.audit is not None:
             self._note(group.audit, call, selection, states, out)
         return out
+
+    def _begin(self, group: Group, call: Call) -> Call:
+        arrived = group.schedule.begin(call)
+        return call if arrived is None else replace(call, arrived=arrived)
+
+    def _picked(self, call: Call) -> None:
+        call.arrived()  # if the rule had nothing to attend to
+        job, self._put_off = self._put_off, None
+        if job is not None:
+            job()
 
     def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
         table = call.table
