@@ -98,7 +98,7 @@ def fetch_ahead(memory: Tensor, work: ScoredWork, listed: Callable[[], None] | N
         return kernel(memory, work, listed)
     pool, slots = work.pool, work.seq.long()
     _list(work, _choose(work, torch.inf))
-    moves = Moves(pool.coming[slots], pool.next[slots])
+    moves = Moves(pool.coming[slots], pool.next[slots], pool.ends[slots])
     renew_pool(pool, work.seq)
     if listed is not None:
         listed()
@@ -155,7 +155,7 @@ def _list(work: ScoredWork, chosen: _Chosen) -> None:
             room = pool.next[slot, head, : len(coming)] >= 0
             pool.coming[slot, head] = NONE
             pool.coming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
-            pool.began[slot, head] = len(here)
+            pool.began[slot, head], pool.ends[slot, head] = len(here), len(coming)
 
 
 def _admit(pool: TokenPool, seq: Tensor, used: Tensor, k: Tensor, v: Tensor) -> None:
