@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.token_pool import FRESH, SLACK, TokenPool
+from coattn.ops.triton.launch import follow
 from coattn.quantise.sketch import Scan, Scores, Sketcher
 
 WARPS = 8
@@ -103,7 +104,7 @@ def choose_scored(
     tail: Tensor,
 ) -> None:  # fmt: skip
     """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: of a scan without `lse`, how
-    far above its base a score has to be, `[rows]`."""
+    far above its base a score has to be, `[rows]`; else what the kernel in front has just written."""
     rows, kv_heads, _, n = scan.shape
     kept, slack = scan.kept, SLACK if scan.lse is None else 0.0
     scan.module.launch(
@@ -113,4 +114,5 @@ def choose_scored(
         float(scan.softcap or 1.0), float(touch), float(now), slack, n, -(-n // scan.chunk),
         pool.place_of.shape[-1], pool.age.shape[-1],
         Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
+        follow=scan.lse is not None and follow(),
     )  # fmt: skip
