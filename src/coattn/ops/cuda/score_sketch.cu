@@ -483,21 +483,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   const unsigned short* const highest = best + pool * most;
   const u32* const from = kept + head * head_stride + t * OWN;
   int* const mine = ids + line * n + first;
-  const Query query(bq, scales, rest, base, line, lane, softcap);
-  const int step = clock[pool];
-  // of the first window, before the bounds are there: scores and places are older than the kernel in front
-  uint4 scored[2] = {}, placed[2] = {};
-  auto read = [&](int at) {
-    const int token = at + threadIdx.x * EACH;
-    if (token >= last) return;
-    const uint4* const a = (const uint4*)(highest + token);
-    const uint4* const b = (const uint4*)(where + token);
-    scored[0] = __ldg(a), scored[1] = __ldg(a + 1), placed[0] = __ldg(b), placed[1] = __ldg(b + 1);
-  };
-  read(first);
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  const Query query(bq, scales, rest, base, line, lane, softcap);
+  const int step = clock[pool];
   touch *= LOG2E, now *= LOG2E;
   auto limit_of = [&](int i) {
     if (lse) return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E;
@@ -513,10 +503,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   int here = 0, coming = 0;
   for (int at = first; at < last; at += WINDOW) {
     const int token = at + threadIdx.x * EACH, block = at / BLOCK;
-    if (at > first) read(at);
     u32 marks = 0, pooled = 0;
     if (token < last) {
-      const uint4 a0 = scored[0], a1 = scored[1], b0 = placed[0], b1 = placed[1];
+      const uint4* const a = (const uint4*)(highest + token);
+      const uint4* const b = (const uint4*)(where + token);
+      const uint4 a0 = __ldg(a), a1 = __ldg(a + 1), b0 = __ldg(b), b1 = __ldg(b + 1);
       const u32 x[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
       const u32 y[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
 #pragma unroll
