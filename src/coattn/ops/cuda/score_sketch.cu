@@ -63,11 +63,16 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     uint4 planes[D / 32][4], query[D / 32];
     const Number* const from = worth + (table * PLANES + p / 32 * 32 + g8) * D + t * 8;
 #pragma unroll
-    for (int k = 0; k < D / 32; ++k) {
+    for (int k = 0; k < D / 32; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) planes[k][i] = __ldg((const uint4*)(from + i * 8 * D + k * 32));
+#if __CUDA_ARCH__ >= 900
+    // what planes are worth is older than the kernel in front, the query is not
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#pragma unroll
+    for (int k = 0; k < D / 32; ++k)
       query[k] = g8 < GROUP ? *(const uint4*)(own + g8 * q_head + k * 32 + t * 8) : make_uint4(0, 0, 0, 0);
-    }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       float c[4] = {0.f, 0.f, 0.f, 0.f};

@@ -76,6 +76,7 @@ def weigh(
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
         base, guess, pool.above, float(scale), float(softcap or 1.0), Int64(q.stride(0)), Int64(q.stride(1)),
+        follow=follow(),
     )  # fmt: skip
     scan = Scan(
         operand, scales, rest, base, kept, table, tokens, seq, None, form["GROUP"], form["CHUNK"], softcap, made
