@@ -74,8 +74,6 @@ class Runtime:
         """Of layers of one kind: sliding windows first, then the method's."""
         self.office: Any = None
         """The mailboxes of captured steps that hand over, once there are any."""
-        self._put_off: Callable[[], None] | None = None
-        """The prediction of the next layer's query, until the running one has picked."""
         self._closers: list[Callable[[], None]] = []
         self._side, self._lane = SideStream(), SideStream()
         kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -182,7 +180,7 @@ class Runtime:
             ]:
                 self.truncate(slot, 0, 0)
             raise
-        self.step, self.beside, self._put_off = step, beside, None
+        self.step, self.beside = step, beside
         for group in self.groups:
             if step.phase is Phase.DECODE:
                 group.predicted.clear()
@@ -236,7 +234,7 @@ class Runtime:
             self.office = PostOffice()
         if group.mailboxes is None:
             pulls = "host" in group.place.runs and not group.place.asynchronous
-            group.mailboxes = self.office.open(group.cache, pulls)
+            group.mailboxes = self.office.open(group.cache, pulls, group.schedule.picks_again)
         hand: Hand = group.mailboxes
         return hand
 
@@ -280,7 +278,7 @@ class Runtime:
         group.cache.append(layer, k, v, step)
         call = self._begin(group, self._call(group, layer, q, scale, step))
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
-        self._picked(call)
+        call.arrived()  # if the rule had nothing to attend to
         states = group.schedule.run(call, selection)
         for probe in self.probes:
             probe.selected(group, call, selection, states)
@@ -296,12 +294,6 @@ class Runtime:
     def _begin(self, group: Group, call: Call) -> Call:
         arrived = group.schedule.begin(call)
         return call if arrived is None else replace(call, arrived=arrived)
-
-    def _picked(self, call: Call) -> None:
-        call.arrived()  # if the rule had nothing to attend to
-        job, self._put_off = self._put_off, None
-        if job is not None:
-            job()
 
     def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
         table = call.table
@@ -332,13 +324,6 @@ class Runtime:
         assert table is not None, "begin() comes first"
         with table.hand.side(layer, hidden):
             yield
-
-    def ahead(self, layer: int, job: Callable[[], None]) -> None:
-        """Predicts a layer's query by `job`, while the layer before runs: when it begins, or when it has picked."""
-        if self._by_layer[layer].schedule.predicts_late:
-            self._put_off = job
-        else:
-            job()
 
     def predict(self, layer: int, q: Tensor, scale: float) -> None:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""

@@ -7,16 +7,11 @@ from typing import Any
 
 import torch
 
-FIRST = -1
-"""The priority of a captured step's own stream: its kernels start before those of streams beside it that wait, too."""
-
 
 class SideStream:
     """Runs kernels beside what follows on the current stream; without a GPU, at once."""
 
-    def __init__(self, first: bool = False) -> None:
-        """first: what runs on it is waited for soon, so it has the priority of a step's own stream."""
-        self._priority = FIRST if first else 0
+    def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
         self._forked: set[torch.device] = set()
 
@@ -26,7 +21,7 @@ class SideStream:
             work()
             return
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device, self._priority)  # type: ignore[no-untyped-call]
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -21,7 +21,6 @@ from coattn.hf.logits import head
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.runtime import Runtime
-from coattn.side import FIRST
 from coattn.trace.account import step_trace
 from coattn.trace.step import Crossing, StepTrace, Timing, on_host_clock
 from coattn.types import Phase, Step, Tier
@@ -80,7 +79,7 @@ class GraphRunner:
         self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._pools = self._new_pools()
-        self._streams = [torch.cuda.Stream(device, FIRST) for device in self.devices]  # type: ignore[no-untyped-call]
+        self._streams = [torch.cuda.Stream(device) for device in self.devices]  # type: ignore[no-untyped-call]
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         return self.eager.needs(tokens)

@@ -64,13 +64,9 @@ class Ahead:
             if not hasattr(runtime, "predict") or not runtime.predicts(following):
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]
-
-            def predict() -> None:
-                with torch.no_grad(), runtime.side_stream(following, hidden):
-                    norm = runtime.norm_layer(following)
-                    q = pack(self.predict(following, hidden, options, norm), user.tokens)
-                    runtime.predict(following, q, self.scales[following])
-
-            runtime.ahead(following, predict)
+            with torch.no_grad(), runtime.side_stream(following, hidden):
+                norm = runtime.norm_layer(following)
+                q = pack(self.predict(following, hidden, options, norm), user.tokens)
+                runtime.predict(following, q, self.scales[following])
 
         return call

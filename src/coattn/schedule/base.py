@@ -23,8 +23,6 @@ class Schedule(Part):
 
     picks_again: ClassVar[bool] = False
     """Whether a layer's own query picks, although a predicted one did."""
-    predicts_late: ClassVar[bool] = False
-    """Whether a query is predicted when the layer before has picked; otherwise when that layer begins."""
 
     executors: Sequence[Executor] = field(init=False, repr=False)
 

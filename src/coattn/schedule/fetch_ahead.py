@@ -22,7 +22,6 @@ class FetchAhead(Inline):
     name = "fetch_ahead"
     needs = frozenset({"picks_ahead"})
     picks_again = True
-    predicts_late = True  # what a layer does then are small kernels, beside which there is room
     help_text = {
         "fetch_from": "first layer that is fetched for ahead; queries of the very first are predicted badly in many "
         "models",

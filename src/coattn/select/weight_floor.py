@@ -56,7 +56,7 @@ class WeightFloor(Select):
     leads: Floors = field(init=False, repr=False)
     """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
     _sketch: Sketch = field(init=False, repr=False)
-    _lane: SideStream = field(init=False, repr=False, default_factory=lambda: SideStream(first=True))
+    _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)

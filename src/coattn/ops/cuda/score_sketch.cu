@@ -13,8 +13,7 @@
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
-// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, or DEEP in shared memory, THREADS of a program
-// that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
+// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -243,133 +242,6 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
 // best [slots, heads, most] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
 // logarithms of what tokens weigh that have no place in a pool. A warp for each chunk and head, the heads of a chunk
 // side by side: so what they read lies side by side.
-#if DEEP
-__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32 bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void expect(u32 bar, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ bool there_yet(u32 bar, u32 phase) {
-  u32 ok;
-  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-               : "=r"(ok)
-               : "r"(bar), "r"(phase)
-               : "memory");
-  return ok;
-}
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
-                 const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
-                 const int* __restrict__ tokens, const int* __restrict__ seq,
-                 const short* __restrict__ place_of, unsigned short* __restrict__ best,
-                 float* __restrict__ lse, float softcap, int heads, int n, int chunks, int most,
-                 i64 block_stride, i64 head_stride, i64 table_seq) {
-  constexpr int PIECE = TILE * WORDS;  // numbers of a tile
-  extern __shared__ __align__(128) u32 memory[];
-  __shared__ __align__(8) unsigned long long bars[WARPS][DEEP];
-  const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int chunk = blockIdx.x;
-  if (head >= heads) return;
-  const int start = chunk * CHUNK, count = min(tokens[row], n), end = min(start + CHUNK, count);
-  const i64 line = (i64)row * heads + head;
-  float* const said = lse + ((i64)row * chunks + chunk) * heads * GROUP + head * GROUP;
-  if (start >= count) {
-    if (lane < GROUP) said[lane] = -INFINITY;
-    return;
-  }
-  const int known = start + lane * BLOCK < end ? table[row * table_seq + start / BLOCK + lane] : 0;
-  u32* const ring = memory + warp * DEEP * PIECE;
-  const u32 home = (u32)__cvta_generic_to_shared(ring), bar = (u32)__cvta_generic_to_shared(bars[warp]);
-  if (lane < DEEP) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar + lane * 8) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  __syncwarp();
-  const u32* const mine = kept + head * head_stride;
-  auto copy = [&](int j, int at) {
-    if (at >= end) return;
-    const int id = __shfl_sync(0xffffffff, known, (at - start) / BLOCK);
-    const int more = BLOCK % 32 ? __shfl_sync(0xffffffff, known, (at - start + 16) / BLOCK) : 0;
-    if (lane == 0) {
-      expect(bar + j * 8, PIECE * 4);
-      const u32* const from = mine + id * block_stride + (at - start) % BLOCK * WORDS;
-      if (BLOCK % 32 == 0) {
-        bulk_copy(home + j * PIECE * 4, from, PIECE * 4, bar + j * 8);
-      } else {
-        bulk_copy(home + j * PIECE * 4, from, PIECE * 2, bar + j * 8);
-        bulk_copy(home + j * PIECE * 4 + PIECE * 2,
-                  mine + more * block_stride + (at - start + 16) % BLOCK * WORDS, PIECE * 2, bar + j * 8);
-      }
-    }
-  };
-  for (int j = 0; j < DEEP; ++j) copy(j, start + j * TILE);
-  // places of 8 tiles at a time: 8 tokens a lane
-  const short* const places = place_of + ((i64)seq[row] * heads + head) * most;
-  auto outside_of = [&](int at) {
-    u32 bits = 0;
-    if (at + lane * 8 < end) {
-      const uint4 v = __ldg((const uint4*)(places + at + lane * 8));
-      const u32 x[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) bits |= (x[i] >> 15 & 1) << 2 * i | (x[i] >> 31) << (2 * i + 1);
-    }
-    return bits;
-  };
-  u32 held = outside_of(start), coming = outside_of(start + 256);
-  const Query query(bq, scales, rest, base, line, lane, softcap);
-  float sum[2] = {0.f, 0.f};
-  unsigned short* const to = best + ((i64)seq[row] * heads + head) * most + t * 8 + g;
-  u32 phase = 0;
-  int j = 0;
-  for (int at = start; at < end; at += TILE) {
-    const int tile = (at - start) / TILE % 8;
-    if (tile == 0 && at > start) held = coming, coming = outside_of(at + 256);
-    while (!there_yet(bar + j * 8, phase)) {
-    }
-    u32 words[4][OWN];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const u32* const from = ring + j * PIECE + (8 * i + g) * WORDS + t * OWN;
-      if (OWN == 2) {
-        const uint2 v = *(const uint2*)from;
-        words[i][0] = v.x, words[i][OWN - 1] = v.y;
-      } else {
-        words[i][0] = *from;
-      }
-    }
-    // lane 4 * tile + i has tokens 8 i to 8 i + 7 of this tile
-    u32 outside[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) outside[i] = __shfl_sync(0xffffffff, held, 4 * tile + i) >> g & 1;
-    float score[4][2];
-    query.score(words[0], words[1], score);
-    query.score(words[2], words[3], score + 2);
-    copy(j, at + TILE * DEEP);
-    if (++j == DEEP) j = 0, phase ^= 1;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float one = power(score[i][0]), two = power(score[i][1]);
-      if (outside[i]) sum[0] += one, sum[1] += two;
-    }
-    u32 low = two_halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
-    u32 high = two_halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
-    low = higher(low, __shfl_xor_sync(0xffffffff, low, 1));
-    high = higher(high, __shfl_xor_sync(0xffffffff, high, 1));
-    low = higher(low, __shfl_xor_sync(0xffffffff, low, 2));
-    high = higher(high, __shfl_xor_sync(0xffffffff, high, 2));
-    to[at] = (t & 2 ? high : low) >> 16 * (t & 1);
-  }
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-#pragma unroll
-    for (int i = 4; i < 32; i *= 2) sum[c] += __shfl_xor_sync(0xffffffff, sum[c], i);
-    if (g == 0 && 2 * t + c < GROUP) said[2 * t + c] = query.base[c] + __logf(fminf(sum[c], 1e38f));
-  }
-}
-#else
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
@@ -449,7 +321,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (g == 0 && 2 * t + c < GROUP) said[2 * t + c] = query.base[c] + __logf(fminf(sum[c], 1e38f));
   }
 }
-#endif
 
 // Which tokens are wanted: those of which any head's score reaches its bound. A program looks at whole chunks, a window
 // at a time: first at the highest scores, then it scores again what may reach a bound, each warp its part of the list.

@@ -20,8 +20,6 @@ ENOUGH = 2500
 """Warps."""
 AHEAD = 2
 """Pieces of 32 keys on their way to a warp."""
-DEEP = 0
-"""The same in shared memory; 0: in registers."""
 THREADS = 256
 """Of a program that chooses."""
 WORDS = (4, 8)
@@ -49,7 +47,7 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": min(fit[0], 32 * block), "AHEAD": AHEAD, "DEEP": DEEP, "THREADS": THREADS, "FRESH": FRESH, "D": d,
+        "CHUNK": min(fit[0], 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
         "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
 
@@ -95,7 +93,7 @@ def score(found: Scores, pool: TokenPool) -> Scores:
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.best, lse, float(scan.softcap or 1.0), kv_heads, n, chunks, pool.place_of.shape[-1], Int64(kept.stride(0)),
-        Int64(kept.stride(1)), Int64(scan.table.stride(0)), shared=DEEP * warps * 32 * kept.shape[3] * 4,
+        Int64(kept.stride(1)), Int64(scan.table.stride(0)),
     )  # fmt: skip
     return Scores(replace(scan, lse=lse), lse, found.guess)
 
