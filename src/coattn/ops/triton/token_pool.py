@@ -123,5 +123,6 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
     pad = triton.next_power_of_2(places)
     _renew[(len(seq), heads)](
         pool.place_of, pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, seq, heads,
-        pool.place_of.shape[-1], places, slots - 1, PLACES_PAD=pad, FRESH=FRESH, num_warps=8 if pad > 1024 else 4,
+        pool.place_of.shape[-1], places, slots - 1, PLACES_PAD=pad, FRESH=FRESH,
+        num_warps=16 if pad > 4096 else 8 if pad > 1024 else 4,
     )  # fmt: skip
