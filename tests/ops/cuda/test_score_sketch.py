@@ -111,8 +111,8 @@ def test_scores_are_those_of_the_reference(
         torch.testing.assert_close(got_lse, own, atol=0.1, rtol=0.01)
 
     # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
-    for one in (pool, there_too):
-        one.above[seq.to(one.above.device).long()] = (bound - want_guess).to(one.above.device)
+    pool.above[seq.long()] = bound - want_guess
+    there_too.above[seq.cuda().long()] = bound.cuda() - guess
     score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
     score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")
