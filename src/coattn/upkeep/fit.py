@@ -34,9 +34,9 @@ SINKS = 1
 a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
-MOST = 6144
+MOST = 4096
 """Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. With twice
-the pool about half as many are fetched, and GPU memory is a hundred times faster than PCIe."""
+the pool about half as many are fetched; at 10 sequences of 65,536 tokens another thousand takes 10 us a layer."""
 UNKNOWN = 2048
 """Tokens of a pool where nobody says how long sequences get."""
 

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.ops.cuda import bring as cuda
 from coattn.ops.token_pool import FRESH, Moves, TokenPool
 
 
@@ -58,6 +59,8 @@ PROGRAMS = 24
 rows that a layer waits for queue up behind those of the next."""
 ROWS = 16
 """Of a program at a time."""
+BULK = False
+"""Whether rows come by bulk copies, where a GPU can; otherwise by loads."""
 
 
 @triton.jit
@@ -106,6 +109,9 @@ def _bring(
 
 def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
     """See `ops/token_pool.py`."""
+    if BULK and cuda.refuses(memory, pool.gpu) is None:
+        cuda.bring(pool, memory, table, seq, moves)
+        return
     (slots, heads), (block, d) = pool.clock.shape, memory.shape[3:]
     lines = len(seq) * heads
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
