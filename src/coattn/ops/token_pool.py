@@ -110,12 +110,12 @@ def _aligned(tokens: int) -> int:
 
 
 class Moves(NamedTuple):
-    """Tokens that come, and the places for them: `[rows, kv_heads, FRESH]` int32, NONE where there is none; count:
+    """Tokens that come, and the places for them: `[rows, kv_heads, FRESH]` int32, NONE where there is none; ends:
     `[rows, kv_heads]` int32, up to where there are any."""
 
     tokens: Tensor
     places: Tensor
-    count: Tensor
+    ends: Tensor
 
 
 def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
