@@ -50,7 +50,7 @@ def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
     window = spec.seqs * (getattr(config, "window_blocks", None) or 1) * spec.block_bytes(config.block)
     # sketches of a sixteenth of keys and values, and the books
     left = room - whole // 16 - whole // 64 - tables - 2 * window
-    return max(room // 4, left * 3 // 4 if spec.tokens is not None else 0)
+    return max(room // 4, left * 2 // 3 if spec.tokens is not None else 0)
 
 
 @dataclass
