@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.cuda import bring as cuda
 from coattn.ops.token_pool import FRESH, Moves, TokenPool
 
 
@@ -55,12 +54,10 @@ def _renew(
 
 
 PROGRAMS = 24
-"""That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. With more,
-rows that a layer waits for queue up behind those of the next."""
+"""That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
+are as fast; with more, rows that a layer waits for queue up behind those of the next."""
 ROWS = 16
 """Of a program at a time."""
-BULK = False
-"""Whether rows come by bulk copies, where a GPU can; otherwise by loads."""
 
 
 @triton.jit
@@ -109,9 +106,6 @@ def _bring(
 
 def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
     """See `ops/token_pool.py`."""
-    if BULK and cuda.refuses(memory, pool.gpu) is None:
-        cuda.bring(pool, memory, table, seq, moves)
-        return
     (slots, heads), (block, d) = pool.clock.shape, memory.shape[3:]
     lines = len(seq) * heads
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
