@@ -129,7 +129,7 @@ def _hgca_fig10(data: Data) -> str:
 def _hgca_fig11(data: Data) -> str:
     rows = _rows_of(data, "hgca")
     told = "; ".join(
-        f"batch {row['batch']}, {row['kept_share']:.0%} kept: {row['ms_per_step']:.1f} _ms, {row['gpu_idle']:.0%} of them "
+        f"batch {row['batch']}, {row['kept_share']:.0%} kept: {row['ms_per_step']:.1f} ms, {row['gpu_idle']:.0%} of them "
         "waiting" for row in rows
     )  # fmt: skip
     return f"It does in kind: the CPU's part is the long one ({told}); merging is not seen."
@@ -416,7 +416,7 @@ HC = [
     Line(
         "Table 3",
         "`coattn bench hcattention --table 3 --model MODEL --length 16256 --decode 128`",
-        ("hcattention_table3_qwen_16k.json", "hcattention_table3_smollm2_4k.json"),
+        ("hcattention_table3_qwen_16k.json", "hcattention_table3_smollm2_8k.json"),
         _hc_table3,
         (
             "one cell, with codes: [sweep at 16k](../results/sweep_qwen2.5_coder_16k.json), row `hcattention-paper`",
@@ -440,7 +440,7 @@ HC = [
     Line(
         "Figure 3",
         "as Table 3 (`share_attended_layers`)",
-        ("hcattention_table3_qwen_16k.json", "hcattention_table3_smollm2_4k.json"),
+        ("hcattention_table3_qwen_16k.json", "hcattention_table3_smollm2_8k.json"),
         _hc_fig3,
     ),
     Line(

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli.run import coattn
 
 from coattn.bench.decode import Bench, Case, Row, simulated
 from coattn.bench.scout import driven
+from coattn.cache.layout import KeptTokens
+from coattn.hf.random_model import random_model
 
 KEYS = {
     "method",
@@ -138,10 +141,6 @@ def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said
 
 
 def test_auto_is_driven_to_fetch_so_many_tokens() -> None:
-    import torch
-
-    from coattn.hf.random_model import random_model
-
     model = random_model("tiny", torch.device("cpu"), torch.float32)
     limits = {"hbm_gbps": None, "pcie_gbps": None, "dram_gbps": 10.0}
     case = Case("auto", 2, 1400, {"pool_share": 0.1, "window_blocks": 2, "fetch_from": 1}, fetched=40, late=1.0)
@@ -150,3 +149,17 @@ def test_auto_is_driven_to_fetch_so_many_tokens() -> None:
     assert "ahead_entries" not in row.notes  # all of it late
     assert any("about 40 tokens fetched" in said for said in row.simulated)
     assert row.settings["audit"] is False
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "stay"),
+    [("h2o", {"heavy": 32, "recent": 32}, 64), ("tova", {"cache_size": 48}, 48)],
+)
+def test_rows_that_drop_entries_begin_with_what_stays(method: str, params: dict[str, int], stay: int) -> None:
+    model = random_model("tiny", torch.device("cpu"), torch.float32)
+    bench = Bench(model, "tiny", {"hbm_gbps": 10, "pcie_gbps": 10, "dram_gbps": 10}, None, 4)
+    with bench.prepared(Case(method, 3, 400, {**params, "block": 32})) as ready:
+        gpu = ready.runtime.groups[0].cache.gpu
+        assert isinstance(gpu, KeptTokens)
+        assert [gpu.count(slot) for slot in range(3)] == [stay] * 3
+        ready.step()

@@ -217,7 +217,7 @@ class Bench:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = self.composed(case)
         driven = 0 if case.fetched is None else DRIVEN
-        first = max(1, case.context - self.steps - case.warm - driven)
+        first = max(2, case.context - self.steps - case.warm - driven)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
             session = undo.enter_context(Session(self.model, self.borders))
@@ -225,8 +225,13 @@ class Bench:
             runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
             undo.callback(runtime.release)
             runner = self._runner(session, runtime, case, undo)
-            runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
-            runtime.commit()
+            if not runtime.groups[0].cache.spec.kept:
+                runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
+                runtime.commit()
+            for slot in slots if runtime.groups[0].cache.spec.kept else ():
+                for history, new in ((0, first - 1), (first - 1, 1)):  # there is room for one whole prompt at a time
+                    runtime.begin(Step.of((slot,), (history,), (new,)))
+                    runtime.commit()
             kv.fill_randomly(runtime)
             if case.kept and "cap" not in composed.params:
                 for group in runtime.groups:
