@@ -22,18 +22,20 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.index.averages import Averages
 from coattn.index.base import Index
+from coattn.index.heard import QUERIES
+from coattn.index.rest import LeftOut
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
 from coattn.upkeep.base import Upkeep
+from coattn.upkeep.entries.left import LeftEntries
 from coattn.upkeep.entries.lists import EntryLists, PendingAppend, spares
+from coattn.upkeep.entries.renewal import Renewal
 from coattn.upkeep.entries.weighing import addresses, choose_all, weigh_host, weigh_window
 
 LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
-QUERIES = 64
-"""Last tokens of a prompt or turn whose weights choose among what lies in DRAM."""
 ADDRESSES = 1 << 40
 """Bytes of addresses for the lists where nobody says how long sequences get."""
 
@@ -45,13 +47,24 @@ class Waiting(NamedTuple):
     entries: int
 
 
+class Weighed(NamedTuple):
+    """A choice among a sequence's entries in DRAM: their weights and who is kept, `[kv_heads, entries]`, in a layer."""
+
+    layer: int
+    weights: Tensor
+    kept: Tensor
+    left: LeftOut | None
+    """What stands in for the others, where anything does."""
+
+
 @dataclass
 class Entries(Upkeep):
     """Keeps lists of entries in DRAM, contiguous, for the CPU to attend to instead of all.
 
     A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries
     are chosen as they leave the window, by their moving averages. In an engine the choice is made off the steps, once
-    the prompt is over; its sequence alone waits for it (`busy`).
+    the prompt is over; its sequence alone waits for it (`busy`). Where the index remembers queries (`renew`), decode
+    steps choose again the same way.
     """
 
     name = "entries"
@@ -82,6 +95,10 @@ class Entries(Upkeep):
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
+    _left: LeftEntries | None = field(init=False, repr=False, default=None)
+    """Keeps up what stands in for entries that are not kept, where anything does."""
+    _renewal: Renewal | None = field(init=False, repr=False, default=None)
+    """Says when decode steps choose again, where they do."""
 
     _chosen: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence that is busy: the blocks that are chosen from."""
@@ -118,12 +135,15 @@ class Entries(Upkeep):
             spec.fixed,
             packed,
         )
+        self._left = LeftEntries(self, found.rest) if found.rest is not None else None
+        self._renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
 
     def plan(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
             for slot, _ in reading:
                 self._give_up(slot)
+                self._forget_renewal(slot)
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
                 self._stale.setdefault(slot, history)
@@ -142,6 +162,8 @@ class Entries(Upkeep):
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
             self.lists.top_up()
+            if self._renewal is not None:
+                self._renew(step, self._renewal)
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 if slot in self._stale and slot in self._heard and slot not in step.more:
@@ -202,16 +224,23 @@ class Entries(Upkeep):
                 self.lists.put(choose_all(self, layer, slot, weights, kept))
             self._covered[slot] = first
             self._stale.pop(slot, None)
+            if self._left is not None:
+                self._left.set(slot, {})
         self.lists.show(slots)
         self.lists.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._give_up(slot)
+        self._forget_renewal(slot)
         self._finish([slot])
         first, blocks = self.gpu.first(keep), ceil_div(keep, self.block)
         for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
+        if self._renewal is not None:
+            self._renewal.truncate(slot, length, keep)
+        if self._left is not None:
+            self._left.recount(slot, first, self._covered[slot]) if keep else self._left.set(slot, {})
         if not keep:
             self._stale.pop(slot, None)
             self._heard.pop(slot, None)
@@ -236,6 +265,7 @@ class Entries(Upkeep):
         self._finish(list(self._leaving))
         if hasattr(self, "lists"):
             self.lists.release()
+            self._left = self._renewal = None
             del self.lists, self.averages
 
     def __del__(self) -> None:
@@ -273,7 +303,10 @@ class Entries(Upkeep):
         copies, entries = self._waiting.pop(slot)
         b, own = self._covered.get(slot, 0), self.averages.gathered(copies)
         where = addresses(self, [self.table.owned[slot][b]])
-        self._leaving[slot] = self.lists.keep(slot, b * self.block, self.keep(own, entries), own, where)
+        kept = self.keep(own, entries)
+        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
+        if self._left is not None:
+            self._left.leave(slot, b, kept)
         self._covered[slot] = b + 1
         if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
             self._leaving[slot].finish()
@@ -286,6 +319,8 @@ class Entries(Upkeep):
         moved = [slot for slot in slots if slot in self._leaving]
         for slot in moved:
             self._leaving.pop(slot).finish()
+            if self._left is not None:
+                self._left.shown(slot)
         if moved:
             self.lists.show(moved)
 
@@ -301,23 +336,48 @@ class Entries(Upkeep):
         found = job.result() if job is not None and known else self._weigh(slot, first, heard)
         self._finish([slot])
         self.lists.clear([slot])
-        for layer, weights, kept in found:
+        for layer, weights, kept, _ in found:
             self.lists.put(choose_all(self, layer, slot, weights, kept))
-        before = self._stale.pop(slot)
-        for layer in heard:
+        if self._left is not None:
+            self._left.set(slot, {layer: left for layer, _, _, left in found if left is not None})
+        before, renewal = self._stale.pop(slot), self._renewal
+        # decode steps have weighed the window themselves
+        for layer in heard if renewal is None or slot not in renewal.begun else ():
             weigh_window(self, layer, slot, before, length - 1, heard[layer], self._scale[layer])
+        if renewal is not None:
+            renewal.chosen(slot, length - 1, before, heard)
         self._show(slot, length, first)
         self.lists.make_room()
         self._heard.pop(slot, None)
 
-    def _weigh(self, slot: int, first: int, heard: dict[int, Tensor]) -> list[tuple[int, Tensor, Tensor]]:
-        """Of the first blocks of a sequence, by layer: weights and what is kept, `[kv_heads, entries]`. Only reads."""
+    def _weigh(self, slot: int, first: int, heard: dict[int, Tensor]) -> list[Weighed]:
+        """Of the first blocks of a sequence, by layer: what is kept, and what stands in for the rest. Only reads."""
         found = []
         for layer in self.cache.spec.layers if first else ():
-            weights = weigh_host(self, layer, slot, first, heard.get(layer), self._scale.get(layer, 1.0))
-            kept = self.keep(weights, first * self.block) if layer in heard else torch.ones_like(weights).bool()
-            found.append((layer, weights, kept))
+            q, scale = heard.get(layer), self._scale.get(layer, 1.0)
+            weights = weigh_host(self, layer, slot, first, q, scale)
+            kept = self.keep(weights, first * self.block) if q is not None else torch.ones_like(weights).bool()
+            left = self._left.weighed(layer, slot, kept, q, scale) if self._left is not None else None
+            found.append(Weighed(layer, weights, kept, left))
         return found
+
+    def _renew(self, step: Step, renewal: Renewal) -> None:
+        """Begins to choose again for sequences whose turn it is."""
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            known = self._scale and slot not in self._stale  # queries that came from elsewhere may have had no scale
+            if not known or not renewal.due(slot, length) or not self.gpu.first(length + 1):
+                continue
+            renewal.begun.add(slot)
+            self._stale[slot], self._heard[slot] = length, renewal.queries(slot, length)
+            if self.cache.spec.fixed:
+                self._choose_meanwhile(slot, length + 1)
+
+    def _forget_renewal(self, slot: int) -> None:
+        """What decode steps have begun to choose is not wanted any more."""
+        if self._renewal is not None and slot in self._renewal.begun:
+            self._renewal.begun.discard(slot)
+            self._stale.pop(slot, None)
+            self._heard.pop(slot, None)
 
     def _choose_meanwhile(self, slot: int, length: int) -> None:
         """Weighs in a thread: the sequence waits for it, others go on. What is chosen does not depend on when.
@@ -329,7 +389,7 @@ class Entries(Upkeep):
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "coattn-entries")
 
-        def weigh() -> list[tuple[int, Tensor, Tensor]]:
+        def weigh() -> list[Weighed]:
             with ExitStack() as streams:
                 for device, event in ready.items():
                     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
