@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from coattn.select.base import Select
 from coattn.types import BlockList, Selection, Step, Term
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True)
+class Choice:
     """Tokens in DRAM for each KV head."""
 
     chosen: Tensor
