@@ -126,10 +126,10 @@ class Split:
         for rule in rules:
             rule.floors.write([self.floor] * rule.cache.spec.seqs)
         for link in self.options.links:
-            with slow_link(link):
+            for threads in self.options.threads:
                 ready.runner.drop_captures()  # type: ignore[attr-defined]
-                for threads in self.options.threads:
-                    native.set_threads(threads)
+                native.set_threads(threads)  # of workers that nobody has work for now
+                with slow_link(link):
                     yield self._measure(place, threads, link, ready)
 
     def _measure(self, place: str, threads: int, link: int, ready: Ready) -> Measured:
