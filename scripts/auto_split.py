@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures how place `both` of `auto` divides late tokens between PCIe and the CPU, on a machine with a GPU.
 
-    scripts/auto_split.py [--threads 0,4] [--links 1,4] [--out split.json]
+    scripts/auto_split.py [--machines 0:1,4:1,0:4,4:4] [--out split.json]
 
 The same step with all late tokens fetched by the GPU (`pull`), with all attended by the CPU (`cpu`, as far as its lists
-have room) and with what `both` has come to, for CPUs of so many threads (0: all) and links so many times slower.
+have room) and with what `both` has come to. A machine is a number of CPU threads (0: all) and how many times slower its
+link is.
 
 Simulated: random weights, keys and values; how many tokens are late, since the floor is set for it; the slower link,
 by fetching every row so many times instead of once. Nothing is fetched ahead: all that is fetched is divided.
@@ -125,12 +126,11 @@ class Split:
             self.floor = rules[0].floors._written[0]
         for rule in rules:
             rule.floors.write([self.floor] * rule.cache.spec.seqs)
-        for link in self.options.links:
-            for threads in self.options.threads:
-                ready.runner.drop_captures()  # type: ignore[attr-defined]
-                native.set_threads(threads)  # of workers that nobody has work for now
-                with slow_link(link):
-                    yield self._measure(place, threads, link, ready)
+        for threads, link in self.options.machines:
+            ready.runner.drop_captures()  # type: ignore[attr-defined]
+            native.set_threads(threads)  # of workers that nobody has work for now
+            with slow_link(link):
+                yield self._measure(place, threads, link, ready)
 
     def _measure(self, place: str, threads: int, link: int, ready: Ready) -> Measured:
         for _ in range(self.options.settle if place == "both" else 4):
@@ -148,12 +148,16 @@ class Split:
         )  # fmt: skip
 
 
+def machines(text: str) -> list[tuple[int, int]]:
+    """`4:1` -> 4 threads, and a link as it is."""
+    found = [part.split(":") for part in text.split(",")]
+    return [(int(threads), int(link)) for threads, link in found]
+
+
 def main() -> int:
     """Prints a line for each machine; exit code 1 where `both` takes over a fifth more than the better single path."""
-    numbers = lambda text: [int(x) for x in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=numbers, default=[0, 4])
-    parser.add_argument("--links", type=numbers, default=[1, 4])
+    parser.add_argument("--machines", type=machines, default=machines("0:1,4:1,0:4,4:4"))
     parser.add_argument("--shapes", default="qwen3-14b")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--batch", type=int, default=8)
@@ -172,17 +176,16 @@ def main() -> int:
             found.append(row)
             print(row, flush=True)
     failed = False
-    for link in options.links:
-        for threads in sorted({row.threads for row in found}, reverse=True):
-            own = {row.place: row for row in found if (row.link, row.threads) == (link, threads)}
-            best = min(own["pull"].layer_us, own["cpu"].layer_us)
-            ratio = own["both"].layer_us / best
-            failed |= ratio > 1.2
-            print(
-                f"{threads} threads, link 1/{link}: pull {own['pull'].layer_us:.0f}, cpu {own['cpu'].layer_us:.0f}, "
-                f"both {own['both'].layer_us:.0f} us a layer, {ratio:.2f} of the better; both fetches at most "
-                f"{own['both'].fetch:.0f} of {own['both'].late:.0f} a KV head, the CPU has {own['both'].by_cpu:.0f}"
-            )
+    for threads, link in options.machines:
+        wanted = threads or native.default_threads(), link
+        own = {row.place: row for row in found if (row.threads, row.link) == wanted}
+        ratio = own["both"].layer_us / min(own["pull"].layer_us, own["cpu"].layer_us)
+        failed |= ratio > 1.2
+        print(
+            f"{wanted[0]} threads, link 1/{link}: pull {own['pull'].layer_us:.0f}, cpu {own['cpu'].layer_us:.0f}, "
+            f"both {own['both'].layer_us:.0f} us a layer, {ratio:.2f} of the better; both fetches at most "
+            f"{own['both'].fetch:.0f} of {own['both'].late:.0f} a KV head, the CPU has {own['both'].by_cpu:.0f}"
+        )
     if options.out is not None:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
         simulated = ["random weights", "random keys and values", "late tokens by a driven floor", "slower links"]
