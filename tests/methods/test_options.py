@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from tests.methods.test_pqcache import PIECE, SMALL, books
 from torch import Tensor
 
 from coattn.errors import ConfigError
+from coattn.index.averages import Averages
 from coattn.index.heard import QUERIES
 from coattn.method import compose
 from coattn.methods import METHODS
@@ -170,6 +172,43 @@ def test_what_hgca_does_not_keep_counts_with_its_mean() -> None:
         world.kept[slot] = [[x[: length - 11] for x in layer] for layer in world.kept[slot]]
     for _ in range(20):
         look(world.step(1, 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_the_rest_is_what_no_list_has(seed: int) -> None:
+    """Prompts, turns, decode steps that choose again and tokens taken back, at random."""
+    r = random.Random(seed)
+    world = World(METHODS["hgca"], block=8, window_blocks=1 + seed % 2, beta=2.0, tail="mean", renew=[0, 3, 7, 1][seed])
+    left = cast("Averages", world.runtime.groups[0].index).rest
+    assert left is not None
+    some = 0
+    for _ in range(20):
+        what = r.random()
+        if what < 0.25 and all(world.lengths):
+            slot = r.randrange(2)
+            length = world.lengths[slot]
+            keep = r.choice([0, r.randint(0, length)])
+            world.runtime.truncate(slot, length, keep)
+            world.lengths[slot] = keep
+            world.kept[slot] = [[x[:keep] for x in layer] for layer in world.kept[slot]]
+            continue
+        decoding = what < 0.8 and all(world.lengths)
+        for new in [(1, 1)] * r.randint(1, 14) if decoding else [(r.randint(1, 50), r.randint(2, 20))]:
+            world.step(*new)
+            for slot in (0, 1) if new == (1, 1) else ():
+                first = world.window(slot)
+                for layer in range(LAYERS):
+                    _, k, v = world.kept[slot][layer]
+                    for kv in range(KV_HEADS):
+                        chosen = set(kept(world, slot, layer, kv))
+                        gone = [p for p in range(first) if p not in chosen]
+                        own = left.known(layer, slot)
+                        assert (0 if own is None else int(own.count[kv])) == len(gone)
+                        if own is not None:
+                            want = torch.stack([k[gone, kv].double().sum(0), v[gone, kv].double().sum(0)])
+                            torch.testing.assert_close(own.sums[kv], want, atol=1e-4, rtol=1e-4)
+                        some += len(gone)
+    assert some
 
 
 def test_a_mean_for_the_rest_is_nearer_to_full_attention() -> None:
