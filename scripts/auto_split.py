@@ -36,6 +36,8 @@ from coattn.provenance import provenance
 
 NOWHERE = 1 << 20
 """No model has so many layers."""
+FETCHING: list[tuple[Any, str]] = [(attend_scored, "_fetch"), (token_pool, "_bring")]
+"""The kernels that fetch rows."""
 ROW = """[method.auto_both]
 cache = "tiered"
 index = "sketch"
@@ -81,12 +83,17 @@ class Again:
 @contextmanager
 def slow_link(times: int) -> Iterator[None]:
     """Steps that are captured inside this block fetch every row so many times."""
-    kept = attend_scored._fetch, token_pool._bring
-    attend_scored._fetch, token_pool._bring = (Again(kernel, times) for kernel in kept)
+    if times == 1:
+        yield
+        return
+    kept = [(module, name, getattr(module, name)) for module, name in FETCHING]
+    for module, name, kernel in kept:
+        setattr(module, name, Again(kernel, times))
     try:
         yield
     finally:
-        attend_scored._fetch, token_pool._bring = kept
+        for module, name, kernel in kept:
+            setattr(module, name, kernel)
 
 
 class Split:
