@@ -14,15 +14,16 @@ from coattn import native
 PAGE = 2 << 20
 
 
-def test_memory_is_aligned_writable_and_does_not_move() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_memory_is_aligned_writable_and_does_not_move(alone: bool) -> None:
     arena = native.Arena(64 << 20)
-    arena.grow(1 << 20)
+    arena.grow(1 << 20, alone)
     base = arena.base
     assert base % PAGE == 0
     view = arena.memory()
     assert (view == 0).all()
     view[3] = 7
-    arena.grow(48 << 20)
+    arena.grow(48 << 20, alone)
     assert arena.base == base
     assert view[3] == 7
     assert arena.memory()[3] == 7

@@ -5,6 +5,7 @@ COATTN_KILLS=30 does at full length what is done briefly otherwise.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
@@ -55,8 +56,10 @@ class Pair:
             process.kill()
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", "nixl"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    if request.param == "nixl" and importlib.util.find_spec("nixl") is None:
+        pytest.skip("needs nixl: the extra nixl")
     made = Pair(request.param, tmp_path)
     yield made
     made.close()

@@ -19,12 +19,14 @@ from coattn.hf.architectures import describe_layers
 
 BATCHES = (16, 8, 4, 2, 1)
 """Of which the most that a cap allows is taken."""
-MOVED = ("copied_bytes", "sequences_moved", "prefix_evicted", "prefill_tokens")
+MOVED = ("copied_bytes", "fetched_bytes", "sequences_moved", "prefix_evicted", "prefill_tokens")
 """Of reports: what a hit may have cost."""
 FLIPS = 20_000
 """Random signs that a test of pairs draws."""
 SLACK = 64 << 20
 """Bytes beside: memory is handed out in pieces of whole pages."""
+QUIET = 32
+"""Steps that are measured before the first turn and after each."""
 SPARE = 1024
 """New tokens that sequences beside a turn may have."""
 
@@ -161,16 +163,20 @@ def beside(model: Any, method: str, setting: Setting) -> dict[str, Any]:
         session = llm.session()
         session.ask(texts(setting.tokens), new(2))
         tokens = _decoding(llm, [texts(setting.other_tokens) for _ in range(setting.others)])
-        end = len(tokens[0]) + 32
-        quiet = gaps_between(llm, tokens, lambda: len(tokens[0]) >= end)
-        rows = [_turn_beside(llm, session, texts(setting.turn), tokens) for _ in range(setting.rounds)]
+        while llm.runner.busy():  # what upkeep does of the others' own prompts
+            llm.step()
+        quiet, rows = _quiet(llm, tokens), []
+        for _ in range(setting.rounds):  # sequences grow, so what is usual is measured before and after each turn
+            rows.append(_turn_beside(llm, session, texts(setting.turn), tokens))
+            quiet += _quiet(llm, tokens)
         found: dict[str, Any] = {f"between_{name}": value for name, value in spread(quiet).items()}
-        usual = found["between_median_s"]
+        usual, mean = found["between_median_s"], statistics.mean(quiet)
         for name in ("reading", "choosing"):
             gaps = [gap for row in rows for gap in row[name]]
             found |= {f"{name}_{key}": value for key, value in spread(gaps).items()}
             found[f"{name}_steps"] = len(gaps) // setting.others
-            found[f"{name}_ratio"] = statistics.mean(gaps) / usual if gaps and usual else None
+            found[f"{name}_ratio"] = statistics.mean(gaps) / mean if gaps else None
+            found[f"{name}_median_ratio"] = statistics.median(gaps) / usual if gaps else None
         return {**found, "choosing_s": [row["choosing_s"] for row in rows], **_kv(llm)}
 
 
@@ -201,6 +207,12 @@ def gaps_between(llm: LLM, tokens: list[list[float]], over: Callable[[], bool]) 
     while not over() and llm.step():
         pass
     return [b - a for own, n in zip(tokens, first, strict=True) for a, b in zip(own[n - 1 :], own[n:], strict=False)]
+
+
+def _quiet(llm: LLM, tokens: list[list[float]]) -> list[float]:
+    """Gaps of sequences that decode alone."""
+    end = len(tokens[0]) + QUIET
+    return gaps_between(llm, tokens, lambda: len(tokens[0]) >= end)
 
 
 def _turn_beside(llm: LLM, session: Any, turn: list[int], tokens: list[list[float]]) -> dict[str, Any]:

@@ -262,6 +262,9 @@ class BlockTable:
         """Grows whenever the blocks of a sequence change."""
         self.reclaim: Callable[[int], None] = _nobody
         """Drops so many idle blocks; whoever holds some sets it."""
+        self.replacing: Callable[[int], None] = _nobody
+        """A block of this sequence is about to be replaced by another with the same tokens, and may be given to others;
+        whoever reads blocks off the steps sets it."""
         self.idle = 0
         """Blocks that are held and in no sequence."""
         self._users: dict[int, int] = {}
@@ -301,7 +304,11 @@ class BlockTable:
 
     def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
         """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
-        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
+        return self.marked(self.owned.get(slot, [])[:blocks])
+
+    def marked(self, ids: Iterable[int]) -> list[tuple[int, int]]:
+        """The same of any blocks."""
+        return [(i, self._given[i]) for i in ids]
 
     def require(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""
@@ -329,6 +336,7 @@ class BlockTable:
 
     def swap(self, slot: int, b: int, i: int) -> None:
         """Block b of a sequence is from now on block i, which holds the same tokens."""
+        self.replacing(slot)
         self._use(i)
         old, self.owned[slot][b] = self.owned[slot][b], i
         self._leave(old)
@@ -444,8 +452,8 @@ class BlockTable:
             self.rows[: had.shape[0], : had.shape[1]] = had
 
 
-def _nobody(blocks: int) -> None:
-    """Nothing is held that could be given up."""
+def _nobody(number: int) -> None:
+    """Nothing is held that could be given up, and nothing is read off the steps."""
 
 
 def layer_bytes(form: str, block: int, shape: LayerShape) -> int:

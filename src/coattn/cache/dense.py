@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from coattn.cache.layout import RecentTokens
+from coattn.cache.layout import NewestBlocks, RecentTokens
 from coattn.cache.past import Mark
 from coattn.ops.reference.append import read_rows
+from coattn.ops.upload import upload
 from coattn.types import Step
 
 if TYPE_CHECKING:
@@ -66,19 +67,34 @@ def read_all(cache: KVCache, layer: int, slot: int, length: int) -> tuple[Tensor
     return k, v
 
 
-def read_from(cache: KVCache, layer: int, slot: int, start: int, length: int) -> tuple[Tensor, Tensor]:
-    """k, v of the tokens from `start`, where a block begins, to `length`: full blocks out of DRAM, the rest from the
-    window. What comes out of DRAM is on its way when this returns."""
-    gpu, shape, block = cache.gpu, cache.spec.layers[layer], cache.block
-    full = length // block
-    there = cache.read(layer, slot, range(start // block, full))
-    rows = gpu.places(slot, torch.arange(max(start, full * block), length))
-    own = read_rows(gpu.memory[layer], *(x.to(shape.device) for x in rows))
-    k, v = (torch.cat(pair) for pair in zip(there, own, strict=True))
-    return k, v
+def read_from(cache: KVCache, slot: int, start: int, length: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """By layer: k, v of the tokens from `start`, where a block begins, to `length`: those in the window from
+    there, full blocks before it out of DRAM, on their way when this returns."""
+    gpu, block = cache.gpu, cache.block
+    first = min(length // block, max(start // block, gpu.first(length)))
+    places: dict[torch.device, list[Tensor]] = {}
+    for layer, shape in cache.spec.layers.items():
+        if shape.device not in places:
+            rows = gpu.places(slot, torch.arange(max(start, first * block), length))
+            places[shape.device] = [upload(x, shape.device) for x in rows]
+        k, v = read_rows(gpu.memory[layer], *places[shape.device])
+        if first > start // block:
+            there = cache.read(layer, slot, range(start // block, first))
+            k, v = (torch.cat(pair) for pair in zip(there, (k, v), strict=True))
+        yield layer, k, v
 
 
 def marks_of(cache: KVCache, slot: int, blocks: int) -> list[Mark]:
     """Of a sequence's first blocks, where the prompt that they are of may be remembered."""
     assert cache.host is not None
     return cache.host.table.marks(slot, blocks) if cache.host.memory.form == "model" else []
+
+
+def window_marks(cache: KVCache, slot: int, length: int) -> dict[int, Mark]:
+    """Of a sequence of so many tokens: the full blocks in its window, by their places in GPU memory."""
+    gpu, full = cache.gpu, length // cache.block
+    marks = marks_of(cache, slot, full)
+    if not isinstance(gpu, NewestBlocks) or len(marks) < full:
+        return {}
+    newest = [*range(min(gpu.sinks, full)), *range(max(gpu.sinks, gpu.first(length)), full)]
+    return {gpu.block_id(slot, b): marks[b] for b in newest}

@@ -52,9 +52,9 @@ class Growing:
         self.memory = torch.frombuffer(buffer, dtype=torch.uint8)
         """`[most]` uint8; what lies past `committed` may not be touched."""
 
-    def grow(self, nbytes: int) -> None:
-        """At least `nbytes` may be used afterwards, zeroed."""
+    def grow(self, nbytes: int, alone: bool = False) -> None:
+        """At least `nbytes` may be used afterwards, zeroed. alone: the calling thread touches them, and no other."""
         if nbytes > self.committed:
             available.require(nbytes - self.committed, "What attention keeps of the sequences", PLACE["host"])
-            self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT))
+            self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT), alone)
             self.committed = self._arena.committed

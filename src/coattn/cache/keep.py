@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory, BlockTable, runs
-from coattn.cache.dense import marks_of
+from coattn.cache.dense import marks_of, window_marks
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
 from coattn.ops.reference.append import read_rows, write_rows
+from coattn.ops.upload import upload
 from coattn.units import ceil_div
 
+Blocks = BlockMemory | Mapping[int, Tensor]
 Averages = Mapping[int, Tensor]
 """By layer `[blocks, kv_heads, block]`: what an index keeps up for every entry of the GPU's blocks."""
 
@@ -29,6 +32,13 @@ class Kept:
 
     ids: list[int] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Copied(NamedTuple):
+    """Bytes that a window got, out of GPU memory and out of DRAM."""
+
+    near: int = 0
+    far: int = 0
 
 
 def table_of(cache: KVCache) -> BlockTable | None:
@@ -60,35 +70,38 @@ def take(cache: KVCache, slot: int, tokens: int, averages: Averages) -> Kept:
     kept = Kept(table.owned.get(slot, [])[: tokens // cache.block])
     ids = _ids(cache, slot, _copied(cache, tokens))
     window = _ids(cache, slot, _newest(cache, tokens))
-    for layer in cache.spec.layers:
-        if len(ids):
-            kept.tensors[f"window.{layer}"] = blank(_rows(cache.gpu.memory[layer], ids).cpu(), tokens, cache.block)
-        if layer in averages and len(window):
-            found = _rows(averages[layer], window)[..., None].cpu()
-            kept.tensors[f"averages.{layer}"] = blank(found, tokens, cache.block)[..., 0]
+    layers = list(cache.spec.layers)
+    if len(ids):
+        for layer, found in _read(layers, cache.gpu.memory, ids).items():
+            kept.tensors[f"window.{layer}"] = blank(found, tokens, cache.block)
+    if len(window):
+        for layer, found in _read([layer for layer in layers if layer in averages], averages, window).items():
+            kept.tensors[f"averages.{layer}"] = blank(found[..., None], tokens, cache.block)[..., 0]
     return kept
 
 
-def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> int:
-    """An empty slot goes on with a sequence; only what lies in its window is copied -> bytes of that."""
+def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) -> Copied:
+    """An empty slot goes on with a sequence; only what its window has not still is copied there."""
     if isinstance(cache.gpu, RecentTokens):
         _put_recent(cache, cache.gpu, slot, kept.tensors)
-        return sum(x.nbytes for x in kept.tensors.values())
+        return Copied(0, sum(x.nbytes for x in kept.tensors.values()))
     table = table_of(cache)
     assert table is not None
     table.share(slot, kept.ids)
     if isinstance(cache.gpu, AllBlocks):
-        return 0
+        return Copied()
     copied = _copied(cache, tokens)
     ids, window = _ids(cache, slot, copied), _ids(cache, slot, _newest(cache, tokens))
-    again = [b for b in _newest(cache, tokens) if b not in set(copied)]
-    for layer in cache.spec.layers:
-        if len(ids):
-            _write(cache.gpu.memory[layer], ids, kept.tensors[f"window.{layer}"])
-        if f"averages.{layer}" in kept.tensors:
-            _write(averages[layer], window, kept.tensors[f"averages.{layer}"])
-    _refill(cache, slot, tokens, [again[start:end] for start, end in runs(again)])
-    return (len(ids) + len(again)) * cache.gpu.memory.block_bytes
+    assert isinstance(cache.gpu, NewestBlocks)
+    left, there = cache.left.take(slot), window_marks(cache, slot, tokens)
+    places = {gpu_id for gpu_id, mark in there.items() if left.get(gpu_id) == mark}
+    again = [b for b in _newest(cache, tokens) if b not in set(copied) and cache.gpu.block_id(slot, b) not in places]
+    for name, memory, where in (("window", cache.gpu.memory, ids), ("averages", averages, window)):
+        found = {layer: kept.tensors.get(f"{name}.{layer}") for layer in cache.spec.layers}
+        _put_back(memory, where, {layer: x for layer, x in found.items() if x is not None and len(where)})
+    near = _refill(cache, slot, tokens, [again[start:end] for start, end in runs(again)])
+    unit = cache.gpu.memory.block_bytes
+    return Copied(near * unit, (len(ids) + len(again) - near) * unit)
 
 
 def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:
@@ -154,16 +167,19 @@ def _ids(cache: KVCache, slot: int, blocks: list[int]) -> Tensor:
     return torch.tensor([gpu.block_id(slot, b) for b in blocks], dtype=torch.long)
 
 
-def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) -> None:
-    """Blocks of the window as DRAM has them, from spare GPU memory where they are remembered."""
+def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) -> int:
+    """Blocks of the window as DRAM has them, from spare GPU memory where they are remembered -> how many are."""
     reading, gpu, block = cache.reading, cache.gpu, cache.block
     assert isinstance(gpu, NewestBlocks)
     known, held = (0, None) if reading is None else reading.remembered(marks_of(cache, slot, tokens // block))
+    near = 0
     for blocks in stretches:
         start, end = blocks[0] * block, (blocks[-1] + 1) * block
         ids = [gpu.block_id(slot, b) for b in blocks]
+        remembered = reading is not None and held is not None and end <= known
+        near += len(blocks) if remembered else 0
         for layer in cache.spec.layers:
-            if reading is not None and held is not None and end <= known:
+            if reading is not None and held is not None and remembered:
                 found = reading.gather(held, layer, start, end)
             else:
                 found = cache.read(layer, slot, range(blocks[0], blocks[-1] + 1))
@@ -171,6 +187,7 @@ def _refill(cache: KVCache, slot: int, tokens: int, stretches: list[list[int]]) 
                 whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
                 for first, last in runs(ids):
                     gpu.memory[layer][ids[first] : ids[last - 1] + 1, :, i] = whole[first:last]
+    return near
 
 
 def _take_recent(cache: KVCache, gpu: RecentTokens, slot: int) -> dict[str, Tensor]:
@@ -192,6 +209,31 @@ def _put_recent(cache: KVCache, gpu: RecentTokens, slot: int, found: Mapping[str
         write_rows(gpu.memory[layer], ids, rows, k, v)
         if cache.turned is not None:
             cache.turned.keep(layer, slot, torch.arange(len(k)), k)
+
+
+def _read(layers: list[int], memory: Blocks, ids: Tensor) -> dict[int, Tensor]:
+    """By layer: blocks on the host. One copy for each device, not one for each layer."""
+    found: dict[int, Tensor] = {}
+    for own in _by_device(layers, memory):
+        rows = torch.stack([_rows(memory[layer], ids) for layer in own])
+        found |= dict(zip(own, rows.cpu().unbind(), strict=True))
+    return {layer: found[layer] for layer in layers}
+
+
+def _put_back(memory: Blocks, ids: Tensor, found: Mapping[int, Tensor]) -> None:
+    """The way back of what `_read` found."""
+    for own in _by_device(list(found), memory):
+        device = memory[own[0]].device
+        places, rows = upload(ids, device), upload(torch.stack([found[layer] for layer in own]), device)
+        for layer, x in zip(own, rows, strict=True):
+            memory[layer][places] = x
+
+
+def _by_device(layers: list[int], memory: Blocks) -> list[list[int]]:
+    groups: dict[torch.device, list[int]] = {}
+    for layer in layers:
+        groups.setdefault(memory[layer].device, []).append(layer)
+    return list(groups.values())
 
 
 def _rows(memory: Tensor, ids: Tensor) -> Tensor:

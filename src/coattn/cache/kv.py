@@ -13,9 +13,10 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.cut import bring_back, close_up
-from coattn.cache.dense import DenseHistory, dense_history, marks_of, read_all, read_from
+from coattn.cache.dense import DenseHistory, dense_history, marks_of, read_all, read_from, window_marks
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
+from coattn.cache.leftover import Leftovers
 from coattn.cache.reading import Reading
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
@@ -98,6 +99,10 @@ class KVCache:
                 memory = ValueMemory(spec.layers, self.block, spec.ledger, "Keeping every value", dtype, side)
             self.host = HostTier(self.block, spec, memory)
         self._once: dict[object, object] = {}
+        self.left = Leftovers()
+        """What is still in the windows of slots that nobody has."""
+        self._writing: set[int] = set()
+        """Slots of steps that were planned and are not over: their windows are not what their tokens say."""
 
     def open(self) -> None:
         """Allocates what is fixed. Raises BudgetError naming the minimum."""
@@ -115,6 +120,9 @@ class KVCache:
         if self.host is not None:
             self.host.plan(step)
         self.gpu.plan(step)
+        for slot in step.slots:
+            self.left.take(slot)
+        self._writing.update(step.slots)
         if step.phase is Phase.DECODE:
             self._write(step)
             self._end_readings(step)
@@ -178,6 +186,7 @@ class KVCache:
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
             self._once.clear()
         self.gpu.commit(step)
+        self._writing.difference_update(step.slots)
         for slot, length in zip(step.slots, step.lengths, strict=True) if self.reading is not None else ():
             if slot not in step.more and slot in self.reading.held:  # type: ignore[union-attr]
                 self.reading.over(slot, marks_of(self, slot, length // self.block))  # type: ignore[union-attr]
@@ -194,6 +203,10 @@ class KVCache:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         if self.reading is not None:
             self.reading.end(slot)
+        if self.host is not None and not keep:
+            whole = slot not in self._writing
+            self.left.leave(slot, window_marks(self, slot, length) if whole else {})
+            self._writing.discard(slot)
         if isinstance(self.gpu, RecentTokens):
             close_up(self, self.gpu, slot, length, keep)
             return
@@ -369,9 +382,12 @@ class KVCache:
         marks = partial(marks_of, self) if reading.spare_room else None
         for slot, start in reading.plan(step, marks).items():
             length = step.history[step.slots.index(slot)]
+            if marks:
+                for layer, k, v in read_from(self, slot, start, length):
+                    reading.write(layer, slot, start, k, v)
+                continue
             for layer in self.spec.layers:
-                found = read_from(self, layer, slot, start, length) if marks else read_all(self, layer, slot, length)
-                reading.write(layer, slot, start, *found)
+                reading.write(layer, slot, start, *read_all(self, layer, slot, length))
 
     def _end_readings(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""

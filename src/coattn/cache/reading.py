@@ -137,11 +137,20 @@ class Reading:
         """k, v `[tokens, kv_heads, d]` of a prompt's first tokens, on the layer's device."""
         return self.gather(self.held[slot], layer, 0, tokens)
 
+    def keys(self, held: Held, layer: int, end: int) -> Tensor:
+        """`[end, kv_heads, d]` of the first tokens, out of pages in GPU memory."""
+        parts = [page.kv[layer][0, : min(end, stop) - begin] for page, begin, stop in held.spans() if begin < end]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
     def gather(self, held: Held, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         """k, v `[end - start, kv_heads, d]` out of pages, on the layer's device."""
         shape, pages = self.spec.layers[layer], held.pages
         if len(pages) == 1 and pages[0].tier == "gpu":
             return pages[0].kv[layer][0, start:end], pages[0].kv[layer][1, start:end]
+        if all(page.tier == "gpu" for page in pages):  # one kernel, however many pages
+            spans = [(page, max(start, a) - a, min(end, b) - a) for page, a, b in held.spans()]
+            k, v = torch.cat([page.kv[layer][:, a:b] for page, a, b in spans if a < b], 1)
+            return k, v
         out = torch.empty(2, end - start, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
         for page, begin, stop in held.spans():
             first, last = max(start, begin), min(end, stop)
@@ -158,6 +167,19 @@ class Reading:
         planned."""
         blocks, pages = self.past.find(marks)
         return blocks * self.block, Held(blocks, [page for page in pages if page.first < blocks * self.block])
+
+    def hold(self, marks: list[Mark]) -> Held | None:
+        """The pages of blocks with such marks, where all are remembered; they stay until they are let go."""
+        tokens, held = self.remembered(marks) if marks else (0, Held(0))
+        if not tokens or tokens < len(marks) * self.block:
+            return None
+        for page in held.pages:
+            page.users += 1
+        return held
+
+    def let_go(self, held: Held) -> None:
+        """Whoever held pages does not need them any more."""
+        self._let_go(held.pages)
 
     def known(self, slot: int, blocks: int) -> int:
         """Of the first blocks of a sequence, those that the index has heard of."""

@@ -26,8 +26,8 @@ class Arena {
   // Bytes that may be read now: whole pages of 2 MiB.
   int64_t committed();
 
-  // Makes at least `bytes` of the budget ready for use: zeroed, touched by the whole pool. Returns at once where
-  // they already are. Refuses past the budget.
+  // Makes at least `bytes` of the budget ready for use: zeroed, touched by the pool's workers. Returns at once
+  // where they already are. Refuses past the budget.
   void grow(int64_t bytes, WorkerPool& pool);
 
   // Bytes that the system backs with huge pages.

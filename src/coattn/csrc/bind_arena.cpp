@@ -13,8 +13,12 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("base", [](const Arena& a) { return reinterpret_cast<uintptr_t>(a.base()); })
       .def("committed", &Arena::committed, Release())
       .def(
-          "grow", [](Arena& a, int64_t bytes) { a.grow(bytes, runtime()->pool); }, nb::arg("bytes"),
-          Release())
+          "grow",
+          [](Arena& a, int64_t bytes, bool alone) {
+            if (alone) return a.grow(bytes, lone_pool());
+            a.grow(bytes, runtime()->pool);
+          },
+          nb::arg("bytes"), nb::arg("alone"), Release())
       .def("huge_bytes", &Arena::huge_bytes, Release());
 }
 

@@ -1,5 +1,6 @@
 #include "bind.h"
 #include "bind_job.h"
+#include "kernels/fill_rows.h"
 #include "kernels/keep_rows.h"
 #include "kernels/put_rows.h"
 #include "kernels/weighted_sum.h"
@@ -82,6 +83,34 @@ void bind_put_rows(nb::module_& m) {
   runnable<PutRowsJob>(m, "put_rows", "submit_put_rows", &put_rows);
 }
 
+void bind_fill_rows(nb::module_& m) {
+  nb::class_<FillRowsJob> c(m, "FillRowsJob");
+  c.def("__init__", [](FillRowsJob* self) { new (self) FillRowsJob{}; });
+  field(c, "count", &FillRowsJob::count);
+  field(c, "position", &FillRowsJob::position);
+  field(c, "weight", &FillRowsJob::weight);
+  field(c, "id", &FillRowsJob::id);
+  field(c, "source", &FillRowsJob::source);
+  field(c, "block_stride", &FillRowsJob::block_stride);
+  field(c, "list", &FillRowsJob::list);
+  field(c, "fresh", &FillRowsJob::fresh);
+  field(c, "table", &FillRowsJob::table);
+  field(c, "width", &FillRowsJob::width);
+  field(c, "stored", &FillRowsJob::stored);
+  field(c, "base", &FillRowsJob::base);
+  field(c, "block", &FillRowsJob::block);
+  field(c, "head_size", &FillRowsJob::head_size);
+  field(c, "row_bytes", &FillRowsJob::row_bytes);
+  field(c, "positions", &FillRowsJob::positions);
+  field(c, "weights", &FillRowsJob::weights);
+  field(c, "piece", &FillRowsJob::piece);
+  field(c, "rest", &FillRowsJob::rest);
+  field(c, "stop", &FillRowsJob::stop);
+  m.def(
+      "fill_rows", [](const FillRowsJob& job) { return fill_rows(job, lone_pool()); },
+      nb::call_guard<nb::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_entries(nb::module_& m) {
@@ -89,6 +118,7 @@ void bind_entries(nb::module_& m) {
   bind_weighted_sum(m);
   bind_keep_rows(m);
   bind_put_rows(m);
+  bind_fill_rows(m);
 }
 
 }  // namespace coattn

@@ -127,6 +127,11 @@ std::shared_ptr<Runtime> runtime() {
   return g.runtime;
 }
 
+WorkerPool& lone_pool() {
+  thread_local WorkerPool pool(1);
+  return pool;
+}
+
 void set_threads(int threads) {
   std::shared_ptr<Runtime> old;
   Global& g = global();

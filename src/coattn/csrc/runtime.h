@@ -58,6 +58,9 @@ struct Runtime {
 // Callers keep the pointer while they use it, so that set_threads() can replace the pool at any time.
 std::shared_ptr<Runtime> runtime();
 
+// A pool of the calling thread alone: for work beside the steps of others, who need the process's pool.
+WorkerPool& lone_pool();
+
 // 0 returns to default_threads(). Jobs already submitted finish on the old pool.
 void set_threads(int threads);
 

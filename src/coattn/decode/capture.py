@@ -76,6 +76,8 @@ class GraphRunner:
         """Whether anything does."""
         self._armed = False
         """Whether a replay with a part for the CPU has begun and not ended well."""
+        self._over: Any = None
+        """Of a wait that sleeps."""
         self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._pools = self._new_pools()
@@ -252,12 +254,23 @@ class GraphRunner:
         replay(captured.legs)
         if self.launched is not None:
             self.launched()
-        torch.cuda.current_stream(self.devices[-1]).synchronize()
+        self._wait()
         if office is not None:
             office.finish()
         self._armed = False
         for group in self.runtime.groups:
             group.replayed = True
+
+    def _wait(self) -> None:
+        """For the GPU. Waiting for a stream takes a core; where a thread works off the steps, it is left to that."""
+        stream = torch.cuda.current_stream(self.devices[-1])
+        if not self.runtime.busy():
+            stream.synchronize()
+            return
+        if self._over is None:
+            self._over = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._over.record(stream)
+        self._over.synchronize()
 
     def _new_pools(self) -> dict[torch.device, Any]:
         return {device: torch.cuda.graph_pool_handle() for device in self.devices}

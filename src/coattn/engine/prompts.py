@@ -25,7 +25,8 @@ def split(prompts: Any) -> list[Prompt]:
         raise InputError(f"The prompts are a {type(prompts).__name__}.", HOW)
     if not prompts:
         raise InputError("There are no prompts.", HOW)
-    single = all(_is_id(item) for item in prompts) or all(isinstance(item, Mapping) for item in prompts)
+    ids = set(map(type, prompts)) == {int} or all(_is_id(item) for item in prompts)
+    single = ids or all(isinstance(item, Mapping) for item in prompts)
     return [prompts] if single else list(prompts)
 
 
@@ -69,6 +70,8 @@ def _encode(prompt: Any, tokenizer: Any) -> list[int]:
         return [int(i) for i in _known(tokenizer)(prompt, verbose=False)["input_ids"]]
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise InputError(f"A prompt is a {type(prompt).__name__}.", HOW)
+    if set(map(type, prompt)) == {int}:  # a turn checks all that was said before, too
+        return list(prompt)
     if all(_is_id(item) for item in prompt):
         return [int(i) for i in prompt]
     if all(isinstance(item, Mapping) for item in prompt):

@@ -71,6 +71,13 @@ class Reuse:
         self.listens = 1 if self.exact else max(2, *(group.upkeep.listens for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
         self.tables = [table for group in runtime.groups if (table := keep.table_of(group.cache)) is not None]
+        windows = (
+            (i, group.cache)
+            for i, group in enumerate(runtime.groups)
+            if group.cache.host is not None and len(self.tables) == len(runtime.groups)
+        )
+        self._window = next(windows, None)
+        """A group of layers that has a window, and its number."""
         self.prefixes = Prefixes(self.tables, self.block)
         self.sessions: set[int] = set()
         """Numbers of open sessions: what others leave is not kept for them."""
@@ -87,6 +94,29 @@ class Reuse:
         return digest("root", self.model, repr(dtypes), row.method.name, repr(sorted(row.params.items())), salt)
 
     # what a scheduler asks
+
+    def slot_for(self, request: Request, free: Sequence[int]) -> int:
+        """The free slot in whose window most of what a request begins with still is; else one that nobody misses."""
+        if self._window is None or len(free) == 1:
+            return min(free)
+        number, cache = self._window
+        ids = self._newest(request, number, cache.gpu.width)
+        found = cache.left.find(self.tables[number].marked(ids), free) if ids else None
+        return cache.left.oldest(free) if found is None else found
+
+    def _newest(self, request: Request, number: int, most: int) -> list[int]:
+        """Of what is stored of a request, the last full blocks in a table."""
+        parked = self.waiting.peek(_number(request)) or self.waiting.peek(request.session)
+        if parked is not None:
+            return parked.groups[number].ids[-most:]
+        if self.not_shared is not None or (request.given is not None and not request.given.transferred):
+            return []
+        if request.trail is None:
+            request.trail = Trail(self.root(request.salt))
+        self._extend(request, request.trail)
+        keys, nodes = request.trail.keys[: max(0, request.total - self.listens) // self.block], self.prefixes.nodes
+        last = bisect_left(keys, True, key=lambda key: key not in nodes)
+        return [nodes[key].blocks[number] for key in keys[max(0, last - most) : last]]
 
     def admit(self, request: Request) -> None:
         """A request has got an empty slot: it begins with what is stored of its tokens."""
@@ -216,6 +246,7 @@ class Reuse:
             "sessions_stored": sum(number in self.sessions for number in self.waiting.numbers()),
             "sequences_moved": self.waiting.moved,
             "copied_bytes": self.counts["copied_bytes"],
+            "fetched_bytes": self.counts["fetched_bytes"],
             "not_shared": self.not_shared,
             "disk": None if self.cold is None else self.cold.describe(),
         }
@@ -351,6 +382,7 @@ class Reuse:
             if left:
                 self._tell(slot, left, step)
         trail.nodes = parked.nodes[: left // self.block]
+        trail.keys = trail.keys or [node.key for node in trail.nodes]
         self.prefixes.use(trail.nodes)
         trail.clean = min(parked.clean, left)
         request.stored = left
@@ -367,7 +399,9 @@ class Reuse:
     def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
         """step: what the sequence looks like to upkeep that hears of it now."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            self.counts["copied_bytes"] += keep.put(group.cache, slot, tokens, own, averages_of(group))
+            copied = keep.put(group.cache, slot, tokens, own, averages_of(group))
+            self.counts["copied_bytes"] += sum(copied)
+            self.counts["fetched_bytes"] += copied.far
         if step is not None:
             self._tell(slot, tokens, step)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping
@@ -253,7 +252,7 @@ class Scheduler:
             self.reuse.leave(request)
         slot, stored = request.slot, request.stored
         request.slot, request.stored = None, 0
-        heapq.heappush(self._slots, slot)
+        self._slots.append(slot)
         if stored:
             self.memory.forget(slot, stored)
 
@@ -262,7 +261,8 @@ class Scheduler:
             if self.running and not self._fits_beside(self.waiting[0]):
                 return
             request = self.waiting.pop(0)
-            request.slot = heapq.heappop(self._slots)
+            request.slot = min(self._slots) if self.reuse is None else self.reuse.slot_for(request, self._slots)
+            self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()
             insort(self.running, request, key=_rank)

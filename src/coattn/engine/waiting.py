@@ -56,6 +56,10 @@ class Waiting:
         """Whoever waits under a number, wherever it is by now; it waits no more."""
         return None if number is None else self._parked.pop(number, None)
 
+    def peek(self, number: int | None) -> Parked | None:
+        """The same, and it goes on waiting."""
+        return None if number is None else self._parked.get(number)
+
     def bring(self, parked: Parked) -> Parked | None:
         """The same with its blocks in place. None: it is damaged, or there is no room; it is gone then."""
         if parked.in_place:

@@ -22,12 +22,13 @@ def session_rows(result: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 
 def _again(row: Mapping[str, Any]) -> str:
-    asked, copied = len(row["second_s"]), row["moved"]["copied_bytes"]
+    asked, moved = len(row["second_s"]), row["moved"]
+    far = f", {format_bytes(moved['fetched_bytes'] // asked)} of it out of DRAM" if "fetched_bytes" in moved else ""
     beside = f", {row['turn_ratio']:.2f} x `full`" if "turn_ratio" in row else ""
     return (
         f"first token {row['first_s']:.2f} s, again {statistics.median(row['second_s']) * 1e3:.0f} ms "
         f"({row['second_ratio']:.1%}); a turn {row['turn_median_s'] * 1e3:.0f} ms{beside}; "
-        f"copied for a hit: {format_bytes(copied // asked)}"
+        f"copied for a hit: {format_bytes(moved['copied_bytes'] // asked)}{far}"
     )
 
 

@@ -35,7 +35,7 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import Kept, Lists, plan_keep_rows, put_rows
+from coattn.native.rows import Kept, Lists, Pace, fill_rows, plan_keep_rows, put_rows
 
 __all__ = [
     "ELEMENTS",
@@ -50,6 +50,7 @@ __all__ = [
     "Kept",
     "Lists",
     "NativeError",
+    "Pace",
     "Pending",
     "abandon_pool",
     "attend",
@@ -59,6 +60,7 @@ __all__ = [
     "default_threads",
     "element_of",
     "fail_on_worker",
+    "fill_rows",
     "force_isa",
     "forced_isa",
     "gather_gbps",

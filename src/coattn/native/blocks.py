@@ -72,13 +72,15 @@ class Arena:
         """Bytes that the system backs with huge pages."""
         return int(self._arena.huge_bytes())
 
-    def grow(self, nbytes: int) -> None:
+    def grow(self, nbytes: int, alone: bool = False) -> None:
         """Makes at least `nbytes` of the budget ready; those that are ready stay where they are.
+
+        alone: by the calling thread, and not by the pool, which others may need.
 
         What one call adds is registered in one piece: the GPU's copy engine does not cross from one into the next.
         """
         before, start = self.committed, time.perf_counter()
-        self._arena.grow(nbytes)
+        self._arena.grow(nbytes, alone)
         self.touch_seconds += time.perf_counter() - start
         if self._device is not None and self.committed > before:
             start = time.perf_counter()

@@ -58,6 +58,54 @@ def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: 
     extension.put_rows(job)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How somebody works beside others: so many entries at a time, whole blocks, then a rest.
+
+    rest: by the time that the entries took. stop: `[1]` int32; where somebody sets it, that is all.
+    """
+
+    piece: int
+    rest: float = 0.0
+    stop: Tensor | None = None
+
+
+def fill_rows(
+    lists: Lists,
+    which: int,
+    position: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    source: int,
+    stride: int,
+    fresh: Tensor,
+    pace: Pace,
+) -> int:
+    """Writes entries of one sequence and KV head to the end of a list, which nobody may read meanwhile -> how many.
+
+    position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32, the sequence's blocks, where number i
+    lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more. By
+    the calling thread alone: the pool is for whoever attends meanwhile.
+    """
+    lists.check()
+    check_tensor("position", position, [None], torch.int32)
+    check_tensor("weight", weight, [len(position)], torch.float32)
+    check_tensor("ids", ids, [None], torch.int32)
+    check_tensor("fresh", fresh, [None], torch.int32)
+    job = extension.FillRowsJob()
+    job.count, job.position, job.weight = len(position), position.data_ptr(), weight.data_ptr()
+    job.id, job.source, job.block_stride = ids.data_ptr(), source, stride
+    job.list, job.fresh = which, fresh.data_ptr()
+    job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
+    job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
+    job.positions, job.weights = lists.position.data_ptr(), lists.weight.data_ptr()
+    job.piece, job.rest = pace.piece, pace.rest
+    if pace.stop is not None:
+        check_tensor("stop", pace.stop, [1], torch.int32)
+        job.stop = pace.stop.data_ptr()
+    return int(extension.fill_rows(job))
+
+
 class Kept(NamedTuple):
     """What became of the free blocks that `plan_keep_rows` was given.
 

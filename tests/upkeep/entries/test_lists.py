@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 import torch
 
+from coattn import native
 from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
 from coattn.quantise.blocks import PackedBlocks, pack_blocks
@@ -167,3 +169,46 @@ def test_memory_is_topped_up_a_little_at_a_time_and_within_the_budget() -> None:
         world.lists.top_up()
     assert held == [4, 4, 5, 6]
     assert world.ledger.held["host"] == 6 * piece
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_list_is_filled_in_pieces_while_others_are_kept(packed: bool) -> None:
+    """By a thread of its own: steps of others add to their lists at the same time."""
+    world = World(packed=packed)
+    kept = torch.rand(LAYERS, HEADS, 160) < 0.5
+    ids = torch.randperm(40).to(torch.int32)
+    failed: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            for layer in range(LAYERS):
+                for head in range(HEADS):
+                    for piece in kept[layer, head].nonzero()[:, 0].int().split(3 * BLOCK):
+                        first, second = world.address(layer, 1, 0, head), world.address(layer, 1, 1, head)
+                        at = (piece, torch.rand(len(piece)), ids, first, second - first)
+                        world.lists.fill(layer, 1, head, *at)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    for block in range(20):
+        world.keep(0, block, torch.rand(LAYERS, HEADS, BLOCK) < 0.6)
+    thread.join()
+    assert not failed
+    # a list's positions are those of the sequence, whose block b is block ids[b] of the memory
+    source = world.source.clone()
+    world.source[:, 1], world.memory[:, 1] = source[:, 1, ids.long()], world.memory[:, 1, ids.long()].clone()
+    for a, c, p in kept.nonzero().tolist():
+        world.want.setdefault((a, 1, c), []).append(p)
+    world.check()
+
+
+def test_a_list_that_is_full_refuses() -> None:
+    world = World()
+    position = torch.arange(64 * BLOCK + 1, dtype=torch.int32)
+    lists, before = world.lists._lists(), world.lists.used_bytes()
+    with pytest.raises(native.NativeError, match="is full"):
+        native.fill_rows(lists, 0, position, torch.rand(len(position)), position, 0, 0, position, native.Pace(4))
+    assert world.lists.used_bytes() == before
+    assert int(world.lists.stored.sum()) == 0

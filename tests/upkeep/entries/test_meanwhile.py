@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -15,19 +16,23 @@ from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
-from coattn.upkeep.entries import entries as module
+from coattn.upkeep.entries import choosing as module
+from coattn.upkeep.entries import lists as lists_module
 from coattn.upkeep.entries.entries import QUERIES, Entries
+from coattn.upkeep.entries.lists import EntryLists
 
 BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
 
 
+@pytest.mark.parametrize("room", [None, 1 << 20])
 @pytest.mark.parametrize("form", ["model", "int8"])
 @pytest.mark.parametrize("peak", [True, False])
-def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str) -> None:
+def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room: int | None) -> None:
+    """room: in GPU memory, where pages of the prompt stay."""
     beta, counts = 5.5 if peak else 1.0, []
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, peak=peak, beta=beta, host_dtype=form)
-    runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=True)
+    runtime = Runtime([shape] * 2, row, Ledger(gpu=room), 2, 256, fixed=True)
     draws = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
     k = (k > 0).float() * (255 / 256) if form == "int8" else k  # numbers that 8 bits hold exactly
@@ -39,6 +44,8 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str) -> N
         runtime.commit()
         upkeep = cast("Entries", runtime.groups[0].upkeep)
         assert (1 in upkeep.busy) == (end == TOKENS), "begun when the prompt is over, not before"
+    assert (upkeep._choices[1].held is not None) == (room is not None and form == "model")
+    assert upkeep.busy[1].exception() is None
     runtime.begin(Step.of((1,), (TOKENS,), (1,)))
     assert not upkeep.busy
     first = upkeep.gpu.first(TOKENS + 1) * BLOCK
@@ -54,6 +61,128 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str) -> N
     assert 0 < sum(counts) < 4 * first
     runtime.abort()
     runtime.release()
+    assert runtime.ledger.held == {"gpu": 0, "host": 0}, "pages too"
+
+
+@pytest.mark.parametrize("form", ["model", "int8"])
+def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block by block in a thread, or at once in the step, a thread for each head."""
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    draws, found = torch.Generator().manual_seed(4), []
+    q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
+    for pieces in (True, False):
+        with monkeypatch.context() as patch:
+            if pieces:
+                patch.setattr(lists_module, "PIECE", 1)
+            patch.setattr(EntryLists, "put", never)  # that is the pool's
+            row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
+            runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
+            runtime.begin(Step.of((0,), (0,), (TOKENS,)))
+            for layer in range(2):
+                runtime.attend(layer, q[layer], k[layer], v[layer], 0.4)
+            runtime.commit()
+            upkeep = cast("Entries", runtime.groups[0].upkeep)
+            assert (0 in upkeep.busy) == pieces
+            if pieces:
+                assert upkeep.busy[0].exception(60) is None
+            runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+        found.append(everything(upkeep))
+        runtime.abort()
+        runtime.release()
+    assert len(found[0]) == 3 * 2 * KV
+    for own, whole in zip(*found, strict=True):
+        assert torch.equal(own, whole)
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("this is for the pool")
+
+
+def everything(upkeep: Entries) -> list[torch.Tensor]:
+    """Positions, weights and bytes of the entries of slot 0, list by list."""
+    lists, found = upkeep.lists, []
+    memory = lists._memory.memory.view(-1)
+    for layer in range(2):
+        for head in range(KV):
+            positions = lists.positions(layer, 0, head)
+            assert 0 < len(positions) == int(lists.shown[layer, 0, head])
+            ids = lists.table[layer, 0, head, : -(-len(positions) // BLOCK)].tolist()
+            size = lists.block_bytes
+            found += [positions.clone(), lists.weights(layer, 0, head)]
+            found.append(torch.cat([memory[i * size : (i + 1) * size] for i in ids[:-1]]).clone())
+    return found
+
+
+def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of its lists: their blocks are free again, and the next choice is whole."""
+    begun, go, plain = threading.Event(), threading.Event(), EntryLists.fill
+
+    def slowly(self: EntryLists, *given: Any) -> int:
+        added = plain(self, *given)
+        begun.set()
+        assert go.wait(60)
+        return added
+
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    with monkeypatch.context() as patch:
+        patch.setattr(lists_module, "PIECE", 1)
+        patch.setattr(EntryLists, "fill", slowly)
+        read(runtime, numbers)
+        assert begun.wait(60)
+        choice = upkeep._choices[0]
+        threading.Timer(0.05, go.set).start()
+        runtime.truncate(0, TOKENS, 0)
+    assert not upkeep.busy
+    assert int(upkeep.lists.stored.sum()) == upkeep.lists.used_bytes() == 0
+    assert choice._given_up
+    read(runtime, numbers)
+    assert upkeep.busy[0].exception(60) is None
+    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    assert upkeep.lists.shown[0, 0].tolist() == [first] * KV
+    runtime.abort()
+    runtime.release()
+
+
+def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may overwrite them at once."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(module, "REST", 20.0)
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    read(runtime, numbers, slot=1)
+    assert upkeep.busy[1].exception(60) is None
+    read(runtime, numbers)
+    while not int(upkeep.lists.stored[0, 0].sum()):
+        time.sleep(1e-4)
+    table, own = upkeep.table, list(upkeep.table.owned[0])
+    for b, block in enumerate(table.owned[1]):
+        table.swap(0, b, block)
+        upkeep.host[0][own[b]] = torch.nan
+    half = int(upkeep.lists.stored[0, 0].sum())
+    time.sleep(0.01)
+    assert int(upkeep.lists.stored[0, 0].sum()) == half, "it stands still"
+    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    assert 0 < half < KV * first
+    blocks = upkeep.lists.blocks
+    for head in range(KV):
+        ids = upkeep.lists.table[0, 0, head, : first // BLOCK].long()
+        keys = blocks[ids, head, 0].flatten(0, 1)
+        torch.testing.assert_close(keys, numbers[:first, head])
+    runtime.abort()
+    runtime.release()
+
+
+def read(runtime: Runtime, numbers: torch.Tensor, slot: int = 0) -> None:
+    runtime.begin(Step.of((slot,), (0,), (TOKENS,)))
+    runtime.attend(0, numbers, numbers[:, :KV].contiguous(), numbers[:, KV : 2 * KV].contiguous(), 0.4)
+    runtime.commit()
 
 
 def answers(**options: Any) -> list[tuple[int, ...]]:
@@ -67,11 +196,11 @@ def test_others_go_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     go, blocked = threading.Event(), threading.Event()
     plain = module.weigh_host
 
-    def slowly(entries: Entries, layer: int, slot: int, *rest: Any) -> torch.Tensor:
-        if slot == 1:
+    def slowly(choice: module.Choice, layer: int) -> torch.Tensor:
+        if choice.slot == 1:
             blocked.set()
             assert go.wait(60)
-        return plain(entries, layer, slot, *rest)
+        return plain(choice, layer)
 
     monkeypatch.setattr(module, "weigh_host", slowly)
     with llm("hgca", window_blocks=1, max_batch=3) as engine:

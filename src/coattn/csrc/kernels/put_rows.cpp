@@ -4,6 +4,10 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "kernels/packed_lists.h"
 
 namespace coattn {
@@ -16,6 +20,27 @@ struct Piece {
   int held, n;
 };
 
+// Past the caches: lists are larger than these, and whoever attends meanwhile needs them and the memory's
+// bandwidth, of which an ordinary store takes twice as much.
+void copy_past_caches(uint8_t* to, const uint8_t* from, int64_t bytes) {
+#if defined(__x86_64__)
+  if (bytes % 16 == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
+    for (int64_t i = 0; i < bytes; i += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    }
+    return;
+  }
+#endif
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void end_copies() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 void put_plain(const PutRowsJob& job, WorkerPool& pool) {
   const int64_t half = job.block * job.row_bytes;
   pool.parallel_for(job.count, 4, [&](int, int64_t lo, int64_t hi) {
@@ -25,10 +50,11 @@ void put_plain(const PutRowsJob& job, WorkerPool& pool) {
       for (int64_t at = job.first[i]; at < job.first[i + 1]; ++at, ++stored) {
         const auto* from = reinterpret_cast<const uint8_t*>(job.source[at]) + job.row[at] * job.row_bytes;
         uint8_t* to = job.base + ids[stored / job.block] * 2 * half + stored % job.block * job.row_bytes;
-        std::memcpy(to, from, static_cast<size_t>(job.row_bytes));
-        std::memcpy(to + half, from + half, static_cast<size_t>(job.row_bytes));
+        copy_past_caches(to, from, job.row_bytes);
+        copy_past_caches(to + half, from + half, job.row_bytes);
       }
     }
+    end_copies();
   });
 }
 

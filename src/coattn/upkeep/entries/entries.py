@@ -8,7 +8,7 @@ attended in every step either there or here, never in both and never in none.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -23,16 +23,16 @@ from coattn.cache.step_table import StepTable
 from coattn.index.averages import Averages
 from coattn.index.base import Index
 from coattn.index.heard import QUERIES
-from coattn.index.rest import LeftOut
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
 from coattn.upkeep.base import Upkeep
+from coattn.upkeep.entries.choosing import Choice, Marks, stand_back
 from coattn.upkeep.entries.left import LeftEntries
 from coattn.upkeep.entries.lists import EntryLists, PendingAppend, spares
 from coattn.upkeep.entries.renewal import Renewal
-from coattn.upkeep.entries.weighing import addresses, choose_all, weigh_host, weigh_window
+from coattn.upkeep.entries.weighing import addresses, choose_all
 
 LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
@@ -45,16 +45,6 @@ class Waiting(NamedTuple):
 
     weights: list[Tensor]
     entries: int
-
-
-class Weighed(NamedTuple):
-    """A choice among a sequence's entries in DRAM: their weights and who is kept, `[kv_heads, entries]`, in a layer."""
-
-    layer: int
-    weights: Tensor
-    kept: Tensor
-    left: LeftOut | None
-    """What stands in for the others, where anything does."""
 
 
 @dataclass
@@ -86,22 +76,23 @@ class Entries(Upkeep):
     """By layer: its number within the lists."""
     _covered: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: blocks whose entries have been chosen from, the one that is leaving included."""
-    _stale: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    stale: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """Sequences that have read a prompt or a turn since entries were chosen, and the tokens that they had before."""
-    _heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By sequence and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
-    _scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     _waiting: dict[int, Waiting] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
-    _left: LeftEntries | None = field(init=False, repr=False, default=None)
+    left: LeftEntries | None = field(init=False, repr=False, default=None)
     """Keeps up what stands in for entries that are not kept, where anything does."""
-    _renewal: Renewal | None = field(init=False, repr=False, default=None)
+    renewal: Renewal | None = field(init=False, repr=False, default=None)
     """Says when decode steps choose again, where they do."""
 
-    _chosen: dict[int, int] = field(init=False, repr=False, default_factory=dict)
-    """By sequence that is busy: the blocks that are chosen from."""
+    _choices: dict[int, Choice] = field(init=False, repr=False, default_factory=dict)
+    """By sequence that is busy."""
+    _streams: dict[torch.device, Any] = field(init=False, repr=False, default_factory=dict)
     _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -114,6 +105,7 @@ class Entries(Upkeep):
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
+        self.table.replacing = self._stand_still
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
         self.keep = cast("Any", select).keep
@@ -135,10 +127,12 @@ class Entries(Upkeep):
             spec.fixed,
             packed,
         )
-        self._left = LeftEntries(self, found.rest) if found.rest is not None else None
-        self._renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
+        self.left = LeftEntries(self, found.rest) if found.rest is not None else None
+        self.renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
 
     def plan(self, step: Step) -> None:
+        for choice in self._choices.values():
+            choice.go_on()
         if step.phase is not Phase.DECODE:
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
             for slot, _ in reading:
@@ -146,11 +140,18 @@ class Entries(Upkeep):
                 self._forget_renewal(slot)
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
-                self._stale.setdefault(slot, history)
+                self.stale.setdefault(slot, history)
             return
-        for slot, length in zip(step.slots, step.lengths, strict=True):
-            if slot in self._stale:
-                self._choose_again(slot, length)
+        waiting = [slot for slot in step.slots if slot in self._choices]
+        for slot in waiting:
+            self._choices[slot].waited_for = True
+        try:
+            for slot, length in zip(step.slots, step.lengths, strict=True):
+                if slot in self.stale:
+                    self._choose_again(slot, length)
+        finally:
+            for slot in waiting:  # whoever came after one that failed: nobody waits any more
+                self._give_up(slot)
         gone = [
             slot
             for slot, length in zip(step.slots, step.lengths, strict=True)
@@ -162,19 +163,19 @@ class Entries(Upkeep):
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
             self.lists.top_up()
-            if self._renewal is not None:
-                self._renew(step, self._renewal)
+            if self.renewal is not None:
+                self._renew(step, self.renewal)
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
-                if slot in self._stale and slot in self._heard and slot not in step.more:
+                if slot in self.stale and slot in self.heard and slot not in step.more:
                     self._choose_meanwhile(slot, length + 1)
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
-        self._scale[layer] = scale
+        self.scale[layer] = scale
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
                 continue
-            heard = self._heard.setdefault(slot, {})
+            heard = self.heard.setdefault(slot, {})
             own = q[max(start, end - QUERIES) : end]
             before = heard.get(layer)
             if before is not None and len(own) < QUERIES:
@@ -223,27 +224,28 @@ class Entries(Upkeep):
                 weights, kept = choose(layer, first * self.block)
                 self.lists.put(choose_all(self, layer, slot, weights, kept))
             self._covered[slot] = first
-            self._stale.pop(slot, None)
-            if self._left is not None:
-                self._left.set(slot, {})
+            self.stale.pop(slot, None)
+            if self.left is not None:
+                self.left.set(slot, {})
         self.lists.show(slots)
         self.lists.make_room()
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._give_up(slot)
-        self._forget_renewal(slot)
         self._finish([slot])
         first, blocks = self.gpu.first(keep), ceil_div(keep, self.block)
         for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
-        if self._renewal is not None:
-            self._renewal.truncate(slot, length, keep)
-        if self._left is not None:
-            self._left.recount(slot, first, self._covered[slot]) if keep else self._left.set(slot, {})
+        if self.renewal is not None:
+            self.renewal.truncate(slot, length, keep)
+            if slot in self.renewal.begun:  # the lists are empty: they are filled before the next step
+                self.stale[slot], self.heard[slot] = keep, self.renewal.queries(slot, keep)
+        if self.left is not None:
+            self.left.recount(slot, first, self._covered[slot]) if keep else self.left.set(slot, {})
         if not keep:
-            self._stale.pop(slot, None)
-            self._heard.pop(slot, None)
+            self.stale.pop(slot, None)
+            self.heard.pop(slot, None)
 
     def _weigh_as_before(self, slot: int, b: int) -> None:
         """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing."""
@@ -256,7 +258,7 @@ class Entries(Upkeep):
             self.averages[layer][place] = weights.to(self.averages[layer].device)
 
     def release(self) -> None:
-        for slot in list(self.busy):
+        for slot in list(self._choices):
             self._give_up(slot)
         if self._thread is not None:
             self._thread.shutdown()
@@ -265,7 +267,7 @@ class Entries(Upkeep):
         self._finish(list(self._leaving))
         if hasattr(self, "lists"):
             self.lists.release()
-            self._left = self._renewal = None
+            self.left = self.renewal = None
             del self.lists, self.averages
 
     def __del__(self) -> None:
@@ -305,8 +307,8 @@ class Entries(Upkeep):
         where = addresses(self, [self.table.owned[slot][b]])
         kept = self.keep(own, entries)
         self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
-        if self._left is not None:
-            self._left.leave(slot, b, kept)
+        if self.left is not None:
+            self.left.leave(slot, b, kept)
         self._covered[slot] = b + 1
         if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
             self._leaving[slot].finish()
@@ -319,8 +321,8 @@ class Entries(Upkeep):
         moved = [slot for slot in slots if slot in self._leaving]
         for slot in moved:
             self._leaving.pop(slot).finish()
-            if self._left is not None:
-                self._left.shown(slot)
+            if self.left is not None:
+                self.left.shown(slot)
         if moved:
             self.lists.show(moved)
 
@@ -329,94 +331,77 @@ class Entries(Upkeep):
 
         Where that was begun when the prompt was over, waits for it.
         """
-        first, heard = self.gpu.first(length), self._heard.get(slot, {})
-        job, chosen = self.busy.pop(slot, None), self._chosen.pop(slot, None)
+        job, choice = self.busy.get(slot), self._choices.get(slot)
         # one that failed is tried again here: if it fails again, the step says so
-        known = job is not None and job.exception() is None and chosen == first
-        found = job.result() if job is not None and known else self._weigh(slot, first, heard)
-        self._finish([slot])
-        self.lists.clear([slot])
-        for layer, weights, kept, _ in found:
-            self.lists.put(choose_all(self, layer, slot, weights, kept))
-        if self._left is not None:
-            self._left.set(slot, {layer: left for layer, _, _, left in found if left is not None})
-        before, renewal = self._stale.pop(slot), self._renewal
-        # decode steps have weighed the window themselves
-        for layer in heard if renewal is None or slot not in renewal.begun else ():
-            weigh_window(self, layer, slot, before, length - 1, heard[layer], self._scale[layer])
-        if renewal is not None:
-            renewal.chosen(slot, length - 1, before, heard)
-        self._show(slot, length, first)
-        self.lists.make_room()
-        self._heard.pop(slot, None)
-
-    def _weigh(self, slot: int, first: int, heard: dict[int, Tensor]) -> list[Weighed]:
-        """Of the first blocks of a sequence, by layer: what is kept, and what stands in for the rest. Only reads."""
-        found = []
-        for layer in self.cache.spec.layers if first else ():
-            q, scale = heard.get(layer), self._scale.get(layer, 1.0)
-            weights = weigh_host(self, layer, slot, first, q, scale)
-            kept = self.keep(weights, first * self.block) if q is not None else torch.ones_like(weights).bool()
-            left = self._left.weighed(layer, slot, kept, q, scale) if self._left is not None else None
-            found.append(Weighed(layer, weights, kept, left))
-        return found
+        if job is None or choice is None or choice.length != length or job.exception() is not None:
+            self._give_up(slot)
+            self._finish([slot])
+            self.lists.clear([slot])
+            choice = self._choices[slot] = Choice(self, slot, length)
+            choice.waited_for = True
+            choice.run()
+        self._end_choice(slot)
+        if self.left is not None:
+            self.left.set(slot, choice.left)
+        if self.renewal is not None:
+            self.renewal.chosen(slot, length - 1, choice.before, choice.heard)
+        self.stale.pop(slot)
+        self.heard.pop(slot, None)
+        self._covered[slot] = choice.first
+        self.lists.show([slot])
 
     def _renew(self, step: Step, renewal: Renewal) -> None:
         """Begins to choose again for sequences whose turn it is."""
         for slot, length in zip(step.slots, step.lengths, strict=True):
-            known = self._scale and slot not in self._stale  # queries that came from elsewhere may have had no scale
+            known = self.scale and slot not in self.stale  # queries that came from elsewhere may have had no scale
             if not known or not renewal.due(slot, length) or not self.gpu.first(length + 1):
                 continue
             renewal.begun.add(slot)
-            self._stale[slot], self._heard[slot] = length, renewal.queries(slot, length)
+            self.stale[slot], self.heard[slot] = length, renewal.queries(slot, length)
             if self.cache.spec.fixed:
                 self._choose_meanwhile(slot, length + 1)
 
     def _forget_renewal(self, slot: int) -> None:
-        """What decode steps have begun to choose is not wanted any more."""
-        if self._renewal is not None and slot in self._renewal.begun:
-            self._renewal.begun.discard(slot)
-            self._stale.pop(slot, None)
-            self._heard.pop(slot, None)
+        """What decode steps have begun to choose is not wanted any more: a prompt or turn will choose."""
+        if self.renewal is not None and slot in self.renewal.begun:
+            self.renewal.begun.discard(slot)
+            self.stale.pop(slot, None)
+            self.heard.pop(slot, None)
 
     def _choose_meanwhile(self, slot: int, length: int) -> None:
-        """Weighs in a thread: the sequence waits for it, others go on. What is chosen does not depend on when.
-
-        The thread only reads: lists are one thread's, the one that runs the steps.
-        """
+        """In a thread: the sequence waits for it, others go on. What is chosen does not depend on when."""
         self._give_up(slot)
-        first, heard, ready = self.gpu.first(length), dict(self._heard[slot]), self._marks()
+        self._finish([slot])
+        self.lists.clear([slot])
+        devices = {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}
+        choice, marks = Choice(self, slot, length), Marks(devices, self._streams)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "coattn-entries")
+            self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
 
-        def weigh() -> list[Weighed]:
-            with ExitStack() as streams:
-                for device, event in ready.items():
-                    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                    stream.wait_event(event)
-                    streams.enter_context(torch.cuda.stream(stream))
-                found = self._weigh(slot, first, heard)
-                for device in ready:
-                    torch.cuda.current_stream(device).synchronize()
-                return found
+        def run() -> None:
+            with marks.after():
+                choice.run()
 
-        self._chosen[slot] = first
-        self.busy[slot] = self._thread.submit(weigh)
-
-    def _marks(self) -> dict[torch.device, Any]:
-        """On GPUs: events after which the queries that were heard are there."""
-        found = {}
-        for device in {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}:
-            found[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            found[device].record(torch.cuda.current_stream(device))
-        return found
+        self._choices[slot], self.busy[slot] = choice, self._thread.submit(run)
 
     def _give_up(self, slot: int) -> None:
         """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
-        job = self.busy.pop(slot, None)
-        self._chosen.pop(slot, None)
+        job = self.busy.get(slot)
+        if slot in self._choices:
+            self._choices[slot].give_up()
         if job is not None and not job.cancel():
             wait([job])
+        if slot in self._choices:
+            self._end_choice(slot)
+            self.lists.clear([slot])
+
+    def _stand_still(self, slot: int) -> None:
+        if slot in self._choices:
+            self._choices[slot].stand_still()
+
+    def _end_choice(self, slot: int) -> None:
+        self.busy.pop(slot, None)
+        self._choices.pop(slot).close()
 
     def _show(self, slot: int, length: int, covered: int) -> None:
         """So many blocks of a sequence have been chosen from: those before its window are attended there.

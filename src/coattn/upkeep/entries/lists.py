@@ -125,7 +125,7 @@ class EntryLists:
         self._position = torch.zeros(known, block, dtype=torch.int32)
         self._weight = torch.zeros(known, block)
         self.fixed = fixed
-        self._free = torch.zeros(0, dtype=torch.int64)
+        self._free = Stack()
         self._next = 0
         self._taken = 0
         self._lock = threading.RLock()
@@ -171,6 +171,41 @@ class EntryLists:
         native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
         self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
+    def fill(
+        self,
+        layer: int,
+        slot: int,
+        head: int,
+        position: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        source: int,
+        stride: int,
+        rest: float = 0.0,
+        stop: Tensor | None = None,
+    ) -> int:
+        """Adds entries to the end of one list, not shown yet, while steps of others may run: without the pool.
+
+        position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32 of the sequence; source, stride:
+        where block 0 of its KV head lies in DRAM, and the bytes between two blocks. rest: after each piece, by the time
+        that it took. stop: `[1]` int32, set by who wants no more -> how many were added.
+        """
+        from coattn import native
+
+        before, (_, slots, heads) = int(self.stored[layer, slot, head]), self.stored.shape
+        self._widen(before + len(position))
+        need = ceil_div(before + len(position), self.block) - ceil_div(before, self.block)
+        fresh, which = self._take(need, alone=True).to(torch.int32), (layer * slots + slot) * heads + head
+        # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
+        pace = native.Pace(self.blocks_of_piece() * self.block, rest, stop)
+        added = native.fill_rows(self._lists(), which, position, weight, ids, source, stride, fresh, pace)
+        self.give_back(fresh[ceil_div(before + added, self.block) - ceil_div(before, self.block) :].long())
+        return added
+
+    def blocks_of_piece(self) -> int:
+        """Blocks that are written, or taken, at a time while others must not wait."""
+        return max(1, PIECE // self.block_bytes)
+
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> PendingAppend:
         """Adds the kept rows `[layers, kv_heads, block]` of one block to a slot's lists; the pool does it meanwhile.
 
@@ -207,14 +242,28 @@ class EntryLists:
     def give_back(self, blocks: Tensor) -> None:
         """Blocks that no list owns may be taken again."""
         with self._lock:
-            self._free = torch.cat([self._free, blocks])
+            self._free.push(blocks)
 
     def show(self, slots: list[int]) -> None:
         """From now on all that is stored of these slots is attended."""
         self.shown[:, slots] = self.stored[:, slots]
 
-    def make_room(self) -> None:
-        """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
+    def reserve(self, blocks: int, most: int | None = None) -> bool:
+        """Takes memory for so many blocks more than lists have, at once and with the pool.
+
+        most: blocks that it takes at a time, without the pool -> whether there is more to take.
+        """
+        with self._lock:
+            wanted, have = self._next + max(0, blocks - len(self._free)), self._taken // self.block_bytes
+            now = wanted if most is None else min(wanted, have + most)
+            self._grow(now, least=most or 0, alone=most is not None)
+            return now < wanted
+
+    def make_room(self, most: int | None = None) -> bool:
+        """Takes memory for what is to come now rather than in the middle of it, where the budget has it.
+
+        most: blocks that it takes at a time, without the pool -> whether there is more to take.
+        """
         with self._lock:
             layers, slots, heads = self.stored.shape
             ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
@@ -222,7 +271,10 @@ class EntryLists:
             have = self._taken // self.block_bytes
             if room is not None:
                 wanted = min(wanted, have + room // self.block_bytes)
-            self._grow(min(wanted, self.capacity))
+            wanted = min(wanted, self.capacity)
+            now = wanted if most is None else min(wanted, have + most)
+            self._grow(now, least=most or 0, alone=most is not None)
+            return now < wanted
 
     def top_up(self) -> None:
         """Takes a little more memory if the next blocks that leave the window might not find enough of it.
@@ -233,7 +285,7 @@ class EntryLists:
             layers, _, heads = self.stored.shape
             have, room = self._taken // self.block_bytes, self.ledger.room("host")
             spare = have - self._next + len(self._free)
-            piece = max(1, PIECE // self.block_bytes)
+            piece = self.blocks_of_piece()
             if have and spare < 2 * self.spares * layers * heads and (room is None or room >= piece * self.block_bytes):
                 self._grow(min(have + piece, self.capacity), piece)
 
@@ -247,10 +299,12 @@ class EntryLists:
             keep = torch.zeros_like(self.stored[:, slot])
             if end:
                 keep = self._before(slot, end)
-            held = self._blocks_of(self.stored[:, slot])
-            width = torch.arange(self.table.shape[-1])
-            gone = (width >= self._blocks_of(keep)[..., None]) & (width < held[..., None])
-            self.give_back(self.table[:, slot][gone].long())
+            first, last = self._blocks_of(keep), self._blocks_of(self.stored[:, slot])
+            width = torch.arange(int(last.max()))
+            for row, a, b in zip(self.table[:, slot, :, : len(width)], first, last, strict=True):
+                gone = row[(width >= a[:, None]) & (width < b[:, None])]
+                if len(gone):
+                    self.give_back(gone.long())
             self.stored[:, slot] = keep
             self.shown[:, slot] = keep
 
@@ -292,20 +346,18 @@ class EntryLists:
         position = self._position[ids].flatten(2) if len(self._position) else torch.zeros_like(inside)
         return ((position < end) & inside).sum(-1).to(torch.int32)
 
-    def _take(self, count: int) -> Tensor:
+    def _take(self, count: int, alone: bool = False) -> Tensor:
         """Ids of `count` blocks, from now on somebody's."""
         with self._lock:
             reused = min(count, len(self._free))
             fresh = count - reused
-            self._grow(self._next + fresh)
-            cut = len(self._free) - reused
-            ids = torch.cat([self._free[cut:], torch.arange(self._next, self._next + fresh)])
-            self._free = self._free[:cut].clone()
+            self._grow(self._next + fresh, self.blocks_of_piece() if alone else 0, alone)
+            ids = torch.cat([self._free.pop(reused), torch.arange(self._next, self._next + fresh)])
             self._next += fresh
             return ids
 
-    def _grow(self, blocks: int, least: int = 0) -> None:
-        """least: blocks to grow by if it grows; otherwise as many as STEP holds."""
+    def _grow(self, blocks: int, least: int = 0, alone: bool = False) -> None:
+        """least: blocks to grow by if it grows; otherwise as many as STEP holds. alone: without the pool."""
         what = "Keeping the entries that matter"
         if blocks > self.capacity:
             self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
@@ -319,7 +371,7 @@ class EntryLists:
         wanted = max(blocks, min(wanted, self.capacity))
         self.ledger.take("host", (wanted - have) * self.block_bytes, what)
         self._taken += (wanted - have) * self.block_bytes
-        self._memory.grow(wanted * self.block_bytes)
+        self._memory.grow(wanted * self.block_bytes, alone)
         if self.fixed:
             return
         more = wanted - have
@@ -350,6 +402,28 @@ class EntryLists:
 
     def _blocks_of(self, entries: Tensor) -> Tensor:
         return -(-entries.long() // self.block)
+
+
+class Stack:
+    """Numbers of blocks. What comes last goes first; neither takes longer when there are many."""
+
+    def __init__(self) -> None:
+        self._all = _no_blocks()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, blocks: Tensor) -> None:
+        count = self._count + len(blocks)
+        if count > len(self._all):
+            self._all = torch.cat([self._all[: self._count], blocks.new_zeros(2 * count - self._count)])
+        self._all[self._count : count] = blocks
+        self._count = count
+
+    def pop(self, count: int) -> Tensor:
+        self._count -= count
+        return self._all[self._count : self._count + count].clone()
 
 
 def _ranks(counts: Tensor) -> Tensor:

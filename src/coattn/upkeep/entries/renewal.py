@@ -40,14 +40,16 @@ class Renewal:
         return slot in self._chosen and length - self._chosen[slot] >= self.every
 
     def queries(self, slot: int, length: int) -> dict[int, Tensor]:
-        """By layer: those of the last tokens, `[n, q_heads, d]`."""
+        """By layer: those of the last tokens, `[n, q_heads, d]`; nothing where none is known."""
         begin = max(self._first.get(slot, length), length - QUERIES)
+        if begin >= length:
+            return {}
         return {layer: self.heard.of(layer, slot, begin, length) for layer in self.heard.rings}
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Only the first `keep` of `length` tokens are left; what newer ones have overwritten is not known any more."""
-        self.begun.discard(slot)
         if not keep:
+            self.begun.discard(slot)
             self._chosen.pop(slot, None)
             self._first.pop(slot, None)
         elif slot in self._first:

@@ -14,6 +14,7 @@ from coattn.ops.softcap import softcap
 from coattn.upkeep.entries.lists import ChosenEntries
 
 if TYPE_CHECKING:
+    from coattn.upkeep.entries.choosing import Choice
     from coattn.upkeep.entries.entries import Entries
 
 Reduce = Callable[[Tensor], Tensor]
@@ -42,21 +43,22 @@ def weights_over(
     return torch.stack(found)
 
 
-def weigh_host(entries: Entries, layer: int, slot: int, blocks: int, q: Tensor | None, scale: float) -> Tensor:
-    """`[kv_heads, entries]` on the host: the weights of q over the first blocks of a sequence; of nobody, zero.
-
-    Reads keys, on the current stream of the layer's device; waits for the result.
-    """
+def weigh_host(choice: Choice, layer: int) -> Tensor:
+    """`[kv_heads, entries]` on the layer's device: the weights of the queries over the blocks that are chosen from; of
+    nobody, zero. Reads keys, on the current stream of the device."""
+    entries, q = choice.entries, choice.heard.get(layer)
     shape = entries.cache.spec.layers[layer]
     if q is None:
-        return torch.zeros(shape.kv_heads, blocks * entries.block)
-    ids = torch.tensor(entries.table.owned[slot][:blocks], dtype=torch.int32)
-    keys = read_keys(entries.host[layer], ids, shape, entries.block)
+        return torch.zeros(shape.kv_heads, choice.first * entries.block)
+    if choice.held is not None and entries.cache.reading is not None:
+        keys = entries.cache.reading.keys(choice.held, layer, choice.first * entries.block).transpose(0, 1)
+    else:
+        keys = read_keys(entries.host[layer], choice.ids, shape, entries.block)
 
     def reduce(weights: Tensor) -> Tensor:
         return weights.amax((0, 1)) if entries.peak else weights.mean(1).amax(0)
 
-    return weights_over(q, keys, scale, shape.softcap, reduce).cpu()
+    return weights_over(q, keys, entries.scale[layer], shape.softcap, reduce)
 
 
 def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor, scale: float) -> None:
