@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,6 +11,10 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
 from coattn.types import LayerShape, Selection, Step
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class Call:
     """Whether the caller is already on a side stream."""
     to_fetch: bool = False
     """Whether what is picked is only to be fetched: the layer's own query picks again."""
+    listed: Callable[[], None] = _nothing
+    """Of such a call: called when the books of GPU memory say what comes, which has not come yet."""
+    arrived: Callable[[], None] = _nothing
+    """Of any other in a decode step: makes what follows wait for what comes, before GPU memory is attended."""
 
     @property
     def visible(self) -> Selection:

@@ -234,7 +234,7 @@ class Runtime:
             self.office = PostOffice()
         if group.mailboxes is None:
             pulls = "host" in group.place.runs and not group.place.asynchronous
-            group.mailboxes = self.office.open(group.cache, pulls)
+            group.mailboxes = self.office.open(group.cache, pulls, group.schedule.picks_again)
         hand: Hand = group.mailboxes
         return hand
 
@@ -276,9 +276,9 @@ class Runtime:
         """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
         group = self._by_layer[layer]
         group.cache.append(layer, k, v, step)
-        call = self._call(group, layer, q, scale, step)
-        group.schedule.begin(call)
+        call = self._begin(group, self._call(group, layer, q, scale, step))
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
+        call.arrived()  # if the rule had nothing to attend to
         states = group.schedule.run(call, selection)
         for probe in self.probes:
             probe.selected(group, call, selection, states)
@@ -290,6 +290,10 @@ class Runtime:
         if group.audit is not None:
             self._note(group.audit, call, selection, states, out)
         return out
+
+    def _begin(self, group: Group, call: Call) -> Call:
+        arrived = group.schedule.begin(call)
+        return call if arrived is None else replace(call, arrived=arrived)
 
     def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
         table = call.table

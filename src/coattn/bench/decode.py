@@ -16,7 +16,7 @@ import torch
 from coattn.bench import kv
 from coattn.bench.drift import Drift
 from coattn.bench.drive import drive_picks
-from coattn.bench.preset import HALVINGS, drive_floor, preset_entries, preset_sketch
+from coattn.bench.preset import DRIVEN, drive_floor, preset_entries, preset_sketch
 from coattn.cache.ledger import Ledger
 from coattn.decode.runner import EagerRunner, Runner
 from coattn.hf.borders import Borders
@@ -216,7 +216,7 @@ class Bench:
     def prepared(self, case: Case) -> Iterator[Ready]:
         """Sequences of the case's length whose keys and values are random numbers, ready to decode."""
         composed = self.composed(case)
-        driven = 0 if case.fetched is None else 2 * HALVINGS
+        driven = 0 if case.fetched is None else DRIVEN
         first = max(1, case.context - self.steps - case.warm - driven)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:

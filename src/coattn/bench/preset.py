@@ -57,6 +57,9 @@ def preset_sketch(group: Group, slots: Sequence[int], length: int) -> None:
 
 
 HALVINGS = 14
+ROUNDS = 2
+DRIVEN = 2 * ROUNDS * HALVINGS
+"""Steps of `drive_floor` at most."""
 
 
 def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float, late: float) -> None:
@@ -86,6 +89,10 @@ def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float, late
             rule.leads.write([value] * rule.cache.spec.seqs)
 
     write_leads(math.exp(80.0))
-    halve(write_floors, ("row_entries", "later_entries"), fetched * late if ahead else fetched)
-    if ahead:
+    if not ahead:
+        halve(write_floors, ("row_entries", "later_entries"), fetched)
+        return
+    # each changes what the other finds: what came ahead does not come late
+    for _ in range(ROUNDS):
+        halve(write_floors, ("row_entries", "later_entries"), fetched * late)
         halve(write_leads, ("ahead_entries",), fetched * (1 - late))

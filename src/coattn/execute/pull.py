@@ -86,7 +86,7 @@ class Pull(Executor):
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
             if call.to_fetch:
-                self._ahead[call.layer] = fetch_ahead(memory, work)
+                self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
                 return AttnState.empty(call.q)
             found = attend_scored(call.q, memory, work, call.scale, cap)
             self._taken[call.layer] = found.count

@@ -26,14 +26,21 @@ if TYPE_CHECKING:
     from coattn.types import Work
 
 
+FIRST = -1
+"""The priority of streams on which a query is predicted for what is to be fetched: its small kernels start before those
+of the step that wait, too, since the rows take most of a layer's time."""
+
+
 class Mailboxes(Hand):
     """One mailbox for queries over blocks, one for weighted rows, one for single entries, made when first wanted.
 
     Of one group of layers; a `PostOffice` has those of all.
     """
 
-    def __init__(self, cache: KVCache, pulls: bool, server: Server) -> None:
-        """pulls: whether the GPU fetches from DRAM itself, so that there is nobody to ask."""
+    def __init__(self, cache: KVCache, pulls: bool, fetches: bool, server: Server) -> None:
+        """pulls: whether the GPU fetches from DRAM itself, so that there is nobody to ask. fetches: whether queries are
+        predicted in order to fetch."""
+        self._priority = FIRST if fetches else 0
         self.cache, self.device, self.server = cache, cache.spec.device, server
         self._attend: Mailbox | None = None
         self._sums: SumBox | None = None
@@ -89,7 +96,7 @@ class Mailboxes(Hand):
     @contextmanager
     def side(self, layer: int, hidden: Tensor) -> Iterator[None]:
         if not self._streams:
-            self._streams = [torch.cuda.Stream(self.device) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._streams = [torch.cuda.Stream(self.device, self._priority) for _ in range(2)]  # type: ignore[no-untyped-call]
         stream = self._streams[layer % 2]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         hidden.record_stream(stream)
@@ -135,9 +142,9 @@ class PostOffice:
         self.server = Server()
         self.hands: list[Mailboxes] = []
 
-    def open(self, cache: KVCache, pulls: bool) -> Mailboxes:
+    def open(self, cache: KVCache, pulls: bool, fetches: bool = False) -> Mailboxes:
         """The mailboxes of one more group."""
-        self.hands.append(Mailboxes(cache, pulls, self.server))
+        self.hands.append(Mailboxes(cache, pulls, fetches, self.server))
         return self.hands[-1]
 
     def begin(self, rows: int) -> None:

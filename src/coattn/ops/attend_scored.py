@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coattn.ops.reference.weighted_sum import gather_rows
 from coattn.ops.softcap import softcap as capped
-from coattn.ops.token_pool import FRESH, NONE, TOUCH, TokenPool, bring, renew_pool
+from coattn.ops.token_pool import FRESH, NONE, TOUCH, Moves, TokenPool, bring, renew_pool
 from coattn.state import Split
 
 if TYPE_CHECKING:
@@ -86,20 +86,24 @@ def attend_scored(
     return Taken(states, torch.stack([count, chosen.later.sum(-1, dtype=torch.int32)], -1)[:, :, None])
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
+def fetch_ahead(memory: Tensor, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
     """Entries that a predicted query wants come into the pool, as far as it has places to give; nothing is attended.
 
-    Returns how many come, `[rows, kv_heads]` int32.
+    listed: called when the pool's books say what comes; the rows come after that. Returns how many come,
+    `[rows, kv_heads]` int32.
     """
     if work.seq.device.type == "cuda":
         from coattn.ops.triton.attend_scored import fetch_ahead as kernel
 
-        return kernel(memory, work)
+        return kernel(memory, work, listed)
+    pool, slots = work.pool, work.seq.long()
     _list(work, _choose(work, torch.inf))
-    bring(work.pool, memory, work.table, work.seq)
-    count = (work.pool.coming[work.seq.long()] >= 0).sum(-1, dtype=torch.int32)
-    renew_pool(work.pool, work.seq)
-    return count
+    moves = Moves(pool.coming[slots], pool.next[slots], pool.ends[slots])
+    renew_pool(pool, work.seq)
+    if listed is not None:
+        listed()
+    bring(pool, memory, work.table, work.seq, moves)
+    return (moves.tokens >= 0).sum(-1, dtype=torch.int32)
 
 
 class _Chosen(NamedTuple):
@@ -151,7 +155,7 @@ def _list(work: ScoredWork, chosen: _Chosen) -> None:
             room = pool.next[slot, head, : len(coming)] >= 0
             pool.coming[slot, head] = NONE
             pool.coming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
-            pool.began[slot, head] = len(here)
+            pool.began[slot, head], pool.ends[slot, head] = len(here), len(coming)
 
 
 def _admit(pool: TokenPool, seq: Tensor, used: Tensor, k: Tensor, v: Tensor) -> None:

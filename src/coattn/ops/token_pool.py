@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-FRESH = 256
-"""Tokens that may come into the pool of a sequence and KV head in one step."""
+FRESH = 1024
+"""Tokens that may come into the pool of a sequence and KV head in one step: what a head wants that is not there yet
+differs between heads, 300 in the mean and 1,000 at most. Those for which there is no place would be fetched again."""
 NONE = -1
 """Of a place or a token: there is none."""
 NEVER = (1 << 31) - 1
@@ -31,9 +33,10 @@ class TokenPool:
     each token; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in which it was
     wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the tokens that
     come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; began: like it, how many of the tokens
-    to come have come already. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says
-    of its query alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score
-    of each token was above the bound before it, the highest of a group's heads, as a power of two.
+    to come have come already; ends: like it, up to where there are any. above: `[slots, q_heads]` float32: how far the
+    last bound was above what a sketch says of its query alone; infinity where none is known. best: `[slots, kv_heads,
+    tokens]` float16: how far the last score of each token was above the bound before it, the highest of a group's
+    heads, as a power of two.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
     `attend_scored` (rows, age, coming), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the
@@ -49,6 +52,7 @@ class TokenPool:
     coming: Tensor
     clock: Tensor
     began: Tensor
+    ends: Tensor
     above: Tensor
     best: Tensor
 
@@ -64,12 +68,13 @@ class TokenPool:
         best = torch.full((slots, heads, _aligned(tokens)), -torch.inf, dtype=torch.float16, device=device)
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
-            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above, best,
+            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.zeros_like(clock), above,
+            best,
         )  # fmt: skip
 
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
-        return slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 8) + 4 * slots * q_heads
+        return slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 12) + 4 * slots * q_heads
 
     def near_bound(self, seq: Tensor, n: int) -> Tensor:
         """`[rows, kv_heads, n]`: which tokens of sequences `seq` were near a bound in the last step."""
@@ -81,8 +86,8 @@ class TokenPool:
         `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
         for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
             held[slot] = value
-        self.coming[slot], self.clock[slot], self.began[slot], self.above[slot] = NONE, 1, 0, torch.inf
-        self.best[slot] = -torch.inf
+        self.coming[slot], self.clock[slot], self.began[slot], self.ends[slot] = NONE, 1, 0, 0
+        self.above[slot], self.best[slot] = torch.inf, -torch.inf
         heads, n = tokens.shape
         if not n:
             return
@@ -104,25 +109,37 @@ def _aligned(tokens: int) -> int:
     return -(-tokens // 32) * 32
 
 
-def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:
+class Moves(NamedTuple):
+    """Tokens that come, and the places for them: `[rows, kv_heads, FRESH]` int32, NONE where there is none; ends:
+    `[rows, kv_heads]` int32, up to where there are any."""
+
+    tokens: Tensor
+    places: Tensor
+    ends: Tensor
+
+
+def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
     """Tokens that are to come and have not: out of memory `[blocks, kv_heads, 2, block, d]` into their places.
 
-    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. On a GPU: Triton, by a few
-    programs, so that there is room for what runs beside them.
+    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. moves: these tokens, which the
+    pool's books have already. On a GPU: Triton, by a few programs, so that there is room for what runs beside them.
     """
     if seq.device.type == "cuda":
         from coattn.ops.triton.token_pool import bring as kernel
 
-        kernel(pool, memory, table, seq)
+        kernel(pool, memory, table, seq, moves)
         return
     block, size = pool.gpu.shape[3], pool.age.shape[-1]
     for row, slot in enumerate(seq.tolist()):
         if slot == len(pool.clock) - 1:
             continue
         for head in range(pool.clock.shape[1]):
-            start = int(pool.began[slot, head])
-            coming = pool.coming[slot, head, start:]
-            tokens, to = (x[coming >= 0].long() for x in (coming, pool.next[slot, head, start:]))
+            if moves is None:
+                start = int(pool.began[slot, head])
+                coming, places = (x[slot, head, start:] for x in (pool.coming, pool.next))
+            else:
+                coming, places = (x[row, head] for x in moves[:2])
+            tokens, to = (x[coming >= 0].long() for x in (coming, places))
             ids, at = pool.first + slot * (size // block) + to // block, to % block
             pool.gpu[ids, head, :, at] = memory[table[row, tokens // block].long(), head, :, tokens % block]
 
@@ -154,4 +171,4 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
             pool.next[slot, head] = NONE
             pool.next[slot, head, : len(oldest)] = oldest.int()
             pool.clock[slot, head] += 1
-            pool.coming[slot, head] = NONE
+            pool.coming[slot, head], pool.ends[slot, head] = NONE, 0

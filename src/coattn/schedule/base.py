@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -37,8 +37,10 @@ class Schedule(Part):
     def predict(self, call: Call, selection: Selection) -> None:
         """Hears a layer's predicted query and what it picks, before `run`."""
 
-    def begin(self, call: Call) -> None:
-        """A layer's turn has come; nothing has been picked for it yet."""
+    def begin(self, call: Call) -> Callable[[], None] | None:
+        """A layer's turn has come; nothing has been picked for it yet. Returns what makes that which follows wait for
+        what was fetched for the layer, if anything was."""
+        return None
 
     @abstractmethod
     def run(self, call: Call, selection: Selection) -> list[State]:

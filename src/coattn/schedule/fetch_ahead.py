@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coattn.call import Call
 from coattn.part import check_count
@@ -28,8 +28,8 @@ class FetchAhead(Inline):
     }
 
     fetch_from: int = 2
-    _started: dict[int, tuple[Step, Callable[[], None]]] = field(init=False, repr=False, default_factory=dict)
-    """By layer: the step, and what makes it wait for what was fetched."""
+    _started: dict[int, tuple[Step, list[Callable[[], None]]]] = field(init=False, repr=False, default_factory=dict)
+    """By layer: the step, and what makes it wait until it is known what comes, and until that has come."""
 
     def __post_init__(self) -> None:
         check_count("fetch_from", self.fetch_from, 1)
@@ -39,14 +39,18 @@ class FetchAhead(Inline):
 
     def predict(self, call: Call, selection: Selection) -> None:
         assert call.table is not None
+        hand, waits = call.table.hand, list[Callable[[], None]]()
+        call = replace(call, listed=lambda: waits.append(hand.mark()))
         for executor, work in self.runs(selection, False):
             executor.run(call, work)
-        self._started[call.layer] = call.step, call.table.hand.mark()
+        self._started[call.layer] = call.step, [*waits, hand.mark()]
 
-    def begin(self, call: Call) -> None:
-        step, wait = self._started.pop(call.layer, (None, None))
-        if wait is not None and step is call.step:
-            wait()
+    def begin(self, call: Call) -> Callable[[], None] | None:
+        step, waits = self._started.pop(call.layer, (None, []))
+        if step is not call.step:
+            return None
+        waits[0]()
+        return waits[-1]
 
     def release(self) -> None:
         self._started.clear()

@@ -94,12 +94,13 @@ class WeightFloor(Select):
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
+        call.arrived()
         near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        mean = self._sketch.means.of(call.layer, table, call.shape)
         self._lane.join()
         found = scored[0]
         pool, floors = self._sketch.pools[call.layer], self.floors.rows(len(found.lse))
         bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
-        mean = self._sketch.means.of(call.layer, table, call.shape)
         far = self._work(call.layer, table, found, bound, mean)
         return Selection((BlockWork("gpu", visible.gpu, near), far))
 
@@ -107,8 +108,9 @@ class WeightFloor(Select):
         """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
         above what the sketch says of the query alone as the last one was: so nothing is attended for it."""
         found = self._sketch.peek(call.layer, call.q[:, 0], table, call.scale)
-        lead = self.leads.rows(len(found.guess))[:, None]
-        bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + lead
+        bound = self.leads.rows(len(found.guess))
+        if isinstance(found.scores, Tensor):  # else the kernel knows what to add
+            bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + bound[:, None]
         return Selection((self._work(call.layer, table, found, bound, found.guess),))
 
     def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor) -> ScoredWork:

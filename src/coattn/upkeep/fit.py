@@ -18,6 +18,7 @@ from coattn.index.sketch import Sketch
 from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_number
+from coattn.quantise.sketch import Sketcher
 from coattn.select.base import Select
 from coattn.select.floors import Floors
 from coattn.types import Phase, Step
@@ -33,10 +34,23 @@ SINKS = 1
 a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
-MOST = 3072
-"""Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all."""
+MOST = 4096
+"""Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. With twice
+the pool about half as many are fetched; at 10 sequences of 65,536 tokens another thousand takes 10 us a layer."""
 UNKNOWN = 2048
 """Tokens of a pool where nobody says how long sequences get."""
+
+
+def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
+    """Bytes of all pools at most: a quarter of the room for KV, or most of what window and index leave of it."""
+    whole = spec.seqs * (spec.tokens or 0) // config.block * spec.block_bytes(config.block)
+    tables = spec.seqs * sum(
+        Sketcher.bytes(s.kv_heads, 2 * s.head_dim, s.head_dim, s.dtype) for s in spec.layers.values()
+    )
+    window = spec.seqs * (getattr(config, "window_blocks", None) or 1) * spec.block_bytes(config.block)
+    # sketches of a sixteenth of keys and values, and the books
+    left = room - whole // 16 - whole // 64 - tables - 2 * window
+    return max(room // 4, left * 2 // 3 if spec.tokens is not None else 0)
 
 
 @dataclass
@@ -74,8 +88,8 @@ class Fit(Upkeep):
             return spec  # other rules do not know what lies in a pool too, and would attend to it twice
         tokens = UNKNOWN if spec.tokens is None else int(spec.tokens * self.pool_share)
         blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
-        if room is not None:  # the window and the sketches come first
-            blocks = max(1, min(blocks, room // 4 // (spec.seqs * spec.block_bytes(config.block))))
+        if room is not None:
+            blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * spec.block_bytes(config.block))))
         return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:

@@ -111,8 +111,8 @@ def test_scores_are_those_of_the_reference(
         torch.testing.assert_close(got_lse, own, atol=0.1, rtol=0.01)
 
     # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
-    for one in (pool, there_too):
-        one.above[seq.to(one.above.device).long()] = (bound - want_guess).to(one.above.device)
+    pool.above[seq.long()] = bound - want_guess
+    there_too.above[seq.cuda().long()] = bound.cuda() - guess
     score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
     score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")
@@ -120,7 +120,8 @@ def test_scores_are_those_of_the_reference(
     assert isinstance(seen.scores, Scan)
     plain = peek_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, one)
     came = fetch_ahead(memory, ScoredWork(table, tokens, plain.scores, bound, mean, seq, one)).sum()
-    work = ScoredWork(here[2], here[3], seen.scores, bound.cuda(), mean.cuda(), seq.cuda(), two)
+    lead = torch.zeros(rows, device="cuda")  # above where the last bound was
+    work = ScoredWork(here[2], here[3], seen.scores, lead, mean.cuda(), seq.cuda(), two)
     got_too = fetch_ahead(memory.cuda(), work)[[0, 2]].sum()
     assert abs(int(got_too) - int(came)) <= 0.1 * int(came)
 

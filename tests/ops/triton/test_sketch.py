@@ -123,8 +123,17 @@ def test_what_a_predicted_query_wants_comes_into_the_pool() -> None:
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6)
     one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)
     args = (table, tokens, scores, bound, mean, seq)
-    plain_attend.fetch_ahead(memory, ScoredWork(*args, one))
-    attending.fetch_ahead(memory.to(DEVICE), ScoredWork(*(x.to(DEVICE) for x in args), two))
+    known: list[tuple[torch.Tensor, bool]] = []  # the books say what comes before anything has come
+
+    def listed(own: TokenPool) -> None:
+        known.append((own.place_of.cpu().clone(), own.gpu.cpu().equal(pool.gpu)))
+
+    came = plain_attend.fetch_ahead(memory, ScoredWork(*args, one), lambda: listed(one))
+    there = ScoredWork(*(x.to(DEVICE) for x in args), two)
+    assert attending.fetch_ahead(memory.to(DEVICE), there, lambda: listed(two)).cpu().equal(came)
+    assert int(came.sum()) > 0
+    assert all(places.equal(one.place_of) and empty for places, empty in known)
+    assert len(known) == 2
     check(one, memory, table, seq)
     check(two, memory, table, seq)
     assert two.place_of.cpu().equal(one.place_of)

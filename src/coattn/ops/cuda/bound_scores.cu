@@ -15,6 +15,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     bound_scores(const float* __restrict__ parts, const float* __restrict__ near, float* __restrict__ bound,
                  const float* __restrict__ floors, const float* __restrict__ guess, float* __restrict__ above,
                  const int* __restrict__ seq, int n, int m, int q_heads) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
   const int head = blockIdx.x * WARPS + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
   if (head >= q_heads) return;
   float top = -INFINITY, sum = 0.f;

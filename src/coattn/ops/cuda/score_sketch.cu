@@ -13,8 +13,7 @@
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
-// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program
-// that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
+// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -63,11 +62,16 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     uint4 planes[D / 32][4], query[D / 32];
     const Number* const from = worth + (table * PLANES + p / 32 * 32 + g8) * D + t * 8;
 #pragma unroll
-    for (int k = 0; k < D / 32; ++k) {
+    for (int k = 0; k < D / 32; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) planes[k][i] = __ldg((const uint4*)(from + i * 8 * D + k * 32));
+#if __CUDA_ARCH__ >= 900
+    // what planes are worth is older than the kernel in front, the query is not
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#pragma unroll
+    for (int k = 0; k < D / 32; ++k)
       query[k] = g8 < GROUP ? *(const uint4*)(own + g8 * q_head + k * 32 + t * 8) : make_uint4(0, 0, 0, 0);
-    }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       float c[4] = {0.f, 0.f, 0.f, 0.f};
@@ -318,25 +322,33 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   }
 }
 
-// Which tokens are wanted: those of which any head's score reaches its bound [rows, heads * GROUP]. A program looks at
-// whole chunks: first at the highest scores, then it scores again what may reach a bound. Without lse the highest scores
-// are those of the last step: what was `slack` below a bound is scored then.
+// Which tokens are wanted: those of which any head's score reaches its bound. A program looks at whole chunks, a window
+// at a time: first at the highest scores, then it scores again what may reach a bound, each warp its part of the list.
+//
+// With lse, bound is [rows, heads * GROUP]. Without, the query is a predicted one and the highest scores are those of the
+// last step: bound [rows] says how far above `base` a score has to be, what was `slack` below base is scored, and nothing
+// is wanted by heads whose `above` [slots, heads * GROUP] is not known.
 //
 // ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's; count [rows, heads,
 // splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
 // [rows, splits, heads * GROUP]: what all weigh that are neither in a pool nor in ids.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
                   const float* __restrict__ rest, const float* __restrict__ base,
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
                   const int* __restrict__ seq, const short* __restrict__ place_of,
                   const unsigned short* __restrict__ best, const float* __restrict__ lse,
-                  const float* __restrict__ bound, int* __restrict__ age, const int* __restrict__ clock,
-                  int* __restrict__ ids, int* __restrict__ later, int* __restrict__ count,
-                  float* __restrict__ tail, float softcap, float touch, float now, float slack, int n,
-                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
-  constexpr int TEAM = THREADS / 32, EACH = 8;
-  __shared__ int sums[2][2][TEAM];
+                  const float* __restrict__ bound, const float* __restrict__ above, int* __restrict__ age,
+                  const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ later,
+                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now,
+                  float slack, int n, int chunks, int most, int places, i64 block_stride, i64 head_stride,
+                  i64 table_seq) {
+  constexpr int TEAM = THREADS / 32, EACH = 16, WINDOW = THREADS * EACH, AT_ONCE = 3;
+  constexpr u32 POOLED = 1 << 13, LATER = 1 << 14, PLACE = POOLED - 1;
+  static_assert(WINDOW <= POOLED, "a token's number in a window has 13 bits");
+  __shared__ unsigned short list[WINDOW];
+  __shared__ int blocks[WINDOW / BLOCK + 2];
+  __shared__ int sums[TEAM], votes[TEAM][2];
   __shared__ float weights[TEAM][8];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -344,21 +356,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int first = split * each, last = min(first + each, there);
   const i64 line = (i64)row * heads + head, pool = (i64)seq[row] * heads + head;
   const short* const where = place_of + pool * most;
+  const unsigned short* const highest = best + pool * most;
+  const u32* const from = kept + head * head_stride + t * OWN;
   int* const mine = ids + line * n + first;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  const Query query(bq, scales, rest, base, line, lane, softcap);
+  const int step = clock[pool];
   touch *= LOG2E, now *= LOG2E;
-  float least = INFINITY;
-  for (int i = 0; i < GROUP; ++i)
-    least = fminf(least, (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E);
+  auto limit_of = [&](int i) {
+    if (lse) return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E;
+    return fabsf(above[pool * GROUP + i]) < 1e30f ? bound[row] * LOG2E : INFINITY;
+  };
+  float least = INFINITY, limit[2], taken[2] = {0.f, 0.f};
+  for (int i = 0; i < GROUP; ++i) least = fminf(least, limit_of(i));
+#pragma unroll
+  for (int c = 0; c < 2; ++c) limit[c] = 2 * t + c < GROUP ? limit_of(2 * t + c) : INFINITY;
+  if (!lse) least = fmaxf(least, 0.f);
   // 16 bits have rounded
   least -= 0.06f + fabsf(least) * 1e-3f + slack;
-  int found = 0, side = 0;
-  for (int at = first; at < last; at += THREADS * EACH, side ^= 1) {
-    const int token = at + threadIdx.x * EACH;
+  int here = 0, coming = 0;
+  for (int at = first; at < last; at += WINDOW) {
+    const int token = at + threadIdx.x * EACH, block = at / BLOCK;
     u32 marks = 0, pooled = 0;
     if (token < last) {
-      const uint4 a = __ldg((const uint4*)(best + pool * most + token)),
-                  b = __ldg((const uint4*)(where + token));
-      const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+      const uint4* const a = (const uint4*)(highest + token);
+      const uint4* const b = (const uint4*)(where + token);
+      const uint4 a0 = __ldg(a), a1 = __ldg(a + 1), b0 = __ldg(b), b1 = __ldg(b + 1);
+      const u32 x[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
+      const u32 y[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
 #pragma unroll
       for (int i = 0; i < EACH; ++i) {
         const bool in = !(y[i / 2] >> (16 * (i % 2) + 15) & 1);
@@ -367,102 +394,118 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         marks |= (u32)(token + i < last && score >= (in ? least - touch : least)) << i;
       }
     }
+    for (int i = threadIdx.x; i <= WINDOW / BLOCK && (block + i) * BLOCK < last; i += THREADS)
+      blocks[i] = table[row * table_seq + block + i];
     const int own = __popc(marks);
-    int before = own;
+    int before = own, found = 0;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
       const int other = __shfl_up_sync(0xffffffff, before, i);
       if (lane >= i) before += other;
     }
-    if (lane == 31) sums[side][0][warp] = before;
+    if (lane == 31) sums[warp] = before;
     __syncthreads();
-    before += found - own;
+    before -= own;
 #pragma unroll
     for (int w = 0; w < TEAM; ++w) {
-      const int others = sums[side][0][w];
+      const int others = sums[w];
       if (w < warp) before += others;
       found += others;
     }
     for (; marks; marks &= marks - 1) {
       const int i = __ffs(marks) - 1;
-      mine[before++] = (token + i) | (pooled >> i & 1) << 31;
+      list[before++] = (unsigned short)((threadIdx.x * EACH + i) | (pooled >> i & 1) * POOLED);
     }
-  }
-  __syncthreads();
-  const Query query(bq, scales, rest, base, line, lane, softcap);
-  float limit[2], taken[2] = {0.f, 0.f};
-#pragma unroll
-  for (int c = 0; c < 2; ++c)
-    limit[c] = 2 * t + c < GROUP ? (bound[line * GROUP + 2 * t + c] - query.base[c]) * LOG2E : INFINITY;
-  const int step = clock[pool];
-  const u32* const from = kept + head * head_stride + t * OWN;
-  int here = 0, coming = 0;
-  for (int at = 0; at < found; at += TEAM * 16, side ^= 1) {
-    int token[2];
-    u32 words[2][OWN];
-    bool real[2], in[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int number = at + warp * 16 + i * 8 + g;
-      real[i] = number < found;
-      const int listed = real[i] ? mine[number] : 0;
-      in[i] = listed < 0, token[i] = listed & 0x7fffffff;
-      const int id = real[i] ? table[row * table_seq + token[i] / BLOCK] : 0;
-      read_words<OWN>(words[i], from + id * block_stride + token[i] % BLOCK * WORDS);
-    }
-    float score[2][2];
-    query.score(words[0], words[1], score);
-    u32 votes[2][2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float margin = fmaxf(score[i][0] - limit[0], score[i][1] - limit[1]);
-      margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
-      margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
-      const bool out = real[i] && !in[i], wanted = out && margin >= 0.f, at_once = wanted && margin >= now;
-      if (real[i] && in[i] && t == 0 && margin >= -touch)
-        age[pool * places + place_of[pool * most + token[i]]] = step;
-      if (at_once) taken[0] += power(score[i][0]), taken[1] += power(score[i][1]);
-      votes[i][0] = __ballot_sync(0xffffffff, at_once && t == 0);
-      votes[i][1] = __ballot_sync(0xffffffff, wanted && !at_once && t == 0);
-    }
-    if (lane < 2) sums[side][lane][warp] = __popc(votes[0][lane]) + __popc(votes[1][lane]);
     __syncthreads();
-    int before[2] = {here, coming};
+    // a warp's part of the list, which it makes shorter: what is left of it is wanted
+    const int part = (found + TEAM * 16 - 1) / (TEAM * 16) * 16;
+    const int low = min(warp * part, found), high = min(low + part, found);
+    int left = 0, put_off = 0;
+    for (int i = low; i < high; i += 16 * AT_ONCE) {
+      u32 entry[AT_ONCE][2], words[AT_ONCE][2][OWN];
+      int place[AT_ONCE][2];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int number = i + 16 * j + 8 * k + g;
+          const bool real = number < high;
+          entry[j][k] = real ? list[number] : 0;
+          place[j][k] = real ? -1 : -2;
+          const int its = at + (entry[j][k] & PLACE);
+          words[j][k][0] = words[j][k][OWN - 1] = 0;
+          if (real) {
+            const int id = blocks[its / BLOCK - block];
+            read_words<OWN>(words[j][k], from + id * block_stride + its % BLOCK * WORDS);
+            if (entry[j][k] & POOLED) place[j][k] = where[its];
+          }
+        }
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) {
+        if (i + 16 * j >= high) break;
+        float score[2][2];
+        query.score(words[j][0], words[j][1], score);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          float margin = fmaxf(score[k][0] - limit[0], score[k][1] - limit[1]);
+          margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
+          margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
+          const bool wanted = place[j][k] == -1 && margin >= 0.f, at_once = wanted && margin >= now;
+          if (place[j][k] >= 0 && t == 0 && margin >= -touch) age[pool * places + place[j][k]] = step;
+          if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
+          const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
+          if (wanted && t == 0)
+            list[low + left + __popc(all & ((1u << lane) - 1))] =
+                (unsigned short)((entry[j][k] & PLACE) | (at_once ? 0 : LATER));
+          left += __popc(all);
+          put_off += __popc(__ballot_sync(0xffffffff, wanted && !at_once && t == 0));
+        }
+      }
+    }
+    if (lane == 0) votes[warp][0] = left - put_off, votes[warp][1] = put_off;
+    __syncthreads();
+    int to[2] = {here, coming};
 #pragma unroll
     for (int w = 0; w < TEAM; ++w) {
-      const int a = sums[side][0][w], b = sums[side][1][w];
-      if (w < warp) before[0] += a, before[1] += b;
-      here += a, coming += b;
+      if (w < warp) to[0] += votes[w][0], to[1] += votes[w][1];
+      here += votes[w][0], coming += votes[w][1];
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < left; i += 32) {
+      const bool real = i + lane < left;
+      const u32 entry = real ? list[low + i + lane] : 0;
+      const bool postponed = real && (entry & LATER);
+      const u32 second = __ballot_sync(0xffffffff, postponed),
+                one = __ballot_sync(0xffffffff, real) & ~second;
       const u32 below = (1u << lane) - 1;
-      if (votes[i][0] >> lane & 1) mine[before[0] + __popc(votes[i][0] & below)] = token[i];
-      if (votes[i][1] >> lane & 1) {
-        const int to = before[1] + __popc(votes[i][1] & below);
-        if (to < FRESH) later[(line * splits + split) * FRESH + to] = token[i];
+      if (real && !postponed) mine[to[0] + __popc(one & below)] = at + (int)(entry & PLACE);
+      if (postponed) {
+        const int slot = to[1] + __popc(second & below);
+        if (slot < FRESH) later[(line * splits + split) * FRESH + slot] = at + (int)(entry & PLACE);
       }
-#pragma unroll
-      for (int k = 0; k < 2; ++k) before[k] += __popc(votes[i][k]);
+      to[0] += __popc(one), to[1] += __popc(second);
     }
+    __syncthreads();
   }
+  if (lse) {
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
+    for (int c = 0; c < 2; ++c) {
 #pragma unroll
-    for (int i = 4; i < 32; i *= 2) taken[c] += __shfl_xor_sync(0xffffffff, taken[c], i);
-    if (g == 0) weights[warp][2 * t + c] = taken[c];
-  }
-  __syncthreads();
-  if (lse && threadIdx.x < GROUP) {
-    const float own = base[line * 8 + threadIdx.x];
-    float left = 0.f;
-    for (int c = first / CHUNK; c < (last + CHUNK - 1) / CHUNK; ++c)
-      left += __expf(lse[((i64)row * chunks + c) * heads * GROUP + head * GROUP + threadIdx.x] - own);
-    const float all = left;
-    for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
-    // what is left of a difference of nearly equal numbers is nothing
-    tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
-        left > 1e-5f * all ? own + __logf(left) : -INFINITY;
+      for (int i = 4; i < 32; i *= 2) taken[c] += __shfl_xor_sync(0xffffffff, taken[c], i);
+      if (g == 0) weights[warp][2 * t + c] = taken[c];
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUP) {
+      const float own = base[line * 8 + threadIdx.x];
+      float left = 0.f;
+      for (int c = first / CHUNK; c < (last + CHUNK - 1) / CHUNK; ++c)
+        left += __expf(lse[((i64)row * chunks + c) * heads * GROUP + head * GROUP + threadIdx.x] - own);
+      const float all = left;
+      for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
+      // what is left of a difference of nearly equal numbers is nothing
+      tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
+          left > 1e-5f * all ? own + __logf(left) : -INFINITY;
+    }
   }
   if (threadIdx.x == 0) {
     count[(line * splits + split) * 2] = here;

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.token_pool import FRESH, SLACK, TokenPool
+from coattn.ops.triton.launch import follow
 from coattn.quantise.sketch import Scan, Scores, Sketcher
 
 WARPS = 8
@@ -73,6 +74,7 @@ def weigh(
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
         base, guess, pool.above, float(scale), float(softcap or 1.0), Int64(q.stride(0)), Int64(q.stride(1)),
+        follow=follow(),
     )  # fmt: skip
     scan = Scan(
         operand, scales, rest, base, kept, table, tokens, seq, None, form["GROUP"], form["CHUNK"], softcap, made
@@ -100,13 +102,16 @@ def choose_scored(
     scan: Scan, bound: Tensor, pool: TokenPool, touch: float, now: float, ids: Tensor, later: Tensor, count: Tensor,
     tail: Tensor,
 ) -> None:  # fmt: skip
-    """Writes wanted tokens, how many, and what the others weigh; see the kernel."""
+    """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: of a scan without `lse`, how
+    far above its base a score has to be, `[rows]`; else what the kernel in front has just written."""
     rows, kv_heads, _, n = scan.shape
     kept, slack = scan.kept, SLACK if scan.lse is None else 0.0
     scan.module.launch(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, scan.lse, bound, pool.age, pool.clock, ids, later, count, tail, float(scan.softcap or 1.0),
-        float(touch), float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1], pool.age.shape[-1],
+        pool.best, scan.lse, bound, pool.above, pool.age, pool.clock, ids, later, count, tail,
+        float(scan.softcap or 1.0), float(touch), float(now), slack, n, -(-n // scan.chunk),
+        pool.place_of.shape[-1], pool.age.shape[-1],
         Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
+        follow=scan.lse is not None and follow(),
     )  # fmt: skip

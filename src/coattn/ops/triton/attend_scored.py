@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from coattn.ops.attend_scored import Chosen, Deal, Taken
 from coattn.ops.cuda import score_sketch as cuda
-from coattn.ops.token_pool import FRESH, TOUCH
+from coattn.ops.token_pool import FRESH, TOUCH, Moves
 from coattn.ops.triton.softcap import capped
 from coattn.ops.triton.token_pool import bring, renew_pool
 from coattn.quantise.sketch import Scan
@@ -23,6 +24,10 @@ LOOK = 256
 """Scores that are looked at at a time."""
 ROWS = 16
 """Entries that are fetched at a time."""
+SOME = 256
+"""Of those that come into the pool, listed at a time."""
+SPLITS = 16
+"""Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
 MANY = 64
 """Pairs of a sequence and a KV head from which half as many pieces are enough."""
 
@@ -83,54 +88,66 @@ def _choose(
 
 @triton.jit
 def list_coming(
-    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, own, pool, each, n, splits,
-    FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr, own, pool, each, n,
+    splits, MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
-    f, s = tl.arange(0, FRESH), tl.arange(0, SPLITS_PAD)
+    s = tl.arange(0, SPLITS_PAD)
     counts = count_ptr + (own * splits + s) * 2
     here = tl.load(counts, mask=s < splits, other=0)
     more = tl.load(counts + 1, mask=s < splits, other=0)
     total = tl.sum(here, 0)
+    end = tl.minimum(total + tl.sum(more, 0), FRESH)
     here_end, more_end = tl.cumsum(here, 0), total + tl.cumsum(more, 0)
-    first = f < total
-    which = tl.where(first, tl.sum((here_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
-    before = tl.sum(tl.where(s[None, :] < which[:, None], here[None, :], 0), 1)
-    token = tl.load(ids_ptr + own * n + which.to(tl.int64) * each + f - before, mask=first, other=-1)
-    second = (f >= total) & (f < total + tl.sum(more, 0))
-    which = tl.where(second, tl.sum((more_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
-    before = total + tl.sum(tl.where(s[None, :] < which[:, None], more[None, :], 0), 1)
-    at = later_ptr + (own * splits + which) * FRESH + f - before
-    token = tl.where(second, tl.load(at, mask=second, other=-1), token)
-    room = tl.load(next_ptr + pool * FRESH + f) >= 0
-    token = tl.where(room, token, -1)
-    tl.store(coming_ptr + pool * FRESH + f, token)
+    came = 0
+    for start in range(0, end, SOME):
+        f = start + tl.arange(0, SOME)
+        first = f < total
+        which = tl.where(first, tl.sum((here_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
+        before = tl.sum(tl.where(s[None, :] < which[:, None], here[None, :], 0), 1)
+        token = tl.load(ids_ptr + own * n + which.to(tl.int64) * each + f - before, mask=first, other=-1)
+        second = (f >= total) & (f < end)
+        which = tl.where(second, tl.sum((more_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
+        before = total + tl.sum(tl.where(s[None, :] < which[:, None], more[None, :], 0), 1)
+        at = later_ptr + (own * splits + which) * FRESH + f - before
+        token = tl.where(second, tl.load(at, mask=second, other=-1), token)
+        place = tl.load(next_ptr + pool * FRESH + f)
+        token = tl.where(place >= 0, token, -1)
+        came += tl.sum((token >= 0).to(tl.int32), 0)
+        tl.store(coming_ptr + pool * FRESH + f, token)
+        if MOVES:
+            tl.store(moved_ptr + own * FRESH + f, token)
+            tl.store(to_ptr + own * FRESH + f, place)
     tl.store(began_ptr + pool, total)
-    return tl.sum((token >= 0).to(tl.int32), 0)
+    tl.store(ends_ptr + pool, came)
+    return came
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, came_ptr, kv_heads, n, splits,
-    FRESH: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr,
+    came_ptr, kv_heads, n, splits, nobody,
+    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
-    pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
+    slot = tl.load(seq_ptr + row).to(tl.int64)
+    own = row * kv_heads + head
     came = list_coming(
-        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, row * kv_heads + head, pool, each, n, splits,
-        FRESH, SPLITS_PAD,
+        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr, own,
+        slot * kv_heads + head, each, n, splits, True, FRESH, SOME, SPLITS_PAD,
     )  # fmt: skip
-    tl.store(came_ptr + row * kv_heads + head, came)
+    tl.store(came_ptr + own, tl.where(slot < nobody, came, 0))
 
 
 @triton.jit
 def _fetch(
     q_ptr, memory_ptr, table_ptr, tokens_ptr, ids_ptr, later_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
-    seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, scale, softcap, kv_heads, n, splits, places, first_block,
-    q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
+    seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, scale, softcap, kv_heads, n, splits, places,
+    first_block, q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -143,8 +160,8 @@ def _fetch(
     given = (slot * kv_heads + head) * FRESH
     if split == 0:
         list_coming(
-            ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, own, slot * kv_heads + head, each, n,
-            splits, FRESH, SPLITS_PAD,
+            ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, coming_ptr, coming_ptr, own,
+            slot * kv_heads + head, each, n, splits, False, FRESH, SOME, SPLITS_PAD,
         )  # fmt: skip
     ids_ptr += own * n + split * each
     # the places that are given to what this program finds begin after those of the splits before
@@ -218,7 +235,7 @@ class _Lists(NamedTuple):
 
 def _chosen(work: ScoredWork, now: float) -> _Lists:
     (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
-    splits = FRESH // ROWS // (2 if rows * kv_heads > MANY else 1)
+    splits = SPLITS // (2 if rows * kv_heads > MANY else 1)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
     count = torch.empty(rows, kv_heads, splits, 2, dtype=torch.int32, device=device)
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
@@ -250,24 +267,28 @@ def attend_scored(
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
         q, memory, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail, work.mean, out, lse,
-        work.seq, pool.gpu, pool.next, pool.coming, pool.began, scale, softcap or 1.0, kv_heads, n, splits,
+        work.seq, pool.gpu, pool.next, pool.coming, pool.began, pool.ends, scale, softcap or 1.0, kv_heads, n, splits,
         pool.age.shape[-1], pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1),
         work.table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1), GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
+        SPLITS_PAD=lists.pad, FRESH=FRESH, SOME=SOME, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
         CAP=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     return Taken(Split(out, lse), lists.counts)
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork) -> Tensor:
+def fetch_ahead(memory: Tensor, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
     """See `ops/attend_scored.py`."""
     (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
     came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
+    moved, to = torch.empty(2, rows, kv_heads, FRESH, dtype=torch.int32, device=work.seq.device)
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, came, kv_heads,
-        n, lists.counts.shape[2], FRESH=FRESH, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, pool.ends,
+        moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, FRESH=FRESH, SOME=SOME,
+        SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
-    bring(pool, memory, work.table, work.seq)
     renew_pool(pool, work.seq)
+    if listed is not None:
+        listed()
+    bring(pool, memory, work.table, work.seq, Moves(moved, to, came))
     return came

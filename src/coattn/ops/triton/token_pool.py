@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.token_pool import FRESH, TokenPool
+from coattn.ops.token_pool import FRESH, Moves, TokenPool
 
 
 @triton.jit
 def _renew(
-    place_ptr, token_ptr, age_ptr, next_ptr, coming_ptr, clock_ptr, seq_ptr, heads, tokens, places, nobody,
+    place_ptr, token_ptr, age_ptr, next_ptr, coming_ptr, clock_ptr, ends_ptr, seq_ptr, heads, tokens, places, nobody,
     PLACES_PAD: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.load(seq_ptr + tl.program_id(0)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -50,31 +50,47 @@ def _renew(
         number = tl.where(older, tl.cumsum(older.to(tl.int32), 0), before + tl.cumsum(same.to(tl.int32), 0)) - 1
         tl.store(next_ptr + number, p.to(tl.int32), mask=(older | same) & (number < FRESH))
         tl.store(clock_ptr + own, clock + 1)
+        tl.store(ends_ptr + own, 0)
 
 
-PROGRAMS = 48
-"""That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency."""
+PROGRAMS = 24
+"""That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
+are as fast; with more, rows that a layer waits for queue up behind those of the next."""
 ROWS = 16
 """Of a program at a time."""
 
 
 @triton.jit
 def _bring(
-    memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, heads, pieces, places, nobody,
+    memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, heads, lines, places, nobody,
     first_block, block_stride, head_stride, table_seq, gpu_block, gpu_head,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    MOVES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
-    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
-        # neighbours take pieces of different heads: lists are longest at their beginnings
-        line = piece % (pieces // (FRESH // ROWS))
-        start = piece // (pieces // (FRESH // ROWS)) * ROWS
+    # every sequence and KV head has a line; all pieces of all lines are numbered
+    x = tl.arange(0, LINES)
+    slots = tl.load(seq_ptr + x // heads, mask=x < lines, other=nobody)
+    there = slots < nobody
+    if MOVES:
+        begin = tl.zeros([LINES], tl.int32)
+        end = tl.load(ends_ptr + x, mask=there, other=0)
+    else:
+        begin = tl.load(began_ptr + slots * heads + x % heads, mask=there, other=0)
+        end = tl.load(ends_ptr + slots * heads + x % heads, mask=there, other=0)
+    pieces = tl.maximum(tl.cdiv(end, ROWS) - begin // ROWS, 0)
+    until = tl.cumsum(pieces, 0)
+    for piece in range(tl.program_id(0), tl.sum(pieces, 0), tl.num_programs(0)):
+        line = tl.sum((until <= piece).to(tl.int32), 0)
+        own_begin = tl.sum(tl.where(x == line, begin, 0), 0)
+        start = (piece - tl.sum(tl.where(x < line, pieces, 0), 0) + own_begin // ROWS) * ROWS
         row, head = (line // heads).to(tl.int64), (line % heads).to(tl.int64)
         slot = tl.load(seq_ptr + row).to(tl.int64)
         own = slot * heads + head
+        if MOVES:
+            own = row * heads + head
         token = tl.load(coming_ptr + own * FRESH + start + r)
-        begin = tl.where(slot < nobody, tl.load(began_ptr + own), FRESH)
-        used = (token >= 0) & (start + r >= begin)
+        used = (token >= 0) & (start + r >= own_begin)
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
@@ -88,14 +104,16 @@ def _bring(
             tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
 
 
-def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor) -> None:
+def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
     """See `ops/token_pool.py`."""
     (slots, heads), (block, d) = pool.clock.shape, memory.shape[3:]
-    pieces = len(seq) * heads * (FRESH // ROWS)
-    _bring[(min(PROGRAMS, pieces),)](
-        memory, table, seq, pool.gpu, pool.next, pool.coming, pool.began, heads, pieces, pool.age.shape[-1], slots - 1,
+    lines = len(seq) * heads
+    tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
+    _bring[(min(PROGRAMS, lines * (FRESH // ROWS)),)](
+        memory, table, seq, pool.gpu, to, tokens, pool.began, ends, heads, lines, pool.age.shape[-1], slots - 1,
         pool.first, memory.stride(0), memory.stride(1), table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
-        BLOCK=block, ROWS=ROWS, FRESH=FRESH, D=d, D_PAD=max(16, triton.next_power_of_2(d)), num_warps=4,
+        MOVES=moves is not None, LINES=triton.next_power_of_2(lines), BLOCK=block, ROWS=ROWS, FRESH=FRESH, D=d,
+        D_PAD=max(16, triton.next_power_of_2(d)), num_warps=4,
     )  # fmt: skip
 
 
@@ -104,6 +122,7 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
     (slots, heads), places = pool.clock.shape, pool.age.shape[-1]
     pad = triton.next_power_of_2(places)
     _renew[(len(seq), heads)](
-        pool.place_of, pool.token_of, pool.age, pool.next, pool.coming, pool.clock, seq, heads,
-        pool.place_of.shape[-1], places, slots - 1, PLACES_PAD=pad, FRESH=FRESH, num_warps=8 if pad > 1024 else 4,
+        pool.place_of, pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, seq, heads,
+        pool.place_of.shape[-1], places, slots - 1, PLACES_PAD=pad, FRESH=FRESH,
+        num_warps=16 if pad > 4096 else 8 if pad > 1024 else 4,
     )  # fmt: skip
