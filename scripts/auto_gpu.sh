@@ -10,10 +10,12 @@
 # OUT      where results go; a stage that is run again does what is missing
 # CORES    cores that one process gets, three run side by side; default 5
 # LIMIT    seconds that a stage may take; default 85
+# ONLY     of the three texts; default: essays source topics
 # PYTHON   default python3
 #
-# Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. audit16: qualities from 0.9 to
-# 0.999 with every case measured. table: what there is, as text.
+# Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. fine16: auto alone, in float32,
+# where rounding adds nothing. audit16: qualities from 0.9 to 0.999 with every case measured. table: what there is, as
+# text.
 set -uo pipefail
 : "${MODEL:?the long-context model}" "${TEXTS:?a folder of texts}" "${OUT:?a folder for results}"
 SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-python3}
@@ -34,13 +36,13 @@ sweep() { # NUMBER NAME MODEL TEXT PREFILL DECODE STRIDE LENGTH
     local text=()
     [ "$4" = topics ] || text=(--text "$TEXTS/$4.txt")
     timeout --signal=INT --kill-after=10 "$LIMIT" $(beside "$1") "$PYTHON" -m coattn eval sweep "${ROWS[@]}" "${LIKE[@]}" \
-        --model "$3" "${text[@]}" --dtype bfloat16 --prefill "$5" --decode "$6" --stride "$7" \
+        --model "$3" "${text[@]}" --dtype "${DTYPE:-bfloat16}" --prefill "$5" --decode "$6" --stride "$7" \
         --length "$8" --out "$OUT/$2_$4.json" >"$OUT/$2_$4.log" 2>&1
 }
 
 three() { # NAME MODEL PREFILL DECODE STRIDE LENGTH
     local number=0 text
-    for text in essays source topics; do
+    for text in ${ONLY:-essays source topics}; do
         sweep $number "$1" "$2" $text "${@:3}" &
         number=$((number + 1))
     done
@@ -54,16 +56,22 @@ one() {
     kl16) three kl16 "$MODEL" 16256 128 20000 70000 ;;
     kl30) three kl30 "$MODEL" 30592 128 36000 70000 ;;
     kl8) three kl8 "$SMOL" 8064 128 16000 62000 ;;
+    fine16)
+        (
+            LIKE=() ROWS=(auto auto,code_bytes=32 auto,code_bytes=32,quality=0.99) DTYPE=float32
+            three fine16 "$MODEL" 16256 128 20000 70000
+        )
+        ;;
     audit16)
         timeout --signal=INT --kill-after=10 "$LIMIT" "$PYTHON" -m coattn eval audit --model "$MODEL" --dtype bfloat16 \
-            --text "$TEXTS/essays.txt" --prefill 16256 --decode 64 --stride 20000 --length 60000 \
+            --text "$TEXTS/essays.txt" --prefill 16256 --decode 24 --stride 20000 --length 40000 \
             --out "$OUT/audit16_essays.json" >"$OUT/audit16.log" 2>&1
         ;;
     table) "$PYTHON" "$(dirname "$0")/auto_table.py" "$OUT" ;;
-    *) echo "There is no stage $1: kl16, kl30, kl8, audit16, table." >&2 && exit 2 ;;
+    *) echo "There is no stage $1: kl16, kl30, kl8, fine16, audit16, table." >&2 && exit 2 ;;
     esac
     echo "$1: $(($(date +%s) - begun)) s"
 }
 
-if (($# == 0)); then set -- kl16 kl30 kl8 audit16 table; fi
+if (($# == 0)); then set -- kl16 kl30 kl8 fine16 audit16 table; fi
 for name in "$@"; do one "$name"; done

@@ -48,7 +48,7 @@ def lines(folder: Path, name: str) -> list[list[str]]:
 def main() -> None:
     """Prints a table for each model and length, then the audited qualities."""
     folder, markdown = Path(sys.argv[1]), "--markdown" in sys.argv
-    for name in ("kl16", "kl30", "kl8"):
+    for name in ("kl16", "fine16", "kl30", "kl8"):
         rows = lines(folder, name)
         if not rows:
             continue

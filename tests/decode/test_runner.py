@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from coattn import native
 from coattn.cache.ledger import Ledger
@@ -20,6 +21,7 @@ from coattn.hf.random_model import random_model
 from coattn.method import compose
 from coattn.methods import find_method
 from coattn.runtime import Runtime
+from coattn.types import Step
 
 SLOTS, LENGTH = 4, 256
 
@@ -35,16 +37,16 @@ def test_capture_sizes() -> None:
 class World:
     """The same sequences under a captured and a plain runner, each with a runtime of its own."""
 
-    def __init__(self, model: Any, method: str, **params: Any) -> None:
+    def __init__(self, model: Any, method: str, length: int = LENGTH, **params: Any) -> None:
         from coattn.decode.capture import GraphRunner
 
         self.ledger = Ledger()
         self.session = Session(model)
         composed = compose(find_method(method), **params)
         layers = self.session.layers
-        self.plain = EagerRunner(self.session, Runtime(layers, composed, Ledger(), SLOTS, LENGTH, fixed=True), SLOTS)
+        self.plain = EagerRunner(self.session, Runtime(layers, composed, Ledger(), SLOTS, length, fixed=True), SLOTS)
         self.captured = GraphRunner(
-            self.session, Runtime(layers, composed, self.ledger, SLOTS, LENGTH, fixed=True), SLOTS
+            self.session, Runtime(layers, composed, self.ledger, SLOTS, length, fixed=True), SLOTS
         )
         self.vocabulary = self.session.vocabulary
         self.history = {}
@@ -52,7 +54,8 @@ class World:
         plain = params.get("host_dtype", "model") == "model"
         self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
-        self.borders = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
+        chosen = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
+        self.borders = chosen or bool(params.get("renew"))
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None
         """In 16 bits: how far a logit may be off, of the largest."""
@@ -129,8 +132,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "cpu, all on the GPU": ("cpu", {"block": 8, "window_blocks": 40}),
     "cpu, int8": ("cpu", {"block": 8, "window_blocks": 1, "host_dtype": "int8"}),
     "hgca": ("hgca", {"block": 8, "window_blocks": 2, "beta": 0}),
+    "hgca, options": (
+        "hgca",
+        {"block": 8, "window_blocks": 2, "beta": 1, "neighbours": 1, "top_p": 0.9, "renew": 4, "tail": "mean"},
+    ),
     "hgca, int8": ("hgca", {"block": 8, "window_blocks": 2, "beta": 0, "host_dtype": "int8"}),
     "scout": ("scout", SCOUT),
+    "scout, true query": ("scout", {**SCOUT, "true_query": True}),
     "scout, int8": ("scout", {**SCOUT, "budget": 512, "pool_blocks": 3, "recall_interval": 2, "host_dtype": "int8"}),
     "scout, later": ("scout", {**SCOUT, "pool_blocks": 5, "ahead_from": 2, "dense_layers": 1}),
     "hcattention, keys": ("hcattention", {"block": 8, "window_blocks": 1, "groups": 0, "tau": 1.0}),
@@ -147,6 +155,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "infinigen": ("infinigen", {"block": 8, "alpha": 2.0, "budget": 12, "dense_layers": 1, "ahead_from": 1}),
     "infinigen, own norm": ("infinigen", {"block": 1, "budget": 12, "norm": "own", "count": "sequence"}),
     "pqcache": ("pqcache", {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4}),
+    "pqcache, tail": (
+        "pqcache",
+        {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4, "tail": "mean"},
+    ),
     "auto": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.8}),
     "auto, both": (BOTH, {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch": 8, "balance": False}),
     "auto, ahead": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
@@ -203,6 +215,44 @@ def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.Mo
     run.leave(2)
     run.steps(30)
     assert bool(made) == own_products()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["pull", "both"])
+def test_captured_steps_of_auto_in_16_bits(place: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels on tensor cores, which 32-bit numbers and small heads never take."""
+    from coattn.ops.cuda import score_sketch
+
+    scored = []
+    real = score_sketch.score
+    monkeypatch.setattr(score_sketch, "score", lambda *args: scored.append(args) or real(*args))
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=160,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.1,
+    )
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    method, params = METHODS["auto"] if place == "pull" else METHODS["auto, both"]
+    run = world(model, method, length=1024, **{**params, "block": 32, "quality": 0.95, "code_bytes": 16})
+    run.rounding = 0.05
+    run.join(2, 300)
+    run.steps(3)
+    run.join(0, 90)
+    run.join(3, 700)
+    run.steps(40)
+    run.leave(2)
+    run.steps(20)
+    assert scored
+    reports = [runner.runtime.report(Step.of((0, 3), (149, 759), (1, 1))) for runner in (run.plain, run.captured)]
+    wanted = [report["row_entries"] + report.get("ahead_entries", 0) for report in reports]
+    assert min(wanted) > 1, "something was fetched"
+    assert max(wanted) < 2 * min(wanted) + 32
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +179,23 @@ def test_what_is_wanted_for_later_comes_into_the_pool() -> None:
         said = world.runtime.report(Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1)))
         assert said["later_entries"] > said["row_entries"]
     world.check_books()
+
+
+def test_more_quality_reads_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same tokens, in the first decode step: each quality wants what the one below it does, and more."""
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 1.2)  # weights that differ a thousandfold
+    read, errors = [], []
+    for quality in (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999):
+        world = World(quality=quality, code_bytes=4, audit=False)
+        world.step(150, 90)
+        exact = World(quality=1.0, code_bytes=4)
+        exact.step(150, 90)
+        pairs = zip(world.step(1, 1), exact.step(1, 1), strict=True)
+        errors.append(sum(float((a - b).square().sum()) for a, b in pairs))
+        read.append(world.runtime.report(Step.of((0, 1), (150, 90), (1, 1)))["row_entries"])
+    assert read == sorted(read)
+    assert len(set(read)) == len(read)
+    assert errors == sorted(errors, reverse=True)
 
 
 def test_quality_one_is_exact() -> None:

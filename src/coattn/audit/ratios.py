@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 KEPT = 1024
 """Cases that are looked back at."""
+OUTER = 1 / 80
+"""Share of cases outside the interval on either side. Half of 2.5%: the next cases may be of a text unlike those
+before, and then more of them lie outside than said."""
 LEAST = 79
-"""Cases from which the outermost 2.5% on both sides are known."""
+"""Cases from which the outermost on both sides are known."""
 NOTHING = 1e-9
 """Mass below which nothing is left out."""
 
@@ -20,7 +23,7 @@ class Ratios:
     """True mass over estimated mass of the cases so far; of each, whether those before it had foretold it.
 
     A case drawn like those before it lies between their quantiles with the probability that they name, whatever their
-    distribution (conformal prediction).
+    distribution (conformal prediction); one of another text with a little less.
     """
 
     inside: int = 0
@@ -41,11 +44,11 @@ class Ratios:
         bisect.insort(self._sorted, x)
 
     def interval(self) -> tuple[float, float] | None:
-        """95% of cases have a ratio within it; None where too few are known."""
+        """95% of cases have a ratio within it, of another text too; None where too few are known."""
         n = len(self._sorted)
         if n < LEAST:
             return None
-        rank = math.floor(0.025 * (n + 1))
+        rank = math.floor(OUTER * (n + 1))
         return self._sorted[rank - 1], self._sorted[n - rank]
 
 

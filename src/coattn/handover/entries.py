@@ -35,6 +35,29 @@ class EntryLetter:
     reply: Tensor
 
 
+def given(count: Tensor) -> float:
+    """Entries of the CPU's lists, the mean over those that have any."""
+    return float(count.sum()) / max(1, int((count > 0).sum()))
+
+
+def balanced(stay: int, own: int, other: int, given: float) -> int:
+    """How many entries a KV head the GPU fetches next, where it fetched at most `stay` in a time of `own` and the CPU
+    attended to `given` in `other`.
+
+    Half of what would make both times equal if they were proportional to entries: they have a part that is not, so it
+    is never too much, even where one entry more doubles what the CPU needs.
+    """
+    if abs(other - own) <= NEARLY * own:
+        return stay
+    if not given:  # the CPU has nothing: less is fetched until it gets something, if it would be done first
+        return stay - stay // 8 - 2 if own > other else stay
+    here, there = own / max(1, stay), other / given
+    move = abs(other - own) / (here + there) / 2
+    if other > own:
+        return stay + max(1, round(move))
+    return stay - max(int(move), int(other + there < own))  # a single one, where the CPU would still be done first
+
+
 class EntryBox(Box):
     """Lists of at most `most` entries a KV head.
 
@@ -68,13 +91,13 @@ class EntryBox(Box):
 
     def _balance(self, layer: int, own: int, other: int) -> None:
         """own, other: how long the GPU's part took, and the CPU's."""
-        stay = self._stay.get(layer)
-        if stay is None or abs(other - own) <= NEARLY * own:
+        if layer not in self._stay:
             return
-        tensor, before = stay
-        now = before + before // 4 + 4 if other > own else before - before // 8 - 2
-        self._stay[layer] = tensor, max(0, min(now, self.index.shape[-1]))
-        tensor.fill_(self._stay[layer][1])
+        tensor, before = self._stay[layer]
+        now = max(0, min(balanced(before, own, other, given(self.letters[layer].count)), self.index.shape[-1]))
+        if now != before:
+            self._stay[layer] = tensor, now
+            tensor.fill_(now)
 
     def add(self, layer: int, blocks: Tensor, scale: float, stay: tuple[Tensor, int] | None) -> EntryLetter:
         """A layer of the step, in order; the second time it is found as it is.

@@ -30,7 +30,8 @@ class LayerAhead(SameLayer):
     """The host starts on a layer while the GPU is at the layer before, with the query predicted there.
 
     A layer then merges what was started for it with what its real query finds on the GPU. Layers whose query was not
-    predicted, the first above all, run like `same_layer`.
+    predicted, the first above all, run like `same_layer`. With `true_query` the predicted query only picks: the host
+    is handed the layer's own query in the layer's turn, over lists that have been ready since the layer before.
     """
 
     name = "layer_ahead"
@@ -38,10 +39,12 @@ class LayerAhead(SameLayer):
         "ahead_from": "first layer that is started ahead; queries of the very first are predicted badly in many models",
         "norm": "what a predicted query is made of, the input of the layer before: under the layer's own norm (own), "
         "or under that of the layer before, as InfiniGen does (before)",
+        "true_query": "the predicted query only picks; the host attends with the layer's own, in the layer's turn",
     }
 
     ahead_from: int = 3
     norm: str = "own"
+    true_query: bool = False
     _started: dict[int, Started] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,7 +65,8 @@ class LayerAhead(SameLayer):
         assert call.table is not None
         hand = call.table.hand
         wait = hand.mark()
-        results = [hand.ask(executor, call, work) for executor, work in self.runs(selection, True)]
+        handed = [] if self.true_query else self.runs(selection, True)
+        results = [hand.ask(executor, call, work) for executor, work in handed]
         self._started[call.layer] = Started(call.step, results, wait)
 
     def begin(self, call: Call) -> None:
@@ -73,7 +77,7 @@ class LayerAhead(SameLayer):
 
     def run(self, call: Call, selection: Selection) -> list[State]:
         started = self._started.pop(call.layer, None)
-        if started is None or started.step is not call.step:
+        if self.true_query or started is None or started.step is not call.step:
             return super().run(call, selection)
         states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
         return states + [fetch() for fetch in started.results] or nothing(call)

@@ -45,4 +45,5 @@ class PromptBooks(Upkeep):
         for layer in cache.spec.layers:
             index.fit(layer, slot, stored_keys(cache, layer, slot, length), sinks, ids)
         index.prompt[slot] = length
+        index.counted(slot, len(ids))
         self._read.discard(slot)

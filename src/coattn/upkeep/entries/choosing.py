@@ -20,6 +20,7 @@ from coattn.units import ceil_div
 from coattn.upkeep.entries.weighing import weigh_host, weigh_window
 
 if TYPE_CHECKING:
+    from coattn.index.rest import LeftOut
     from coattn.upkeep.entries.entries import Entries
 
 REST = 2.0
@@ -45,6 +46,10 @@ class Choice:
         """Blocks that are chosen from."""
         self.heard = dict(entries.heard.get(slot, {}))
         self.before = entries.stale[slot]
+        self.left: dict[int, LeftOut] = {}
+        """By layer: what stands in for entries that are not kept, where anything does."""
+        # decode steps that choose again have weighed the window themselves
+        self._new = entries.renewal is None or slot not in entries.renewal.begun
         self._reads = threading.Lock()
         self._still = False
         self._stop = torch.zeros(1, dtype=torch.int32)
@@ -109,10 +114,13 @@ class Choice:
                 known = layer in self.heard
                 kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
                 counts = kept.sum(-1).tolist()  # waits for the keys
+                if entries.left is not None:
+                    q, scale = self.heard.get(layer), entries.scale.get(layer, 1.0)
+                    self.left[layer] = entries.left.weighed(layer, self.slot, kept, q, scale)
             position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
             if not self._copy(layer, counts, position, weight):
                 return
-        for layer, q in self.heard.items():
+        for layer, q in self.heard.items() if self._new else ():
             weigh_window(entries, layer, self.slot, self.before, self.length - 1, q, entries.scale[layer])
         self._slowly(entries.lists.make_room)
 

@@ -22,19 +22,20 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.index.averages import Averages
 from coattn.index.base import Index
+from coattn.index.heard import QUERIES
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
 from coattn.upkeep.base import Upkeep
 from coattn.upkeep.entries.choosing import Choice, Marks, stand_back
+from coattn.upkeep.entries.left import LeftEntries
 from coattn.upkeep.entries.lists import EntryLists, PendingAppend, spares
+from coattn.upkeep.entries.renewal import Renewal
 from coattn.upkeep.entries.weighing import addresses, choose_all
 
 LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
-QUERIES = 64
-"""Last tokens of a prompt or turn whose weights choose among what lies in DRAM."""
 ADDRESSES = 1 << 40
 """Bytes of addresses for the lists where nobody says how long sequences get."""
 
@@ -52,7 +53,8 @@ class Entries(Upkeep):
 
     A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries
     are chosen as they leave the window, by their moving averages. In an engine the choice is made off the steps, once
-    the prompt is over; its sequence alone waits for it (`busy`).
+    the prompt is over; its sequence alone waits for it (`busy`). Where the index remembers queries (`renew`), decode
+    steps choose again the same way.
     """
 
     name = "entries"
@@ -83,6 +85,10 @@ class Entries(Upkeep):
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
+    left: LeftEntries | None = field(init=False, repr=False, default=None)
+    """Keeps up what stands in for entries that are not kept, where anything does."""
+    renewal: Renewal | None = field(init=False, repr=False, default=None)
+    """Says when decode steps choose again, where they do."""
 
     _choices: dict[int, Choice] = field(init=False, repr=False, default_factory=dict)
     """By sequence that is busy."""
@@ -121,6 +127,8 @@ class Entries(Upkeep):
             spec.fixed,
             packed,
         )
+        self.left = LeftEntries(self, found.rest) if found.rest is not None else None
+        self.renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
 
     def plan(self, step: Step) -> None:
         for choice in self._choices.values():
@@ -129,6 +137,7 @@ class Entries(Upkeep):
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
             for slot, _ in reading:
                 self._give_up(slot)
+                self._forget_renewal(slot)
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
                 self.stale.setdefault(slot, history)
@@ -154,6 +163,8 @@ class Entries(Upkeep):
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
             self.lists.top_up()
+            if self.renewal is not None:
+                self._renew(step, self.renewal)
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 if slot in self.stale and slot in self.heard and slot not in step.more:
@@ -214,6 +225,8 @@ class Entries(Upkeep):
                 self.lists.put(choose_all(self, layer, slot, weights, kept))
             self._covered[slot] = first
             self.stale.pop(slot, None)
+            if self.left is not None:
+                self.left.set(slot, {})
         self.lists.show(slots)
         self.lists.make_room()
 
@@ -224,6 +237,12 @@ class Entries(Upkeep):
         for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
+        if self.renewal is not None:
+            self.renewal.truncate(slot, length, keep)
+            if slot in self.renewal.begun:  # the lists are empty: they are filled before the next step
+                self.stale[slot], self.heard[slot] = keep, self.renewal.queries(slot, keep)
+        if self.left is not None:
+            self.left.recount(slot, first, self._covered[slot]) if keep else self.left.set(slot, {})
         if not keep:
             self.stale.pop(slot, None)
             self.heard.pop(slot, None)
@@ -248,6 +267,7 @@ class Entries(Upkeep):
         self._finish(list(self._leaving))
         if hasattr(self, "lists"):
             self.lists.release()
+            self.left = self.renewal = None
             del self.lists, self.averages
 
     def __del__(self) -> None:
@@ -285,7 +305,10 @@ class Entries(Upkeep):
         copies, entries = self._waiting.pop(slot)
         b, own = self._covered.get(slot, 0), self.averages.gathered(copies)
         where = addresses(self, [self.table.owned[slot][b]])
-        self._leaving[slot] = self.lists.keep(slot, b * self.block, self.keep(own, entries), own, where)
+        kept = self.keep(own, entries)
+        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
+        if self.left is not None:
+            self.left.leave(slot, b, kept)
         self._covered[slot] = b + 1
         if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
             self._leaving[slot].finish()
@@ -298,6 +321,8 @@ class Entries(Upkeep):
         moved = [slot for slot in slots if slot in self._leaving]
         for slot in moved:
             self._leaving.pop(slot).finish()
+            if self.left is not None:
+                self.left.shown(slot)
         if moved:
             self.lists.show(moved)
 
@@ -316,10 +341,32 @@ class Entries(Upkeep):
             choice.waited_for = True
             choice.run()
         self._end_choice(slot)
+        if self.left is not None:
+            self.left.set(slot, choice.left)
+        if self.renewal is not None:
+            self.renewal.chosen(slot, length - 1, choice.before, choice.heard)
         self.stale.pop(slot)
         self.heard.pop(slot, None)
         self._covered[slot] = choice.first
         self.lists.show([slot])
+
+    def _renew(self, step: Step, renewal: Renewal) -> None:
+        """Begins to choose again for sequences whose turn it is."""
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            known = self.scale and slot not in self.stale  # queries that came from elsewhere may have had no scale
+            if not known or not renewal.due(slot, length) or not self.gpu.first(length + 1):
+                continue
+            renewal.begun.add(slot)
+            self.stale[slot], self.heard[slot] = length, renewal.queries(slot, length)
+            if self.cache.spec.fixed:
+                self._choose_meanwhile(slot, length + 1)
+
+    def _forget_renewal(self, slot: int) -> None:
+        """What decode steps have begun to choose is not wanted any more: a prompt or turn will choose."""
+        if self.renewal is not None and slot in self.renewal.begun:
+            self.renewal.begun.discard(slot)
+            self.stale.pop(slot, None)
+            self.heard.pop(slot, None)
 
     def _choose_meanwhile(self, slot: int, length: int) -> None:
         """In a thread: the sequence waits for it, others go on. What is chosen does not depend on when."""
