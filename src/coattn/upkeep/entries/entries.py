@@ -315,6 +315,7 @@ class Entries(Upkeep):
             choice = self._choices[slot] = Choice(self, slot, length)
             choice.waited_for = True
             choice.run()
+        choice.weigh()
         self._end_choice(slot)
         self.stale.pop(slot)
         self.heard.pop(slot, None)
