@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coattn.cache.dense import marks_of
 from coattn.units import ceil_div
-from coattn.upkeep.entries.weighing import weigh_host, weigh_window
+from coattn.upkeep.entries.weighing import Weighed, weigh_host, weigh_window
 
 if TYPE_CHECKING:
     from coattn.index.rest import LeftOut
@@ -60,6 +60,7 @@ class Choice:
         self.waited_for = False
         """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
         self._given_up = False
+        self._window: list[Weighed] = []
 
     def _hold(self) -> Any:
         reading = self.entries.cache.reading
@@ -97,6 +98,11 @@ class Choice:
         self._stop[0] = 1
         self.go_on()
 
+    def weigh(self) -> None:
+        """The window's entries weigh what was found. Between steps: those of others write to the same memory."""
+        for layer, ids, rows, made in self._window:
+            self.entries.averages[layer][ids, :, rows] = made
+
     def close(self) -> None:
         """It is over. On the thread that runs the steps."""
         if self._threads is not None:
@@ -121,7 +127,8 @@ class Choice:
             if not self._copy(layer, counts, position, weight):
                 return
         for layer, q in self.heard.items() if self._new else ():
-            weigh_window(entries, layer, self.slot, self.before, self.length - 1, q, entries.scale[layer])
+            where = (layer, self.slot, self.before, self.length - 1)
+            self._window.append(weigh_window(entries, *where, q, entries.scale[layer]))
         self._slowly(entries.lists.make_room)
 
     def _copy(self, layer: int, counts: list[int], position: Tensor, weight: Tensor) -> bool:

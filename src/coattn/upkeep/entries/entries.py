@@ -167,8 +167,14 @@ class Entries(Upkeep):
                 self._renew(step, self.renewal)
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
-                if slot in self.stale and slot in self.heard and slot not in step.more:
+                due = slot in self.stale and slot in self.heard and slot not in step.more
+                if due and self._has_room(length + 1):
                     self._choose_meanwhile(slot, length + 1)
+
+    def _has_room(self, length: int) -> bool:
+        """Whether a choice off the steps cannot lack memory, whatever others take meanwhile; else a step makes it."""
+        layers, slots, heads = self.lists.stored.shape
+        return self.lists.spare() >= 2 * layers * heads * (self.gpu.first(length) + self.lists.spares * slots)
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self.scale[layer] = scale
@@ -336,10 +342,13 @@ class Entries(Upkeep):
         if job is None or choice is None or choice.length != length or job.exception() is not None:
             self._give_up(slot)
             self._finish([slot])
+            for leaving in self._leaving.values():  # blocks that were set aside for them may be what is lacking
+                leaving.finish()
             self.lists.clear([slot])
             choice = self._choices[slot] = Choice(self, slot, length)
             choice.waited_for = True
             choice.run()
+        choice.weigh()
         self._end_choice(slot)
         if self.left is not None:
             self.left.set(slot, choice.left)

@@ -248,6 +248,13 @@ class EntryLists:
         """From now on all that is stored of these slots is attended."""
         self.shown[:, slots] = self.stored[:, slots]
 
+    def spare(self) -> int:
+        """Blocks that lists could still be given."""
+        with self._lock:
+            room, have = self.ledger.room("host"), self._taken // self.block_bytes
+            most = self.capacity if room is None else min(self.capacity, have + room // self.block_bytes)
+            return most - self._next + len(self._free)
+
     def reserve(self, blocks: int, most: int | None = None) -> bool:
         """Takes memory for so many blocks more than lists have, at once and with the pool.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from coattn.upkeep.entries.entries import Entries
 
 Reduce = Callable[[Tensor], Tensor]
+
+
+class Weighed(NamedTuple):
+    """What entries of a window weigh from now on `[n, kv_heads]`, at block and row `[n]`."""
+
+    layer: int
+    ids: Tensor
+    rows: Tensor
+    made: Tensor
 
 
 def weights_over(
@@ -61,8 +70,8 @@ def weigh_host(choice: Choice, layer: int) -> Tensor:
     return weights_over(q, keys, entries.scale[layer], shape.softcap, reduce)
 
 
-def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor, scale: float) -> None:
-    """The queries of the last tokens weigh the window's entries, as decode steps would have.
+def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor, scale: float) -> Weighed:
+    """The queries of the last tokens weigh the window's entries, as decode steps would have. Changes nothing.
 
     Of the first `before` tokens the moving averages go on; those of newer ones start with the mean of the weights.
     """
@@ -86,7 +95,7 @@ def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: i
         old = (position < before).to(shape.device)
         went_on = (1 - alpha) ** len(q) * values[ids, :, rows] + added
         made = torch.where(old[:, None], went_on, made)
-    values[ids, :, rows] = made
+    return Weighed(layer, ids, rows, made)
 
 
 def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> ChosenEntries:
