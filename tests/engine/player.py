@@ -195,6 +195,10 @@ class Player:
             found = handle.output()
             assert found.error is None, (self._where(), found.error)
             want = self.known[tuple(ids)][: len(found.token_ids)]
+            if handle.request.preemptions and not self.exact:
+                self.live.remove((handle, ids))  # it has read again what a lossy row had decoded
+                self.counts["preempted"] += 1
+                continue
             assert found.token_ids == want, (self._where(), len(ids), found.token_ids, want)
             self.counts["tokens"] += len(want)
             self.live.remove((handle, ids))
@@ -205,7 +209,7 @@ class Player:
     def play(self, operations: int) -> None:
         """So many operations, then everything ends, and nothing may be left."""
         with pytest.MonkeyPatch.context() as patch:
-            if self.exact:  # what a lossy row has decoded is another's once it is read again: none is preempted
+            if self.exact:  # what a lossy row has decoded is another's once it is read again: few are preempted
                 patch.setattr(scheduler, "HEADROOM", 0)
             self._play(operations)
 
@@ -255,7 +259,8 @@ def main() -> int:
     print(
         f"{given.method}, seed {given.seed}: {given.operations:,} operations, 0 differences in {played['tokens']:,} "
         f"tokens, {played['unclear']} texts not asked, {played['hits']} hits, {played['misses']} misses, "
-        f"{report['preemptions']} preemptions, {report['prefix_evicted']} evicted, disk {counted}, "
+        f"{report['preemptions']} preemptions ({played['preempted']} not compared), "
+        f"{report['prefix_evicted']} evicted, disk {counted}, "
         f"{time.perf_counter() - start:.0f} s"
     )
     return 0
