@@ -61,6 +61,8 @@ class Choice:
         """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
         self._given_up = False
         self._window: list[Weighed] = []
+        self._inference = torch.is_inference_mode_enabled()
+        """Threads begin without it, and may then not write to what was made in it."""
 
     def _hold(self) -> Any:
         reading = self.entries.cache.reading
@@ -113,6 +115,10 @@ class Choice:
 
     def run(self) -> None:
         """Weighs and copies. Lists that were empty hold what is kept."""
+        with torch.inference_mode(self._inference):
+            self._run()
+
+    def _run(self) -> None:
         entries = self.entries
         for layer in entries.cache.spec.layers if self.first else ():
             with self._reading():
@@ -137,7 +143,8 @@ class Choice:
         lists, parts = self.entries.lists, [slice(a, b) for a, b in itertools.pairwise(at)]
 
         def fill(head: int) -> None:
-            self._fill(layer, head, position[parts[head]], weight[parts[head]])
+            with torch.inference_mode(self._inference):
+                self._fill(layer, head, position[parts[head]], weight[parts[head]])
 
         if not self.waited_for:
             for head in range(len(counts)):
