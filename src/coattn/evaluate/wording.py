@@ -27,6 +27,9 @@ def deciding(row: Data) -> list[str]:
         # assumed lists take the place of what would decide how long they are
         if whole.get(name) is not None and not (cut and name in LENGTHS):
             found.append(say(whole[name]))
+    usual = "mean" if "tau" in whole else "none"  # rows that choose by codes have a tail by themselves
+    if whole.get("tail", usual) != usual:
+        found.append(f"left out: {whole['tail']}")
     found += [word for word in (_kept(row, given), _memory(row)) if word]
     found += [_plain(name, given[name]) for name in _named(row, given) if name not in SAID and given[name] is not None]
     return [word for word in found if word]
@@ -93,9 +96,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "codebook": lambda v: f"codebook {PurePath(v).stem}",
     "centroids": lambda v: f"{v:,} centroids",
     "code_bits": lambda v: "" if v == 16 else f"codes of {v} bits",
-    "tail": lambda v: "" if v == "mean" else f"left out: {v}",
     "host_dtype": lambda v: "" if v == "model" else f"DRAM {v}",
 }
 """Parameters that decide what is attended and where it lies."""
-SAID = {*WORDS, "window_blocks", "block", "kept", "capacity"}
+SAID = {*WORDS, "tail", "window_blocks", "block", "kept", "capacity"}
 """What is said above, and room that is set aside."""
