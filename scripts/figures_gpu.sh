@@ -5,6 +5,7 @@
 #
 # MODEL  the long-context model, a GGUF file or a folder. OUT: where results go. PYTHON: default python3
 # CHANGE the share of scout's picks that change in a step, as stage `quality` measures it at 32k; default 0.19
+# ONLY   names of commands, separated by "|", where not all of a stage are wanted: ONLY="hgca_fig10|hgca_fig12"
 # KEPT   the shares of DRAM's entries that heads of hgca attend to; default 0.02,0.25
 # Stages with the seconds that each may take: quality 85, hgca 85, scout 85.
 # Stage `quality` runs the real model in five processes side by side: nothing in it is timed. The others time random
@@ -12,14 +13,14 @@
 # cut to KEPT. A command that is cut off leaves what it has, as unfinished; the others stay.
 set -uo pipefail
 : "${MODEL:?the long-context model}" "${OUT:?a folder for results}"
-PYTHON=${PYTHON:-python3} CHANGE=${CHANGE:-0.19} KEPT=${KEPT:-0.02,0.25}
+PYTHON=${PYTHON:-python3} CHANGE=${CHANGE:-0.19} KEPT=${KEPT:-0.02,0.25} ONLY=${ONLY:-.*}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 started=$(date +%s)
 real="--model $MODEL --dtype bfloat16"
 
 many() { # NAME SECONDS: commands from standard input, in one process
-    timeout --kill-after=10 "$2" "$PYTHON" "$(dirname "$0")/many.py" "$(($2 - 3))" 2>"$OUT/$1.log"
+    grep -E "^($ONLY) " | timeout --kill-after=10 "$2" "$PYTHON" "$(dirname "$0")/many.py" "$(($2 - 3))" 2>"$OUT/$1.log"
 }
 
 one() {
