@@ -52,9 +52,12 @@ class Growing:
         self.memory = torch.frombuffer(buffer, dtype=torch.uint8)
         """`[most]` uint8; what lies past `committed` may not be touched."""
 
-    def grow(self, nbytes: int, alone: bool = False) -> None:
-        """At least `nbytes` may be used afterwards, zeroed. alone: the calling thread touches them, and no other."""
+    def grow(self, nbytes: int, alone: bool = False, touched: bool = True) -> None:
+        """At least `nbytes` may be used afterwards, zeroed. alone: the calling thread touches them, and no other.
+
+        Not touched: whoever writes first pays for the page.
+        """
         if nbytes > self.committed:
             available.require(nbytes - self.committed, "What attention keeps of the sequences", PLACE["host"])
-            self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT), alone)
+            self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT), alone, touched)
             self.committed = self._arena.committed

@@ -86,7 +86,7 @@ int64_t Arena::committed() {
   return committed_;
 }
 
-void Arena::grow(int64_t bytes, WorkerPool& pool) {
+void Arena::grow(int64_t bytes, WorkerPool& pool, bool touched) {
   std::lock_guard lock(mutex_);
   if (bytes > budget_) {
     throw Refusal("The arena was asked for " + std::to_string(bytes) + " bytes of a budget of " +
@@ -103,8 +103,10 @@ void Arena::grow(int64_t bytes, WorkerPool& pool) {
         "Lower the arena's budget, or free memory.");
   }
   (void)madvise(at, static_cast<size_t>(more), MADV_HUGEPAGE);  // a wish; ordinary pages work too
-  pool.parallel_for(more, 8 * kHuge,
-                    [&](int, int64_t lo, int64_t hi) { touch(at + lo, static_cast<size_t>(hi - lo)); });
+  if (touched) {
+    pool.parallel_for(more, 8 * kHuge,
+                      [&](int, int64_t lo, int64_t hi) { touch(at + lo, static_cast<size_t>(hi - lo)); });
+  }
   // A child that wrote to a pinned page would get a copy the GPU does not see.
   if (pinned_) (void)madvise(at, static_cast<size_t>(more), MADV_DONTFORK);
   committed_ = target;

@@ -27,8 +27,8 @@ class Arena {
   int64_t committed();
 
   // Makes at least `bytes` of the budget ready for use: zeroed, touched by the pool's workers. Returns at once
-  // where they already are. Refuses past the budget.
-  void grow(int64_t bytes, WorkerPool& pool);
+  // where they already are. Refuses past the budget. Not touched: whoever writes first gets the page then.
+  void grow(int64_t bytes, WorkerPool& pool, bool touched = true);
 
   // Bytes that the system backs with huge pages.
   int64_t huge_bytes();

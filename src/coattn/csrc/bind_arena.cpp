@@ -14,11 +14,11 @@ void bind_arena(nb::module_& m) {
       .def("committed", &Arena::committed, Release())
       .def(
           "grow",
-          [](Arena& a, int64_t bytes, bool alone) {
-            if (alone) return a.grow(bytes, lone_pool());
-            a.grow(bytes, runtime()->pool);
+          [](Arena& a, int64_t bytes, bool alone, bool touched) {
+            if (alone) return a.grow(bytes, lone_pool(), touched);
+            a.grow(bytes, runtime()->pool, touched);
           },
-          nb::arg("bytes"), nb::arg("alone"), Release())
+          nb::arg("bytes"), nb::arg("alone"), nb::arg("touched"), Release())
       .def("huge_bytes", &Arena::huge_bytes, Release());
 }
 

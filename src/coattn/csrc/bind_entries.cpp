@@ -107,8 +107,11 @@ void bind_fill_rows(nb::module_& m) {
   field(c, "rest", &FillRowsJob::rest);
   field(c, "stop", &FillRowsJob::stop);
   m.def(
-      "fill_rows", [](const FillRowsJob& job) { return fill_rows(job, lone_pool()); },
-      nb::call_guard<nb::gil_scoped_release>());
+      "fill_rows",
+      [](const FillRowsJob& job, bool alone) {
+        return alone ? fill_rows(job, lone_pool()) : fill_rows(job, runtime()->pool);
+      },
+      nb::arg("job"), nb::arg("alone"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ from coattn.part import check_count, check_number
 from coattn.types import LayerShape
 
 TAILS = ("mean", "none")
+UNKNOWN = -1.0
+"""The average of an entry that nobody has weighed yet. None of these is left when a sequence decodes."""
 
 
 @dataclass
@@ -109,6 +111,16 @@ class Weights:
     def __getitem__(self, layer: int) -> Tensor:
         """`[blocks, kv_heads, block]`"""
         return self._by_layer[layer]
+
+    def forget(self, ids: Tensor, rows: Tensor) -> None:
+        """Nobody knows the averages of these entries `[n]` of blocks, in any layer."""
+        for values in self._values.values():
+            values[:, ids.to(values.device), :, rows.to(values.device)] = UNKNOWN
+
+    def settle(self, block: int) -> None:
+        """Entries of a block that nobody has weighed, and nobody will, weigh nothing."""
+        for values in self._values.values():
+            values[:, block].clamp_(min=0.0)
 
     def copy(self, block: int) -> list[Tensor]:
         """A block's averages as they are now, where they lie; waits for nothing."""

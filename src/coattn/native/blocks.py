@@ -72,15 +72,16 @@ class Arena:
         """Bytes that the system backs with huge pages."""
         return int(self._arena.huge_bytes())
 
-    def grow(self, nbytes: int, alone: bool = False) -> None:
+    def grow(self, nbytes: int, alone: bool = False, touched: bool = True) -> None:
         """Makes at least `nbytes` of the budget ready; those that are ready stay where they are.
 
-        alone: by the calling thread, and not by the pool, which others may need.
+        alone: by the calling thread, and not by the pool, which others may need. Not touched: whoever writes to a page
+        first makes the system provide it.
 
         What one call adds is registered in one piece: the GPU's copy engine does not cross from one into the next.
         """
         before, start = self.committed, time.perf_counter()
-        self._arena.grow(nbytes, alone)
+        self._arena.grow(nbytes, alone, touched)
         self.touch_seconds += time.perf_counter() - start
         if self._device is not None and self.committed > before:
             start = time.perf_counter()

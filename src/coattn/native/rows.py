@@ -62,12 +62,14 @@ def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: 
 class Pace:
     """How somebody works beside others: so many entries at a time, whole blocks, then a rest.
 
-    rest: by the time that the entries took. stop: `[1]` int32; where somebody sets it, that is all.
+    rest: by the time that the entries took. stop: `[1]` int32; where somebody sets it, that is all. alone: by the
+    calling thread; else the whole pool writes, which nobody attends with meanwhile.
     """
 
     piece: int
     rest: float = 0.0
     stop: Tensor | None = None
+    alone: bool = True
 
 
 def fill_rows(
@@ -84,8 +86,7 @@ def fill_rows(
     """Writes entries of one sequence and KV head to the end of a list, which nobody may read meanwhile -> how many.
 
     position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32, the sequence's blocks, where number i
-    lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more. By
-    the calling thread alone: the pool is for whoever attends meanwhile.
+    lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more.
     """
     lists.check()
     check_tensor("position", position, [None], torch.int32)
@@ -103,7 +104,7 @@ def fill_rows(
     if pace.stop is not None:
         check_tensor("stop", pace.stop, [1], torch.int32)
         job.stop = pace.stop.data_ptr()
-    return int(extension.fill_rows(job))
+    return int(extension.fill_rows(job, pace.alone))
 
 
 class Kept(NamedTuple):

@@ -24,11 +24,17 @@ from coattn.upkeep.entries.lists import EntryLists
 BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
 
 
+def begin(upkeep: Entries) -> None:
+    """As the next step of another sequence does."""
+    upkeep.choosing.begin(upkeep._begin_choice, ())
+
+
+@pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("room", [None, 1 << 20])
 @pytest.mark.parametrize("form", ["model", "int8"])
 @pytest.mark.parametrize("peak", [True, False])
-def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room: int | None) -> None:
-    """room: in GPU memory, where pages of the prompt stay."""
+def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room: int | None, beside: bool) -> None:
+    """room: in GPU memory, where pages of the prompt stay. beside: the steps of others, or in the sequence's own."""
     beta, counts = 5.5 if peak else 1.0, []
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, peak=peak, beta=beta, host_dtype=form)
@@ -43,9 +49,12 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
             runtime.attend(layer, q[layer, start:end], k[layer, start:end], v[layer, start:end], 0.4)
         runtime.commit()
         upkeep = cast("Entries", runtime.groups[0].upkeep)
-        assert (1 in upkeep.busy) == (end == TOKENS), "begun when the prompt is over, not before"
-    assert (upkeep._choices[1].held is not None) == (room is not None and form == "model")
-    assert upkeep.busy[1].exception() is None
+        assert (1 in upkeep.busy) == (end == TOKENS), "due when the prompt is over, not before"
+        assert not upkeep.choosing.choices, "and not begun: somebody waits for the first token"
+    if beside:
+        begin(upkeep)
+        assert (upkeep.choosing.choices[1].held is not None) == (room is not None and form == "model")
+        assert upkeep.busy[1].exception() is None
     runtime.begin(Step.of((1,), (TOKENS,), (1,)))
     assert not upkeep.busy
     first = upkeep.gpu.first(TOKENS + 1) * BLOCK
@@ -66,7 +75,7 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
 
 @pytest.mark.parametrize("form", ["model", "int8"])
 def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block in a thread, or at once in the step, a thread for each head."""
+    """Block by block in a thread, or at once in the step, by the pool."""
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     draws, found = torch.Generator().manual_seed(4), []
     q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
@@ -84,6 +93,7 @@ def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPat
             upkeep = cast("Entries", runtime.groups[0].upkeep)
             assert (0 in upkeep.busy) == pieces
             if pieces:
+                begin(upkeep)
                 assert upkeep.busy[0].exception(60) is None
             runtime.begin(Step.of((0,), (TOKENS,), (1,)))
         found.append(everything(upkeep))
@@ -131,14 +141,16 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(lists_module, "PIECE", 1)
         patch.setattr(EntryLists, "fill", slowly)
         read(runtime, numbers)
+        begin(upkeep)
         assert begun.wait(60)
-        choice = upkeep._choices[0]
+        choice = upkeep.choosing.choices[0]
         threading.Timer(0.05, go.set).start()
         runtime.truncate(0, TOKENS, 0)
     assert not upkeep.busy
     assert int(upkeep.lists.stored.sum()) == upkeep.lists.used_bytes() == 0
-    assert choice._given_up
+    assert choice.given_up
     read(runtime, numbers)
+    begin(upkeep)
     assert upkeep.busy[0].exception(60) is None
     runtime.begin(Step.of((0,), (TOKENS,), (1,)))
     first = upkeep.gpu.first(TOKENS + 1) * BLOCK
@@ -156,8 +168,10 @@ def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.Mon
     runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
     upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
     read(runtime, numbers, slot=1)
+    begin(upkeep)
     assert upkeep.busy[1].exception(60) is None
     read(runtime, numbers)
+    begin(upkeep)
     while not int(upkeep.lists.stored[0, 0].sum()):
         time.sleep(1e-4)
     table, own = upkeep.table, list(upkeep.table.owned[0])
@@ -210,9 +224,11 @@ def test_others_go_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
         second = engine.submit(prompt(70, seed=2), greedy(20, ignore_eos=True))
         while not second.request.output:  # the token after the prompt
             engine.step()
-        assert blocked.wait(60)
+        assert not blocked.is_set(), "nothing is done before the first token is out"
         before = len(first.request.output)
-        for _ in range(5):
+        engine.step()
+        assert blocked.wait(60), "the next step of another begins it"
+        for _ in range(4):
             engine.step()
         assert len(first.request.output) == before + 5
         assert len(second.request.output) == 1, "it waits for its entries"

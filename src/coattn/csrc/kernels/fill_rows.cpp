@@ -39,6 +39,10 @@ void fill_piece(const FillRowsJob& job, WorkerPool& pool, int64_t begin, int64_t
   job.stored[job.list] = static_cast<int32_t>(before + count);
 }
 
+bool stopped(const FillRowsJob& job) {
+  return job.stop && __atomic_load_n(job.stop, __ATOMIC_ACQUIRE);
+}
+
 }  // namespace
 
 int64_t fill_rows(const FillRowsJob& job, WorkerPool& pool) {
@@ -52,10 +56,11 @@ int64_t fill_rows(const FillRowsJob& job, WorkerPool& pool) {
   for (int64_t i = have; i < need; ++i) ids[i] = job.fresh[i - have];
   Piece piece;
   for (int64_t at = 0; at < job.count; at += job.piece) {
-    if (job.stop && __atomic_load_n(job.stop, __ATOMIC_ACQUIRE)) return at;
+    if (stopped(job)) return at;
     const auto begun = std::chrono::steady_clock::now();
     fill_piece(job, pool, at, std::min(job.count, at + job.piece), piece);
-    if (job.rest > 0) std::this_thread::sleep_for((std::chrono::steady_clock::now() - begun) * job.rest);
+    const auto took = std::chrono::steady_clock::now() - begun;
+    if (job.rest > 0 && !stopped(job)) std::this_thread::sleep_for(took * job.rest);
   }
   return job.count;
 }

@@ -41,13 +41,17 @@ void end_copies() {
 #endif
 }
 
+// Rows that a worker takes at a time: a list may be the only one.
+constexpr int64_t kRows = 256;
+
 void put_plain(const PutRowsJob& job, WorkerPool& pool) {
   const int64_t half = job.block * job.row_bytes;
-  pool.parallel_for(job.count, 4, [&](int, int64_t lo, int64_t hi) {
-    for (int64_t i = lo; i < hi; ++i) {
+  pool.parallel_for(job.first[job.count], kRows, [&](int, int64_t lo, int64_t hi) {
+    int64_t i = std::upper_bound(job.first, job.first + job.count + 1, lo) - job.first - 1;
+    for (int64_t at = lo; at < hi; ++i) {
       const int32_t* ids = job.table + job.list[i] * job.width;
-      int64_t stored = job.stored[job.list[i]];
-      for (int64_t at = job.first[i]; at < job.first[i + 1]; ++at, ++stored) {
+      int64_t stored = job.stored[job.list[i]] + at - job.first[i];
+      for (const int64_t end = std::min(hi, job.first[i + 1]); at < end; ++at, ++stored) {
         const auto* from = reinterpret_cast<const uint8_t*>(job.source[at]) + job.row[at] * job.row_bytes;
         uint8_t* to = job.base + ids[stored / job.block] * 2 * half + stored % job.block * job.row_bytes;
         copy_past_caches(to, from, job.row_bytes);

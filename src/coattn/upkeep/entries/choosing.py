@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,17 +21,15 @@ if TYPE_CHECKING:
 REST = 2.0
 """How long a thread rests after a piece of work, by the time that it took: copies take memory bandwidth, which is what
 the steps of others wait for."""
-NICE = 10
-"""How far a thread that chooses stands back behind those that run steps."""
 
 
 class Choice:
     """What becomes of the lists of one sequence, which nobody reads until it is over.
 
-    Made on the thread that runs the steps; `run` may be on another. It goes layer by layer, in pieces that take about a
-    millisecond, nearly all of it in C++ without the interpreter, without the worker pool and without PyTorch's threads:
-    all of these are what the steps of others need. Where the keys are still in spare GPU memory they are read there,
-    else out of DRAM.
+    Made on the thread that runs the steps. `run` does it on another, beside the steps: in pieces that take about a
+    millisecond, nearly all of it in C++ without the interpreter, without the worker pool and without PyTorch's threads,
+    all of which the steps of others need. `finish` does what is left of it in the step that waits for it, with the pool
+    and without a rest. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
     """
 
     def __init__(self, entries: Entries, slot: int, length: int) -> None:
@@ -54,15 +47,15 @@ class Choice:
         self._still = False
         self._stop = torch.zeros(1, dtype=torch.int32)
         """Set for a moment, or for good: what is being written ends with its piece."""
-        self._threads: ThreadPoolExecutor | None = None
-        """One for each KV head, where it is waited for."""
         self.held = None if entries.cache.reading is None else self._hold()
         self.waited_for = False
-        """Whether the steps of others have stopped for it: then it takes whatever there is to be soon over."""
-        self._given_up = False
+        """Whether its sequence's step has come: the thread leaves it to that."""
+        self.given_up = False
         self._window: list[Weighed] = []
         self._inference = torch.is_inference_mode_enabled()
         """Threads begin without it, and may then not write to what was made in it."""
+        self._pieces = self._work()
+        """What is left to do. Whoever has ended with a piece may leave the next to another thread."""
 
     def _hold(self) -> Any:
         reading = self.entries.cache.reading
@@ -81,22 +74,22 @@ class Choice:
             self._reads.acquire()
             self._still = True
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Blocks are where they are inside. Once it is waited for nobody replaces any, and heads read at once."""
-        with nullcontext() if self.waited_for else self._reads:
-            yield
-
     def go_on(self) -> None:
         """Blocks have been replaced."""
         if self._still:
-            self._stop[0] = int(self._given_up)
+            self._stop[0] = int(self.given_up or self.waited_for)
             self._still = False
             self._reads.release()
 
     def give_up(self) -> None:
         """Nobody wants it any more; it ends after the piece that it is at."""
-        self._given_up = True
+        self.given_up = True
+        self._stop[0] = 1
+        self.go_on()
+
+    def hurry(self) -> None:
+        """A step waits for it: the thread ends after the piece that it is at, and `finish` goes on from there."""
+        self.waited_for = True
         self._stop[0] = 1
         self.go_on()
 
@@ -107,21 +100,33 @@ class Choice:
 
     def close(self) -> None:
         """It is over. On the thread that runs the steps."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        self._pieces.close()
         if self.held is not None:
             self.entries.cache.reading.let_go(self.held)  # type: ignore[union-attr]
             self.held = None
 
     def run(self) -> None:
-        """Weighs and copies. Lists that were empty hold what is kept."""
+        """Weighs and copies beside the steps of others, until it is over or somebody wants it otherwise."""
         with torch.inference_mode(self._inference):
-            self._run()
+            for _ in self._pieces:
+                if self.given_up or self.waited_for:
+                    return
 
-    def _run(self) -> None:
+    def finish(self) -> None:
+        """What is left, in the step that waits for it: lists hold what is kept."""
+        self.waited_for = True
+        self._stop[0] = 0
+        left = sum(1 for _ in self._pieces)
+        if left:
+            self.entries.lists.make_room()
+
+    def _work(self) -> Generator[None]:
+        """Piece by piece; between two it may change hands."""
         entries = self.entries
+        entries.lists.clear([self.slot])
+        yield
         for layer in entries.cache.spec.layers if self.first else ():
-            with self._reading():
+            with self._reads:
                 weights = weigh_host(self, layer)
                 known = layer in self.heard
                 kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
@@ -130,78 +135,24 @@ class Choice:
                     q, scale = self.heard.get(layer), entries.scale.get(layer, 1.0)
                     self.left[layer] = entries.left.weighed(layer, self.slot, kept, q, scale)
             position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
-            if not self._copy(layer, counts, position, weight):
-                return
-        for layer, q in self.heard.items() if self._new else ():
+            yield
+            if self.waited_for:
+                entries.lists.reserve(sum(ceil_div(count, entries.lists.block) for count in counts))
+            ends = [0, *itertools.accumulate(counts)]
+            for head, (begin, end) in enumerate(itertools.pairwise(ends)):
+                yield from self._fill(layer, head, position[begin:end], weight[begin:end])
+        for layer in entries.cache.spec.layers if self._new else ():
             where = (layer, self.slot, self.before, self.length - 1)
-            self._window.append(weigh_window(entries, *where, q, entries.scale[layer]))
-        self._slowly(entries.lists.make_room)
+            self._window.append(weigh_window(entries, *where, self.heard.get(layer), entries.scale.get(layer, 1.0)))
+            yield
 
-    def _copy(self, layer: int, counts: list[int], position: Tensor, weight: Tensor) -> bool:
-        """Entries of one KV head after the other, or all at once. False: nobody wants them any more."""
-        at = [0, *itertools.accumulate(counts)]
-        lists, parts = self.entries.lists, [slice(a, b) for a, b in itertools.pairwise(at)]
-
-        def fill(head: int) -> None:
-            with torch.inference_mode(self._inference):
-                self._fill(layer, head, position[parts[head]], weight[parts[head]])
-
-        if not self.waited_for:
-            for head in range(len(counts)):
-                fill(head)
-            return not self._given_up
-        lists.reserve(sum(ceil_div(count, lists.block) for count in counts))
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(len(counts), "coattn-entries-head")
-        list(self._threads.map(fill, range(len(counts))))
-        return not self._given_up
-
-    def _fill(self, layer: int, head: int, position: Tensor, weight: Tensor) -> None:
+    def _fill(self, layer: int, head: int, position: Tensor, weight: Tensor) -> Generator[None]:
         lists, memory = self.entries.lists, self.entries.host[layer]
         block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
         where, source = (self.entries.numbers[layer], self.slot, head), memory.data_ptr() + head * one
-        if not self.waited_for:
-            self._slowly(partial(lists.reserve, ceil_div(len(position), lists.block)))
         at = 0
-        while at < len(position) and not self._given_up:
-            with self._reading():
-                rest = 0.0 if self.waited_for else REST
-                at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, rest, self._stop)
-
-    def _slowly(self, take: Callable[[int | None], bool]) -> None:
-        """Takes memory, at once where it is waited for, else little by little."""
-        more = True
-        while more and not self._given_up:
-            begun = time.perf_counter()
-            more = take(None if self.waited_for else self.entries.lists.blocks_of_piece())
-            if not self.waited_for:
-                time.sleep(REST * (time.perf_counter() - begun))
-
-
-class Marks:
-    """The state of GPUs at one moment, for a thread that works on streams of its own from there on."""
-
-    def __init__(self, devices: set[torch.device], streams: dict[torch.device, Any]) -> None:
-        self.streams, self.events = streams, dict[torch.device, Any]()
-        for device in devices:
-            if device not in streams:  # one for good: PyTorch keeps memory for each
-                streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self.events[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.events[device].record(torch.cuda.current_stream(device))
-
-    @contextmanager
-    def after(self) -> Iterator[None]:
-        """Work inside comes after that moment; at the end it is waited for."""
-        with ExitStack() as entered:
-            for device, event in self.events.items():
-                self.streams[device].wait_event(event)
-                entered.enter_context(torch.cuda.stream(self.streams[device]))
+        while at < len(position):
+            with self._reads:
+                pace = (0.0, self._stop, False) if self.waited_for else (REST, self._stop, True)
+                at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, *pace)
             yield
-            for device in self.events:
-                self.streams[device].synchronize()
-
-
-def stand_back() -> None:
-    """The calling thread runs where nobody else wants to."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

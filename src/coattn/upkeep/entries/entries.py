@@ -7,7 +7,6 @@ attended in every step either there or here, never in both and never in none.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -28,7 +27,8 @@ from coattn.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
 from coattn.upkeep.base import Upkeep
-from coattn.upkeep.entries.choosing import Choice, Marks, stand_back
+from coattn.upkeep.entries.beside import Beside
+from coattn.upkeep.entries.choosing import Choice
 from coattn.upkeep.entries.left import LeftEntries
 from coattn.upkeep.entries.lists import EntryLists, PendingAppend, spares
 from coattn.upkeep.entries.renewal import Renewal
@@ -52,9 +52,9 @@ class Entries(Upkeep):
     """Keeps lists of entries in DRAM, contiguous, for the CPU to attend to instead of all.
 
     A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries
-    are chosen as they leave the window, by their moving averages. In an engine the choice is made off the steps, once
-    the prompt is over; its sequence alone waits for it (`busy`). Where the index remembers queries (`renew`), decode
-    steps choose again the same way.
+    are chosen as they leave the window, by their moving averages. In an engine the choice is made beside the steps of
+    others, once the first token is out; its sequence alone waits for it (`busy`). Where the index remembers queries
+    (`renew`), decode steps choose again the same way.
     """
 
     name = "entries"
@@ -89,11 +89,8 @@ class Entries(Upkeep):
     """Keeps up what stands in for entries that are not kept, where anything does."""
     renewal: Renewal | None = field(init=False, repr=False, default=None)
     """Says when decode steps choose again, where they do."""
-
-    _choices: dict[int, Choice] = field(init=False, repr=False, default_factory=dict)
-    """By sequence that is busy."""
-    _streams: dict[torch.device, Any] = field(init=False, repr=False, default_factory=dict)
-    _thread: ThreadPoolExecutor | None = field(init=False, repr=False, default=None)
+    choosing: Beside = field(init=False, repr=False)
+    """Choices that are made beside the steps."""
 
     def __post_init__(self) -> None:
         check_number("capacity", self.capacity, 0, 1, above=True)
@@ -105,7 +102,8 @@ class Entries(Upkeep):
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
-        self.table.replacing = self._stand_still
+        self.choosing = Beside(self.busy, self._take_ahead)
+        self.table.replacing = self.choosing.stand_still
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
         self.keep = cast("Any", select).keep
@@ -131,8 +129,11 @@ class Entries(Upkeep):
         self.renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
 
     def plan(self, step: Step) -> None:
-        for choice in self._choices.values():
-            choice.go_on()
+        self.choosing.go_on()
+        self._plan(step)
+        self.choosing.begin(self._begin_choice, step.slots)
+
+    def _plan(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
             for slot, _ in reading:
@@ -141,10 +142,10 @@ class Entries(Upkeep):
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
                 self.stale.setdefault(slot, history)
+            self._forget_averages(step)
             return
-        waiting = [slot for slot in step.slots if slot in self._choices]
-        for slot in waiting:
-            self._choices[slot].waited_for = True
+        waiting = [slot for slot in step.slots if slot in self.choosing]
+        self.choosing.hurry(waiting)
         try:
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 if slot in self.stale:
@@ -159,6 +160,11 @@ class Entries(Upkeep):
         ]
         self._finish(gone)
 
+    def _forget_averages(self, step: Step) -> None:
+        """Nobody has weighed what is read now: a sequence that waits for its choice may be parked like that."""
+        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
+            self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
+
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
@@ -169,7 +175,7 @@ class Entries(Upkeep):
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 due = slot in self.stale and slot in self.heard and slot not in step.more
                 if due and self._has_room(length + 1):
-                    self._choose_meanwhile(slot, length + 1)
+                    self._choose_later(slot, length + 1)
 
     def _has_room(self, length: int) -> bool:
         """Whether a choice off the steps cannot lack memory, whatever others take meanwhile; else a step makes it."""
@@ -243,6 +249,7 @@ class Entries(Upkeep):
         for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
+        self._unhear(slot, length, keep)
         if self.renewal is not None:
             self.renewal.truncate(slot, length, keep)
             if slot in self.renewal.begun:  # the lists are empty: they are filled before the next step
@@ -253,9 +260,23 @@ class Entries(Upkeep):
             self.stale.pop(slot, None)
             self.heard.pop(slot, None)
 
+    def _unhear(self, slot: int, length: int, keep: int) -> None:
+        """Only the first `keep` of `length` tokens are left: what newer ones asked has no say in the next choice."""
+        if slot not in self.stale:
+            return
+        self.stale[slot], gone = min(self.stale[slot], keep), length - keep
+        if gone:
+            self.heard[slot] = {layer: q[:-gone] for layer, q in self.heard.get(slot, {}).items() if len(q) > gone}
+
     def _weigh_as_before(self, slot: int, b: int) -> None:
-        """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing."""
+        """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing.
+
+        Of a block that was not chosen from, or whose lists were given up for others, nobody knows.
+        """
         place, heads = self.gpu.block_id(slot, b), self.cache.spec.shape.kv_heads
+        if b >= self._covered.get(slot, 0):
+            self.averages.forget(*self.gpu.places(slot, torch.arange(b * self.block, (b + 1) * self.block)))
+            return
         for layer, number in self.numbers.items():
             weights = torch.zeros(heads, self.block)
             for head in range(heads):
@@ -264,11 +285,8 @@ class Entries(Upkeep):
             self.averages[layer][place] = weights.to(self.averages[layer].device)
 
     def release(self) -> None:
-        for slot in list(self._choices):
-            self._give_up(slot)
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        if hasattr(self, "choosing"):
+            self.choosing.release()
         self._waiting.clear()
         self._finish(list(self._leaving))
         if hasattr(self, "lists"):
@@ -335,21 +353,19 @@ class Entries(Upkeep):
     def _choose_again(self, slot: int, length: int) -> None:
         """All that lies in DRAM is weighed with the last queries of the prompt or turn, and chosen from afresh.
 
-        Where that was begun when the prompt was over, waits for it.
+        Where that was begun beside the steps, goes on from there.
         """
-        job, choice = self.busy.get(slot), self._choices.get(slot)
-        # one that failed is tried again here: if it fails again, the step says so
-        if job is None or choice is None or choice.length != length or job.exception() is not None:
+        choice = self.choosing.take(slot, length)
+        if choice is None:  # one that failed is tried again here: if it fails again, the step says so
             self._give_up(slot)
-            self._finish([slot])
             for leaving in self._leaving.values():  # blocks that were set aside for them may be what is lacking
                 leaving.finish()
-            self.lists.clear([slot])
-            choice = self._choices[slot] = Choice(self, slot, length)
-            choice.waited_for = True
-            choice.run()
+            choice = self.choosing.choices[slot] = self._begin_choice(slot, length)
+        choice.finish()
         choice.weigh()
-        self._end_choice(slot)
+        for b in range(max(0, ceil_div(length - 1, self.block) - self.gpu.ring), self.gpu.first(length - 1)):
+            self.averages.settle(self.gpu.block_id(slot, b))
+        self.choosing.end(slot)
         if self.left is not None:
             self.left.set(slot, choice.left)
         if self.renewal is not None:
@@ -368,7 +384,7 @@ class Entries(Upkeep):
             renewal.begun.add(slot)
             self.stale[slot], self.heard[slot] = length, renewal.queries(slot, length)
             if self.cache.spec.fixed:
-                self._choose_meanwhile(slot, length + 1)
+                self._choose_later(slot, length + 1)
 
     def _forget_renewal(self, slot: int) -> None:
         """What decode steps have begun to choose is not wanted any more: a prompt or turn will choose."""
@@ -377,40 +393,25 @@ class Entries(Upkeep):
             self.stale.pop(slot, None)
             self.heard.pop(slot, None)
 
-    def _choose_meanwhile(self, slot: int, length: int) -> None:
-        """In a thread: the sequence waits for it, others go on. What is chosen does not depend on when."""
+    def _choose_later(self, slot: int, length: int) -> None:
+        """Beside the steps that follow: the sequence waits, others go on. What is chosen does not depend on when."""
         self._give_up(slot)
-        self._finish([slot])
-        self.lists.clear([slot])
         devices = {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}
-        choice, marks = Choice(self, slot, length), Marks(devices, self._streams)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
+        self.choosing.due(slot, length, devices)
 
-        def run() -> None:
-            with marks.after():
-                choice.run()
-
-        self._choices[slot], self.busy[slot] = choice, self._thread.submit(run)
+    def _begin_choice(self, slot: int, length: int) -> Choice:
+        """From now on nothing that was chosen before counts."""
+        self._finish([slot])
+        self._covered[slot] = 0
+        return Choice(self, slot, length)
 
     def _give_up(self, slot: int) -> None:
         """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
-        job = self.busy.get(slot)
-        if slot in self._choices:
-            self._choices[slot].give_up()
-        if job is not None and not job.cancel():
-            wait([job])
-        if slot in self._choices:
-            self._end_choice(slot)
+        if self.choosing.give_up(slot):
             self.lists.clear([slot])
 
-    def _stand_still(self, slot: int) -> None:
-        if slot in self._choices:
-            self._choices[slot].stand_still()
-
-    def _end_choice(self, slot: int) -> None:
-        self.busy.pop(slot, None)
-        self._choices.pop(slot).close()
+    def _take_ahead(self) -> bool:
+        return self.lists.make_room(self.lists.blocks_of_piece())
 
     def _show(self, slot: int, length: int, covered: int) -> None:
         """So many blocks of a sequence have been chosen from: those before its window are attended there.

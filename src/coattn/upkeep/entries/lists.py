@@ -183,21 +183,24 @@ class EntryLists:
         stride: int,
         rest: float = 0.0,
         stop: Tensor | None = None,
+        alone: bool = True,
     ) -> int:
-        """Adds entries to the end of one list, not shown yet, while steps of others may run: without the pool.
+        """Adds entries to the end of one list, not shown yet, while steps of others may run.
 
         position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32 of the sequence; source, stride:
         where block 0 of its KV head lies in DRAM, and the bytes between two blocks. rest: after each piece, by the time
-        that it took. stop: `[1]` int32, set by who wants no more -> how many were added.
+        that it took. stop: `[1]` int32, set by who wants no more. alone: without the pool, and new pages come as they
+        are written, each in its piece; else all at once -> how many were added.
         """
         from coattn import native
 
         before, (_, slots, heads) = int(self.stored[layer, slot, head]), self.stored.shape
         self._widen(before + len(position))
         need = ceil_div(before + len(position), self.block) - ceil_div(before, self.block)
-        fresh, which = self._take(need, alone=True).to(torch.int32), (layer * slots + slot) * heads + head
+        fresh, which = self._take(need, alone).to(torch.int32), (layer * slots + slot) * heads + head
         # whole blocks at a time: in 8 bits the entries of a block share their scales, wherever it was cut
-        pace = native.Pace(self.blocks_of_piece() * self.block, rest, stop)
+        blocks = self.blocks_of_piece() if alone else max(1, ceil_div(len(position), self.block))
+        pace = native.Pace(blocks * self.block, rest, stop, alone)
         added = native.fill_rows(self._lists(), which, position, weight, ids, source, stride, fresh, pace)
         self.give_back(fresh[ceil_div(before + added, self.block) - ceil_div(before, self.block) :].long())
         return added
@@ -255,16 +258,10 @@ class EntryLists:
             most = self.capacity if room is None else min(self.capacity, have + room // self.block_bytes)
             return most - self._next + len(self._free)
 
-    def reserve(self, blocks: int, most: int | None = None) -> bool:
-        """Takes memory for so many blocks more than lists have, at once and with the pool.
-
-        most: blocks that it takes at a time, without the pool -> whether there is more to take.
-        """
+    def reserve(self, blocks: int) -> None:
+        """Takes memory for so many blocks more than lists have, at once and with the pool."""
         with self._lock:
-            wanted, have = self._next + max(0, blocks - len(self._free)), self._taken // self.block_bytes
-            now = wanted if most is None else min(wanted, have + most)
-            self._grow(now, least=most or 0, alone=most is not None)
-            return now < wanted
+            self._grow(self._next + max(0, blocks - len(self._free)))
 
     def make_room(self, most: int | None = None) -> bool:
         """Takes memory for what is to come now rather than in the middle of it, where the budget has it.
@@ -306,12 +303,12 @@ class EntryLists:
             keep = torch.zeros_like(self.stored[:, slot])
             if end:
                 keep = self._before(slot, end)
-            first, last = self._blocks_of(keep), self._blocks_of(self.stored[:, slot])
-            width = torch.arange(int(last.max()))
-            for row, a, b in zip(self.table[:, slot, :, : len(width)], first, last, strict=True):
-                gone = row[(width >= a[:, None]) & (width < b[:, None])]
-                if len(gone):
-                    self.give_back(gone.long())
+            first, last = self._blocks_of(keep).tolist(), self._blocks_of(self.stored[:, slot]).tolist()
+            # layer by layer: small enough that PyTorch shares none of it among threads
+            for rows, begins, ends in zip(self.table[:, slot], first, last, strict=True):
+                if begins != ends:
+                    gone = [row[a:b] for row, a, b in zip(rows, begins, ends, strict=True)]
+                    self.give_back(torch.cat(gone).long())
             self.stored[:, slot] = keep
             self.shown[:, slot] = keep
 
@@ -358,13 +355,16 @@ class EntryLists:
         with self._lock:
             reused = min(count, len(self._free))
             fresh = count - reused
-            self._grow(self._next + fresh, self.blocks_of_piece() if alone else 0, alone)
+            self._grow(self._next + fresh, self.blocks_of_piece() if alone else 0, alone, touched=not alone)
             ids = torch.cat([self._free.pop(reused), torch.arange(self._next, self._next + fresh)])
             self._next += fresh
             return ids
 
-    def _grow(self, blocks: int, least: int = 0, alone: bool = False) -> None:
-        """least: blocks to grow by if it grows; otherwise as many as STEP holds. alone: without the pool."""
+    def _grow(self, blocks: int, least: int = 0, alone: bool = False, touched: bool = True) -> None:
+        """least: blocks to grow by if it grows; otherwise as many as STEP holds. alone: without the pool.
+
+        Not touched: pages come as they are written to.
+        """
         what = "Keeping the entries that matter"
         if blocks > self.capacity:
             self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
@@ -378,7 +378,7 @@ class EntryLists:
         wanted = max(blocks, min(wanted, self.capacity))
         self.ledger.take("host", (wanted - have) * self.block_bytes, what)
         self._taken += (wanted - have) * self.block_bytes
-        self._memory.grow(wanted * self.block_bytes, alone)
+        self._memory.grow(wanted * self.block_bytes, alone, touched)
         if self.fixed:
             return
         more = wanted - have

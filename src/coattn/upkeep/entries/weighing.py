@@ -70,19 +70,25 @@ def weigh_host(choice: Choice, layer: int) -> Tensor:
     return weights_over(q, keys, entries.scale[layer], shape.softcap, reduce)
 
 
-def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor, scale: float) -> Weighed:
+def weigh_window(
+    entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor | None, scale: float
+) -> Weighed:
     """The queries of the last tokens weigh the window's entries, as decode steps would have. Changes nothing.
 
-    Of the first `before` tokens the moving averages go on; those of newer ones start with the mean of the weights.
+    Of the first `before` tokens the moving averages go on; those of newer ones, and of entries whose averages nobody
+    knows, start with the mean of the weights. Without queries nothing is known of those: they start with zero.
     """
     shape, gpu = entries.cache.spec.layers[layer], entries.gpu
     first = gpu.first(length) * entries.block
     position = torch.arange(first, length)
     ids, rows = (x.to(shape.device) for x in gpu.places(slot, position))
+    values = entries.averages[layer]
+    if q is None:
+        return Weighed(layer, ids, rows, values[ids, :, rows].clamp_min(0.0))
     q = q[-(length - first) :]  # a query before the window would see nothing of it
     keys, _ = read_rows(gpu.memory[layer], ids, rows)
     asking = torch.arange(length - len(q), length)[:, None]
-    hidden, values = (position > asking).to(shape.device), entries.averages[layer]
+    hidden = (position > asking).to(shape.device)
 
     def weigh(reduce: Reduce) -> Tensor:
         return weights_over(q, keys.transpose(0, 1), scale, shape.softcap, reduce, hidden).T
@@ -92,9 +98,9 @@ def weigh_window(entries: Entries, layer: int, slot: int, before: int, length: i
         alpha = entries.alpha
         share = alpha * (1 - alpha) ** torch.arange(len(q) - 1, -1, -1, device=shape.device, dtype=torch.float32)
         added = weigh(lambda weights: share @ weights.amax(0))
-        old = (position < before).to(shape.device)
-        went_on = (1 - alpha) ** len(q) * values[ids, :, rows] + added
-        made = torch.where(old[:, None], went_on, made)
+        old, known = (position < before).to(shape.device)[:, None], values[ids, :, rows]
+        went_on = (1 - alpha) ** len(q) * known + added
+        made = torch.where(old & (known >= 0), went_on, made)
     return Weighed(layer, ids, rows, made)
 
 
