@@ -19,6 +19,7 @@ from torch import Tensor
 from coattn.cache import keep
 from coattn.cache.blocks import BlockTable
 from coattn.cache.keep import Kept
+from coattn.cache.layout import AllBlocks
 from coattn.engine.cold import Cold, Load
 from coattn.engine.disk import Disk
 from coattn.engine.parked import Parked, averages_of
@@ -78,6 +79,9 @@ class Reuse:
         )
         self._window = next(windows, None)
         """A group of layers that has a window, and its number."""
+        # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
+        self._goes_back = not self.exact and not any(isinstance(g.cache.gpu, AllBlocks) for g in runtime.groups)
+        """Whether a session keeps what it had before a turn until that is over."""
         self.prefixes = Prefixes(self.tables, self.block)
         self.sessions: set[int] = set()
         """Numbers of open sessions: what others leave is not kept for them."""
@@ -124,7 +128,7 @@ class Reuse:
             return
         request.trail = trail = request.trail or Trail(self.root(request.salt))
         own = self.waiting.take(_number(request))
-        parked = own or self.waiting.take(request.session)
+        parked = own or self._stored_turns(request)
         if parked is not None:
             self._go_on(request, trail, parked, own is not None)
         if not request.stored and self.not_shared is None:
@@ -200,6 +204,8 @@ class Reuse:
         if trail is None:
             return
         request.trail = None
+        if request.finish_reason != "cancelled" and request.finished:
+            self._end_turn(request)
         if trail.load is not None and self.cold is not None:
             self.cold.give_up(trail.load)
         if request.error is None:
@@ -386,7 +392,31 @@ class Reuse:
         self.prefixes.use(trail.nodes)
         trail.clean = min(parked.clean, left)
         request.stored = left
-        self.waiting.drop(parked)
+        if left == length and self._goes_back and not own:
+            self.waiting.keep_before(request.session, parked)
+        else:
+            self.waiting.drop(parked)
+
+    def _stored_turns(self, request: Request) -> Parked | None:
+        """What a session has stored; where the request takes back a cancelled turn, what it had before that."""
+        parked, before = self.waiting.take(request.session), self.waiting.take_before(request.session)
+        if before is None:
+            return parked
+        tokens = request.tokens(0, max(0, request.total - self._unread(request, own=False)))
+        on = parked is not None and _common(parked.tokens, tokens) == len(parked.tokens)
+        back = not on and _common(before.tokens, tokens) == len(before.tokens)
+        other, found = (parked, before) if back else (before, parked)
+        if other is not None:
+            self.waiting.drop(other)
+        return found
+
+    def _end_turn(self, request: Request) -> None:
+        """A turn is over. One that failed has changed nothing."""
+        before = self.waiting.take_before(request.session)
+        if before is not None and request.error is not None and request.session in self.sessions:
+            self.waiting.put(request.session, before)
+        elif before is not None:
+            self.waiting.drop(before)
 
     def _unread(self, request: Request, own: bool) -> int:
         """Last tokens that a sequence reads when it goes on: a turn at least two, which upkeep hears as a turn. A

@@ -26,6 +26,8 @@ class Waiting:
         self.moved = 0
         """How many have left GPU memory for DRAM so far."""
         self._parked: OrderedDict[int, Parked] = OrderedDict()
+        self._before: OrderedDict[int, Parked] = OrderedDict()
+        """By session: what it had before the turn that runs, or that was cancelled. Its blocks are the turn's too."""
 
     def __contains__(self, number: int | None) -> bool:
         return number in self._parked
@@ -35,7 +37,7 @@ class Waiting:
 
     def park(self, number: int, slot: int, tokens: list[int], clean: int, nodes: Sequence[Node]) -> None:
         """What a slot has stored of these tokens waits under a number. nodes: of its first blocks."""
-        self.close(number)
+        self._close(number)
         groups = []
         for group in self.runtime.groups:
             kept = keep.take(group.cache, slot, len(tokens), averages_of(group))
@@ -83,10 +85,26 @@ class Waiting:
         return parked, pack(self.runtime, parked)
 
     def close(self, number: int | None) -> None:
-        """Lets go of what waits under a number."""
+        """Lets go of what waits under a number, and of what was there before its turn."""
+        self._close(number)
+        self.keep_before(number, None)
+
+    def _close(self, number: int | None) -> None:
         parked = self.take(number)
         if parked is not None:
             self.drop(parked)
+
+    def keep_before(self, number: int | None, parked: Parked | None) -> None:
+        """A session goes on from here: if its turn fails or is taken back, it will go on from here again."""
+        before = self.take_before(number)
+        if before is not None:
+            self.drop(before)
+        if number is not None and parked is not None:
+            self._before[number] = parked
+
+    def take_before(self, number: int | None) -> Parked | None:
+        """What a session had before its turn, if it is still there."""
+        return None if number is None else self._before.pop(number, None)
 
     def drop(self, parked: Parked) -> None:
         """Lets go of one that waits no more."""
@@ -103,9 +121,13 @@ class Waiting:
             if self.cold is not None:
                 self.cold.drop(parked)
         self._parked.clear()
+        self._before.clear()
 
     def give_way(self, table: BlockTable) -> bool:
         """The first that is in place gives its blocks. False: there is none."""
+        if self._before:  # nobody may ever ask for it
+            self.drop(self._before.popitem(last=False)[1])
+            return True
         number = next((number for number, parked in self._parked.items() if parked.in_place), None)
         if number is None:
             return False
