@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+import torch
 from tests.bench.test_decode import TINY, coattn
 
-from coattn.bench.sessions import sooner
+from coattn.bench import sessions
+from coattn.bench.sessions import Setting, compare_gaps, sooner
+from coattn.evaluate.session_rows import NO_GAPS, WORDS, session_rows
 
 
 def test_what_is_stored_is_not_read_again() -> None:
@@ -48,6 +52,28 @@ def test_what_is_stored_is_not_read_again() -> None:
         assert row["pairs"] == 2
 
 
+def test_where_nobody_got_a_token_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coattn.hf.random_model import random_model
+
+    nothing = compare_gaps("choosing", [], [0.1], 2)
+    assert nothing["choosing_note"] == NO_GAPS
+    assert (nothing["choosing_steps"], nothing["choosing_ratio"], nothing["choosing_p99_s"]) == (0, None, None)
+    some = compare_gaps("choosing", [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.1, 0.2], 2)
+    assert "choosing_note" not in some
+    assert (some["choosing_steps"], some["choosing_p99_ratio"]) == (2, 2.0)
+    assert some["choosing_median_ratio"] == some["choosing_ratio"] == pytest.approx(5 / 3)
+    gone: dict[str, list[float] | None] = {"reading": [], "choosing": [], "choosing_s": None}
+    monkeypatch.setattr(sessions, "_turn_beside", lambda *_: gone)
+    model = random_model("tiny", torch.device("cpu"), torch.float32)
+    row = sessions.beside(model, "cpu", Setting(tokens=40, others=1, other_tokens=20, rounds=1))
+    assert row["choosing_note"] == row["reading_note"] == NO_GAPS
+    assert row["between_median_s"] > 0
+    assert WORDS["beside"](row).endswith(f"chosen again {NO_GAPS}")
+    monkeypatch.setattr(sessions, "_quiet", lambda *_: [])
+    row = sessions.beside(model, "cpu", Setting(tokens=40, others=1, other_tokens=20, rounds=1))
+    assert NO_GAPS in WORDS["beside"](row)
+
+
 def test_an_unknown_check_is_refused() -> None:
     done = coattn("bench", "sessions", "--checks", "again,nothing")
     assert done.returncode == 2
@@ -65,7 +91,6 @@ def test_pairs_that_differ_are_told_from_those_that_do_not() -> None:
 
 
 def test_every_check_is_said_in_words() -> None:
-    from coattn.evaluate.session_rows import WORDS, session_rows
     from coattn.evaluate.tables import kind_of
 
     done = coattn(

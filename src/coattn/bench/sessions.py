@@ -15,6 +15,7 @@ from coattn.bench.requests import spread
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
 from coattn.errors import BudgetError, EngineError
+from coattn.evaluate.session_rows import NO_GAPS
 from coattn.hf.architectures import describe_layers
 
 BATCHES = (16, 8, 4, 2, 1)
@@ -170,14 +171,20 @@ def beside(model: Any, method: str, setting: Setting) -> dict[str, Any]:
             rows.append(_turn_beside(llm, session, texts(setting.turn), tokens))
             quiet += _quiet(llm, tokens)
         found: dict[str, Any] = {f"between_{name}": value for name, value in spread(quiet).items()}
-        usual, mean = found["between_median_s"], statistics.mean(quiet)
         for name in ("reading", "choosing"):
-            gaps = [gap for row in rows for gap in row[name]]
-            found |= {f"{name}_{key}": value for key, value in spread(gaps).items()}
-            found[f"{name}_steps"] = len(gaps) // setting.others
-            found[f"{name}_ratio"] = statistics.mean(gaps) / mean if gaps else None
-            found[f"{name}_median_ratio"] = statistics.median(gaps) / usual if gaps else None
+            found |= compare_gaps(name, [gap for row in rows for gap in row[name]], quiet, setting.others)
         return {**found, "choosing_s": [row["choosing_s"] for row in rows], **_kv(llm)}
+
+
+def compare_gaps(name: str, gaps: list[float], quiet: list[float], others: int) -> dict[str, Any]:
+    """Others' seconds from token to token while something goes on, beside quiet ones; `_note` where there are none."""
+    found: dict[str, Any] = {f"{name}_{key}": value for key, value in spread(gaps).items()}
+    known = bool(gaps and quiet)
+    found[f"{name}_steps"] = len(gaps) // others
+    found[f"{name}_ratio"] = statistics.mean(gaps) / statistics.mean(quiet) if known else None
+    found[f"{name}_median_ratio"] = statistics.median(gaps) / statistics.median(quiet) if known else None
+    found[f"{name}_p99_ratio"] = spread(gaps)["p99_s"] / spread(quiet)["p99_s"] if known else None  # type: ignore[operator]
+    return found if known else found | {f"{name}_note": NO_GAPS}
 
 
 def new(count: int) -> SamplingParams:
@@ -221,7 +228,7 @@ def _turn_beside(llm: LLM, session: Any, turn: list[int], tokens: list[list[floa
     handle = session.submit(turn, new(2), notify=lambda: own.append(time.perf_counter()))
     reading = gaps_between(llm, tokens, lambda: len(own) >= 1)
     choosing = gaps_between(llm, tokens, lambda: bool(handle.done))
-    return {"reading": reading, "choosing": choosing, "choosing_s": own[-1] - own[0]}
+    return {"reading": reading, "choosing": choosing, "choosing_s": own[-1] - own[0] if own else None}
 
 
 def disk(model: Any, method: str, setting: Setting) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from typing import Any
 
 from coattn.units import format_bytes
 
+NO_GAPS = "no gaps seen"
+"""Where nobody got two tokens while something went on, so that nothing can be compared."""
+
 
 def session_rows(result: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     """Shapes, tokens of the text, cap, method, check, and what was measured."""
@@ -42,15 +45,17 @@ def _shared(row: Mapping[str, Any]) -> str:
 
 
 def _beside(row: Mapping[str, Any]) -> str:
+    usual = row["between_median_s"]
+    said = NO_GAPS if usual is None else f"{usual * 1e3:.1f} ms"
     return (
-        f"steps of others {row['between_median_s'] * 1e3:.1f} ms; while a turn is read {_times(row, 'reading')}, while "
-        f"entries are chosen again {_times(row, 'choosing')}"
+        f"steps of others {said}; while a turn is read {_times(row, 'reading')}, while entries are chosen again "
+        f"{_times(row, 'choosing')}"
     )
 
 
 def _times(row: Mapping[str, Any], name: str) -> str:
     ratio = row[f"{name}_ratio"]
-    return "none" if ratio is None else f"{ratio:.2f} x in the mean, {row[f'{name}_max_s'] * 1e3:.1f} ms at most"
+    return NO_GAPS if ratio is None else f"{ratio:.2f} x in the mean, {row[f'{name}_max_s'] * 1e3:.1f} ms at most"
 
 
 def _disk(row: Mapping[str, Any]) -> str:

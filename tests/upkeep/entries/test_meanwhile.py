@@ -16,6 +16,7 @@ from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
+from coattn.upkeep.entries import beside as beside_module
 from coattn.upkeep.entries import choosing as module
 from coattn.upkeep.entries import lists as lists_module
 from coattn.upkeep.entries.entries import QUERIES, Entries
@@ -260,3 +261,68 @@ def test_a_choice_that_fails_fails_its_own_request(monkeypatch: pytest.MonkeyPat
             found = engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0]
         assert found.finish_reason == "error"
         assert engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[1]
+
+
+class Rests:
+    """Every call that copies entries: the slot, how long it rests, and by whom it is done; and every sleep."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.fills: list[tuple[int, float, bool, str]] = []
+        self.sleeps = 0
+        fill, sleep = EntryLists.fill, time.sleep
+
+        def noted(lists: EntryLists, layer: int, slot: int, *given: Any) -> int:
+            rest, _, alone = given[-3:]
+            self.fills.append((slot, rest, alone, threading.current_thread().name))
+            return fill(lists, layer, slot, *given)
+
+        def counted(seconds: float) -> None:
+            self.sleeps += threading.current_thread().name.startswith("coattn-entries")
+            sleep(seconds)
+
+        patch.setattr(EntryLists, "fill", noted)
+        patch.setattr(beside_module.time, "sleep", counted)
+
+    def of(self, slot: int) -> list[tuple[float, bool, str]]:
+        return [found[1:] for found in self.fills if found[0] == slot]
+
+
+def test_a_choice_that_alone_is_waited_for_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else decodes: the step makes it, with the pool, and the thread that stands back has no part in it."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    rests, own = Rests(monkeypatch), threading.current_thread().name
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        engine.generate(prompt(90, seed=2), greedy(3, ignore_eos=True))
+    assert rests.fills
+    assert {found[1:] for found in rests.fills} == {(0.0, False, own)}
+    assert rests.sleeps == 0
+
+
+def test_a_choice_beside_others_rests_after_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the thread as long as anybody decodes. When the last of the others is gone, the step takes over midway."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    own, gone, want = threading.current_thread().name, threading.Event(), answers()[2]
+    rests, plain = Rests(monkeypatch), module.weigh_host
+
+    def slowly(choice: module.Choice, layer: int) -> torch.Tensor:
+        if layer == 1 and choice.slot == 1 and not choice.waited_for:
+            gone.set()
+            while not choice.waited_for:
+                time.sleep(1e-3)
+        return plain(choice, layer)
+
+    monkeypatch.setattr(module, "weigh_host", slowly)
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        other = engine.submit(prompt(40, seed=2), greedy(200, ignore_eos=True))
+        while len(other.request.output) < 2:
+            engine.step()
+        second = engine.submit(prompt(90, seed=2), greedy(20, ignore_eos=True))
+        while not gone.is_set():
+            engine.step()
+        assert len(second.request.output) == 1
+        beside = rests.of(1)
+        assert {(rest, alone) for rest, alone, _ in beside} == {(module.REST, True)}
+        assert not any(who == own for *_, who in beside)
+        other.cancel()
+        assert second.result().token_ids == want
+    assert set(rests.of(1)[len(beside) :]) == {(0.0, False, own)}
