@@ -16,6 +16,7 @@ from coattn.index.base import Index
 from coattn.index.heard import Heard
 from coattn.index.rest import Rest
 from coattn.ops.average import Average
+from coattn.ops.upload import upload
 from coattn.part import check_count, check_number
 from coattn.types import LayerShape
 
@@ -113,9 +114,9 @@ class Weights:
         return self._by_layer[layer]
 
     def forget(self, ids: Tensor, rows: Tensor) -> None:
-        """Nobody knows the averages of these entries `[n]` of blocks, in any layer."""
-        for values in self._values.values():
-            values[:, ids.to(values.device), :, rows.to(values.device)] = UNKNOWN
+        """Nobody knows the averages of these entries `[n]` of blocks, in any layer. Waits for nothing."""
+        for device, values in self._values.items():
+            values[:, upload(ids, device), :, upload(rows, device)] = UNKNOWN
 
     def settle(self, block: int) -> None:
         """Entries of a block that nobody has weighed, and nobody will, weigh nothing."""

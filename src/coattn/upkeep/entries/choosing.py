@@ -97,6 +97,8 @@ class Choice:
         """The window's entries weigh what was found. Between steps: those of others write to the same memory."""
         for layer, ids, rows, made in self._window:
             self.entries.averages[layer][ids, :, rows] = made
+            for x in (ids, rows, made) if made.is_cuda else ():  # made on the thread's stream, which goes on
+                x.record_stream(torch.cuda.current_stream(x.device))
 
     def close(self) -> None:
         """It is over. On the thread that runs the steps."""
