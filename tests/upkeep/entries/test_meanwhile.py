@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.engine.small import greedy, llm, prompt
 
+from coattn.cache.host_memory import Growing
 from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
 from coattn.method import compose
@@ -326,3 +327,30 @@ def test_a_choice_beside_others_rests_after_every_piece(monkeypatch: pytest.Monk
         other.cancel()
         assert second.result().token_ids == want
     assert set(rests.of(1)[len(beside) :]) == {(0.0, False, own)}
+
+
+def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pieces: each call would take the interpreter from the thread that runs the steps."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    plain, grown, rests = Growing.grow, list[tuple[Any, ...]](), Rests(monkeypatch)
+
+    def grow(memory: Growing, *given: Any) -> None:
+        if not grown or not upkeep.busy[0].done():
+            grown.append(given)
+        plain(memory, *given)
+
+    monkeypatch.setattr(Growing, "grow", grow)
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep = cast("Entries", runtime.groups[0].upkeep)
+    read(runtime, torch.randn(TOKENS, KV * GROUP, D))
+    begin(upkeep)
+    assert upkeep.busy[0].exception(60) is None
+    assert len(rests.fills) == KV
+    assert 0 < len(grown) <= KV
+    assert all(given[1:] == (True, False) for given in grown), "no page is touched before it is written"
+    assert upkeep.choosing._thread is not None
+    upkeep.choosing._thread.submit(int).result(60)
+    assert rests.sleeps > 0, "what is taken ahead comes after the choice, with rests"
+    runtime.release()
