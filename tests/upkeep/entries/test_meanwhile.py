@@ -354,3 +354,16 @@ def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytes
     upkeep.choosing._thread.submit(int).result(60)
     assert rests.sleeps > 0, "what is taken ahead comes after the choice, with rests"
     runtime.release()
+
+
+@pytest.mark.parametrize("workers", [[-1, 2, 3], [-1, 1, 2, 3], [-1, -1]])
+def test_the_thread_keeps_off_the_workers(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a CPU beside theirs and worker 0's."""
+    asked: list[set[int]] = []
+    monkeypatch.setattr(beside_module.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(beside_module.os, "sched_setaffinity", lambda _, cpus: asked.append(cpus))
+    monkeypatch.setattr("coattn.native.worker_cpus", lambda: workers)
+    thread = threading.Thread(target=beside_module.stand_back)
+    thread.start()
+    thread.join()
+    assert asked == {3: [{0, 1}], 4: [], 2: [{0, 1, 2, 3}]}[len(workers)]

@@ -160,5 +160,5 @@ def stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     with suppress(OSError):
         others = os.sched_getaffinity(0) - set(native.worker_cpus())
-        if others:
+        if len(others) > 1:  # one of them is worker 0's, who is whoever calls
             os.sched_setaffinity(threading.get_native_id(), others)

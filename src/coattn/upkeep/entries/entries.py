@@ -163,7 +163,8 @@ class Entries(Upkeep):
     def _forget_averages(self, step: Step) -> None:
         """Nobody has weighed what is read now: a sequence that waits for its choice may be parked like that."""
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
-            self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
+            if length > history:
+                self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
