@@ -161,6 +161,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "auto": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.8}),
     "auto, both": (BOTH, {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch": 8, "balance": False}),
+    "auto, int8": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch_from": 1, "host_dtype": "int8"}),
     "auto, ahead": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
@@ -218,8 +219,9 @@ def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", ["model", "int8"])
 @pytest.mark.parametrize("place", ["pull", "both"])
-def test_captured_steps_of_auto_in_16_bits(place: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_of_auto_in_16_bits(place: str, form: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernels on tensor cores, which 32-bit numbers and small heads never take."""
     from coattn.ops.cuda import score_sketch
 
@@ -239,7 +241,8 @@ def test_captured_steps_of_auto_in_16_bits(place: str, world: Any, monkeypatch: 
     )
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
     method, params = METHODS["auto"] if place == "pull" else METHODS["auto, both"]
-    run = world(model, method, length=1024, **{**params, "block": 32, "quality": 0.95, "code_bytes": 16})
+    params = {**params, "block": 32, "quality": 0.95, "code_bytes": 16, "host_dtype": form}
+    run = world(model, method, length=1024, **params)
     run.rounding = 0.05
     run.join(2, 300)
     run.steps(3)

@@ -14,8 +14,10 @@ from coattn.cache import available
 from coattn.cache.host_memory import host_memory
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
+from coattn.ops.recall import recall
 from coattn.ops.reference.append import whole_blocks
-from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, unpack_blocks
+from coattn.ops.upload import upload
+from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.values import ValueBlocks
 from coattn.types import LayerShape, Tier
 from coattn.units import format_bytes
@@ -31,7 +33,7 @@ class BlockMemory:
     then the V rows, contiguous: one streaming read for the CPU, one burst for a pulling GPU. In 8 bits (`form`):
     `[blocks, kv_heads, bytes]`, see `quantise/blocks.py`.
 
-    A memory may have a side: block i of the side belongs to block i, and both grow together.
+    A memory may have a side: block i of the side belongs to block i, and both grow together. A side may have one, too.
 
     Owner: the cache that made it. Writer: its `append`. Reader: the executors. A block may be overwritten once the step
     that attends to it has returned; steps run one after another.
@@ -55,6 +57,9 @@ class BlockMemory:
         self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
         self.form, self.side, self.padding = form, side, padding
         self.block_bytes = sum(map(self.layer_bytes, layers.values()))
+        self.scales: BlockMemory | None = None
+        """Of blocks in 8 bits: their scales and minima in GPU memory too, `[blocks, kv_heads, 2 * (head_dim + block)]`
+        float16; the side, or the side's. Whoever fetches single entries reads them there."""
         self.capacity = 0
         self.fixed = False
         """Whether the capacity is final, so that addresses never change."""
@@ -96,9 +101,15 @@ class BlockMemory:
         """The same on the layer's device. A GPU copies stretches of blocks as they lie, on its current stream: gathered
         on the host first, they would take many times as long."""
         shape, memory = self.layers[layer], self[layer]
-        if self.form != "model" or shape.device.type != "cuda":
+        if shape.device.type != "cuda":
             return self.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
-        found = torch.empty(self.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+        size = (len(ids), shape.kv_heads, 2, self.block, shape.head_dim)
+        found = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        if self.form != "model":  # a kernel reads codes where they lie and writes numbers
+            wanted = torch.tensor(ids, dtype=torch.int32).to(shape.device)
+            places = torch.arange(len(ids), dtype=torch.int32, device=shape.device)
+            recall(found, memory, *(x.expand(1, shape.kv_heads, -1) for x in (places, wanted)))
+            return found
         for start, end in runs(ids):
             found[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
         return found
@@ -106,7 +117,18 @@ class BlockMemory:
     def listed(self, layer: int) -> Tensor | PackedBlocks:
         """What attention over listed blocks reads."""
         memory = self[layer]
-        return memory if self.form == "model" else PackedBlocks(memory, self.block, self.layers[layer].head_dim)
+        if self.form == "model":
+            return memory
+        near = None if self.scales is None else self.scales[layer]
+        return PackedBlocks(memory, self.block, self.layers[layer].head_dim, near)
+
+    def note_scales(self, layer: int, ids: Sequence[int], packed: Tensor | None = None) -> None:
+        """Scales and minima of blocks that were written come into GPU memory. packed: those; else they are read."""
+        if self.scales is None or not ids:
+            return
+        shape, to, own = self.layers[layer], self.scales[layer], torch.tensor(ids, dtype=torch.long)
+        found = scales_of(self[layer] if packed is None else packed, self.block, shape.head_dim)
+        to[upload(own, to.device)] = (found[own] if packed is None else found).to(to.device)
 
     def settle(self) -> None:
         """Waits until what GPUs have written has arrived."""
@@ -144,12 +166,16 @@ class BlockMemory:
 
     def _gpu_bytes(self) -> int:
         """Bytes of the GPU tier that a block takes, its side included."""
-        own = self.block_bytes if self.tier == "gpu" else 0
-        return own if self.side is None else own + self.side.block_bytes
+        return self.side_bytes + (self.block_bytes if self.tier == "gpu" else 0)
+
+    @property
+    def side_bytes(self) -> int:
+        """Bytes of the GPU tier that a block takes in its side, and in the side's."""
+        return 0 if self.side is None else self.side.block_bytes + self.side.side_bytes
 
     def _side_padding(self) -> int:
         """Bytes of the side's padding, as long as it has not been taken."""
-        return 0 if self.side is None or self.capacity else self.side.padding * self.side.block_bytes
+        return 0 if self.side is None or self.capacity else self.side.padding * self.side_bytes
 
     def reserve(self, blocks: int) -> None:
         """Grows to at least `blocks` blocks, keeping what is stored. By half at a time where the budget allows."""
@@ -183,6 +209,9 @@ class BlockMemory:
             for start in range(0, len(memory), len(some) or 1):
                 part = memory[start : start + len(some)]
                 part.copy_(some[: len(part)])
+                if self.scales is not None:
+                    near = self.scales[i][start : start + len(some)]
+                    near.copy_(scales_of(some[: len(part)], self.block, shape.head_dim))
 
     def release(self) -> None:
         """Gives every byte back."""

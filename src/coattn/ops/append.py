@@ -16,18 +16,20 @@ def append(
     v: Tensor,
     host: Tensor | None = None,
     flush_to: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """k, v `[rows, kv_heads, d]` to rows `offset` of blocks `block` of gpu `[n, kv_heads, 2, size, d]`.
 
     flush_to: the host block that each of these blocks, now full, is written through to; negative: it is not full.
+    scales: `[blocks, kv_heads, 2 * (d + size)]` float16, where those of a host block in 8 bits are written, too.
     """
     size = gpu.shape[3]
     if gpu.device.type == "cuda" and (flush_to is None or size & (size - 1) == 0):
         from coattn.ops.triton.append import append as kernel
 
-        kernel(gpu, block, offset, k, v, host, flush_to)
+        kernel(gpu, block, offset, k, v, host, flush_to, scales)
     else:
-        reference(gpu, block, offset, k, v, host, flush_to)
+        reference(gpu, block, offset, k, v, host, flush_to, scales)
 
 
 def write_rows(gpu: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:

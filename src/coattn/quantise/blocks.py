@@ -48,10 +48,37 @@ class PackedBlocks:
     memory: Tensor
     block: int
     d: int
+    scales: Tensor | None = None
+    """`[blocks, kv_heads, 2 * (d + block)]` float16: scales and minima once more, in GPU memory."""
 
     def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Listed blocks `[n]`: `[n, kv_heads, 2, block, d]`."""
         return unpack_blocks(self.memory[ids], self.block, self.d, dtype)
+
+    def entries(self, ids: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+        """Single rows by block, KV head and row, tensors that broadcast: keys and values `[..., 2, d]` float32."""
+        layout = Layout(self.block, self.d)
+        lead = self.memory.shape[:2]
+        codes = self.memory[..., : layout.scales].view(*lead, 2, self.block, self.d)[ids, heads, :, rows].float()
+        near = scales_of(self.memory, self.block, self.d) if self.scales is None else self.scales
+        numbers = near[ids, heads].float()
+        key_scale, key_low, scale, low = torch.split(numbers, [self.d, self.d, self.block, self.block], -1)
+        scale, low = (x.gather(-1, rows.expand(x.shape[:-1])[..., None]) for x in (scale, low))
+        keys, values = key_low + key_scale * codes[..., 0, :], low + scale * codes[..., 1, :]
+        return torch.stack([keys, values], -2)
+
+
+def read_entries(blocks: Tensor | PackedBlocks, ids: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+    """The same of blocks `[n, kv_heads, 2, block, d]`, or in 8 bits; `[..., 2, d]` float32."""
+    if isinstance(blocks, PackedBlocks):
+        return blocks.entries(ids, heads, rows)
+    return blocks[ids, heads, :, rows].float()
+
+
+def scales_of(packed: Tensor, block: int, d: int) -> Tensor:
+    """Scales and minima `[..., 2 * (d + block)]` float16 in blocks `[..., bytes]` uint8, where they lie."""
+    layout = Layout(block, d)
+    return packed[..., layout.scales : layout.scales + 4 * (d + block)].view(torch.float16)
 
 
 def is_packed(blocks: Tensor) -> bool:
@@ -79,7 +106,7 @@ def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype) -> Ten
     """The inverse, as far as the bits tell: `[..., bytes]` uint8 -> `[..., 2, block, d]`."""
     layout, lead = Layout(block, d), packed.shape[:-1]
     codes = packed[..., : layout.scales].reshape(*lead, 2, block, d).float()
-    numbers = packed[..., layout.scales : layout.scales + 4 * (d + block)].contiguous().view(torch.float16).float()
+    numbers = scales_of(packed, block, d).float()
     keys, values = numbers[..., : 2 * d].view(*lead, 2, d), numbers[..., 2 * d :].view(*lead, 2, block)
     scale = torch.stack([keys[..., :1, :].expand(*lead, block, d), values[..., 0, :, None].expand(*lead, block, d)], -3)
     low = torch.stack([keys[..., 1:, :].expand(*lead, block, d), values[..., 1, :, None].expand(*lead, block, d)], -3)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.cache.scales import scale_bytes
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
@@ -50,6 +51,9 @@ def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
     window = spec.seqs * (getattr(config, "window_blocks", None) or 1) * spec.block_bytes(config.block)
     # sketches of a sixteenth of keys and values, and the books
     left = room - whole // 16 - whole // 64 - tables - 2 * window
+    if getattr(config, "host_dtype", "model") != "model":
+        blocks = spec.seqs * (spec.tokens or 0) // config.block
+        left -= blocks * sum(scale_bytes(config.block, s) for s in spec.layers.values())
     return max(room // 4, left * 2 // 3 if spec.tokens is not None else 0)
 
 
@@ -90,7 +94,8 @@ class Fit(Upkeep):
         blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
         if room is not None:
             blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * spec.block_bytes(config.block))))
-        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS)
+        packed = getattr(config, "host_dtype", "model") != "model"
+        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS, near_scales=packed)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
@@ -134,7 +139,7 @@ class Fit(Upkeep):
         if table.host and self.cache.spec.pool_listed:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
-                bring(pool, host.memory[layer], table.column("host_blocks"), table.seq)
+                bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
             renew_pool(pool, table.seq)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:

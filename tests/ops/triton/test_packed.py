@@ -7,7 +7,7 @@ import torch
 
 from coattn.ops.reference.append import append as append_reference
 from coattn.ops.reference.recall import recall as recall_reference
-from coattn.quantise.blocks import Layout, pack_blocks, unpack_blocks
+from coattn.quantise.blocks import Layout, pack_blocks, scales_of, unpack_blocks
 
 pytest.importorskip("triton")
 from coattn.ops.triton import append as append_kernel
@@ -32,8 +32,10 @@ def test_append(block: int, d: int, dtype: torch.dtype) -> None:
     for run in (append_kernel.append, append_reference):
         gpu = draw(5, HEADS, 2, block, d, dtype=dtype)
         host = torch.zeros(5, HEADS, Layout(block, d).bytes, dtype=torch.uint8, device=DEVICE)
-        run(gpu, ids, places, k, v, host, flush_to)
+        near = torch.zeros(5, HEADS, 2 * (d + block), dtype=torch.float16, device=DEVICE)
+        run(gpu, ids, places, k, v, host, flush_to, near)
         made.append((gpu, host))
+        assert torch.equal(near, scales_of(host, block, d))
     (gpu, host), want = made
     assert torch.equal(gpu, want[0])
     # a number in the middle between two codes may get either

@@ -95,7 +95,13 @@ def attend_weighing(
 
 
 def attend_rows(
-    q: Tensor, blocks: Tensor, table: Tensor, index: Tensor, count: Tensor, scale: float, softcap: float | None
+    q: Tensor,
+    blocks: Tensor | PackedBlocks,
+    table: Tensor,
+    index: Tensor,
+    count: Tensor,
+    scale: float,
+    softcap: float | None,
 ) -> AttnState:
     """See `ops/reference/attend_rows.py`; the call must not be refused."""
     share_cores()

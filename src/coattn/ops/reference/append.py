@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coattn.quantise.blocks import is_packed, pack_blocks
+from coattn.quantise.blocks import is_packed, pack_blocks, scales_of
 
 
 def write_rows(blocks: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -25,14 +25,24 @@ def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def append(
-    gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, host: Tensor | None, flush_to: Tensor | None
+    gpu: Tensor,
+    ids: Tensor,
+    places: Tensor,
+    k: Tensor,
+    v: Tensor,
+    host: Tensor | None,
+    flush_to: Tensor | None,
+    scales: Tensor | None = None,
 ) -> None:
     """One token a sequence into `gpu`; block `ids[i]` then on to host block `flush_to[i]` where that is not negative.
 
-    host: like `gpu`, or in 8 bits (`quantise/blocks.py`).
+    host: like `gpu`, or in 8 bits (`quantise/blocks.py`); scales: where scales and minima of such blocks go, too.
     """
     write_rows(gpu, ids.long(), places.long(), k, v)
     if host is not None and flush_to is not None:
         full = (flush_to >= 0).nonzero()[:, 0]
-        blocks = gpu[ids[full].long()]
-        host[flush_to[full].long()] = (pack_blocks(blocks) if is_packed(host) else blocks).to(host.device)
+        blocks, to = gpu[ids[full].long()], flush_to[full].long()
+        made = pack_blocks(blocks) if is_packed(host) else blocks
+        host[to] = made.to(host.device)
+        if scales is not None:
+            scales[to] = scales_of(made, *gpu.shape[3:])
