@@ -52,10 +52,10 @@ def _append(
                         tl.store(near + d, step, mask=d < D)
                         tl.store(near + D + d, low, mask=d < D)
                 else:
-                    step, low = pack_values(rows, host_ptr + away, scales, BLOCK, D, D_PAD)
+                    row_step, row_low = pack_values(rows, host_ptr + away, scales, BLOCK, D, D_PAD)
                     if NEAR:
-                        tl.store(near + 2 * D + r, step)
-                        tl.store(near + 2 * D + BLOCK + r, low)
+                        tl.store(near + 2 * D + r, row_step)
+                        tl.store(near + 2 * D + BLOCK + r, row_low)
             else:
                 tl.store(host_ptr + away + kind * BLOCK * D + at, rows, mask=(d < D)[None, :])
 
