@@ -59,7 +59,7 @@ PROGRAMS = 24
 """That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
 are as fast; with more, rows that a layer waits for queue up behind those of the next."""
 ROWS = 16
-"""Of a program at a time."""
+"""Of a program at a time; in 8 bits twice as many, which are as many bytes."""
 
 
 @triton.jit
@@ -112,12 +112,12 @@ def bring(
 ) -> None:
     """See `ops/token_pool.py`."""
     (slots, heads), away = pool.clock.shape, Entries.of(memory)
-    lines = len(seq) * heads
+    lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
-    _bring[(min(PROGRAMS, lines * (FRESH // ROWS)),)](
+    _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
         away.memory, away.scales, table, seq, pool.gpu, to, tokens, pool.began, ends, heads, lines, pool.age.shape[-1],
         slots - 1, pool.first, *away.strides, table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
-        MOVES=moves is not None, LINES=triton.next_power_of_2(lines), ROWS=ROWS, FRESH=FRESH, **away.sizes, num_warps=4,
+        MOVES=moves is not None, LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
 
 
