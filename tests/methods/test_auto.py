@@ -30,7 +30,8 @@ class World:
 
     def __init__(self, seqs: int = 2, tokens: int | None = 256, place: str = "pull", **params: Any) -> None:
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
-        composed = compose(replace(METHODS["auto"], place=place), **{"block": BLOCK, "window_blocks": WINDOW, **params})
+        own = {"block": BLOCK, "window_blocks": WINDOW, "pool_share": 0.125}
+        composed = compose(replace(METHODS["auto"], place=place), **{**own, **params})
         self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens)
         self.draws = torch.Generator().manual_seed(3)
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]

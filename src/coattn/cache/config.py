@@ -104,7 +104,8 @@ class Tiered(CacheConfig):
         "block": BLOCK,
         "window_blocks": WINDOW,
         "host_dtype": "numbers of the blocks in DRAM: model (the model's own), or int8 (54% of the bytes of bfloat16 "
-        "at block 32 and head size 128, more with smaller blocks; no longer exact; not with place pull)",
+        "at block 32 and head size 128, more with smaller blocks; no longer exact; not where the GPU attends to whole "
+        "blocks over PCIe, as in offload)",
     }
 
     window_blocks: int | None = None
