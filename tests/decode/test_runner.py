@@ -163,6 +163,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("auto", {**AUTO, "quality": 0.8}),
     "auto, both": (BOTH, {**AUTO, "quality": 0.8, "fetch": 8, "balance": False}),
     "auto, int8": ("auto", {**AUTO, "quality": 0.8, "fetch_from": 1, "host_dtype": "int8"}),
+    "auto, side by side": ("auto", {**AUTO, "quality": 0.8, "fetch_from": 1, "side_by_side": True}),
     "auto, ahead": ("auto", {**AUTO, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
@@ -220,9 +221,13 @@ def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["model", "int8"])
-@pytest.mark.parametrize("place", ["pull", "both"])
-def test_captured_steps_of_auto_in_16_bits(place: str, form: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "form", "beside"),
+    [("pull", "model", False), ("both", "model", False), ("both", "int8", False), ("pull", "int8", True)],
+)
+def test_captured_steps_of_auto_in_16_bits(
+    place: str, form: str, beside: bool, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the kernels on tensor cores, which 32-bit numbers and small heads never take."""
     from coattn.ops.cuda import score_sketch
 
@@ -242,7 +247,7 @@ def test_captured_steps_of_auto_in_16_bits(place: str, form: str, world: Any, mo
     )
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
     method, params = METHODS["auto"] if place == "pull" else METHODS["auto, both"]
-    params = {**params, "block": 32, "quality": 0.95, "code_bytes": 16, "host_dtype": form}
+    params = {**params, "block": 32, "quality": 0.95, "code_bytes": 16, "host_dtype": form, "side_by_side": beside}
     run = world(model, method, length=1024, **params)
     run.rounding = 0.05
     run.join(2, 300)

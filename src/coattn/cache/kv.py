@@ -102,7 +102,8 @@ class KVCache:
                         side = scales
                     else:
                         side.side = scales
-                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side)
+                beside = given.side_by_side
+                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side, beside=beside)
                 memory.scales = scales
             else:
                 memory = ValueMemory(spec.layers, self.block, spec.ledger, "Keeping every value", dtype, side)
@@ -267,9 +268,7 @@ class KVCache:
             return
         to = self.tables.device_rows("flush_to", rows)
         if self.config.host == "kv":
-            scales = self.host.memory.scales
-            near = None if scales is None else scales[layer]
-            append(gpu, block, offset, k, v, self.host.memory[layer], to, near)
+            append(gpu, block, offset, k, v, self.host.memory.listed(layer), to)
         else:
             append(gpu, block, offset, k, v)
             flush_values(gpu, self.host.memory.values(layer), block, to)

@@ -15,9 +15,8 @@ class ScaleMemory(BlockMemory):
     """Of every block in DRAM `[kv_heads, 2 * (head_dim + block)]` float16, in the order of `quantise/blocks.py`.
 
     A block's keys share a scale and a minimum for each channel: 512 bytes at head size 128, more than an entry's codes.
-    Owner: the cache. Writers: whatever writes blocks, `append` and
-    `HostTier.write`; of blocks that came another way, an index that is fitted to their sequence. Readers: kernels that
-    fetch entries.
+    Owner: the cache. Writers: whatever writes blocks: `append`,
+    `HostTier.write`, and `keep.fill` of blocks that come from a file. Readers: kernels that fetch entries.
     """
 
     def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger) -> None:

@@ -186,7 +186,6 @@ class Sketch(Index):
             for layer in some:
                 pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
                 read[layer] = keys, _ = [torch.cat(x) for x in zip(*pieces, strict=True)]
-                cache.host.memory.note_scales(layer, ids)  # blocks may have come from disk, or from another process
                 found.append(spread_of(keys[taken.start * cache.block :: stride], moments.get(layer)))
             # one call for all of them: most of the time is in small matrices
             mean, spread, cost = (torch.cat(x) for x in zip(*found, strict=True))

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from coattn.ops.reference.append import append as reference
 from coattn.ops.reference.append import write_rows as write_reference
+from coattn.quantise.blocks import PackedBlocks
 
 
 def append(
@@ -14,22 +15,21 @@ def append(
     offset: Tensor,
     k: Tensor,
     v: Tensor,
-    host: Tensor | None = None,
+    host: Tensor | PackedBlocks | None = None,
     flush_to: Tensor | None = None,
-    scales: Tensor | None = None,
 ) -> None:
     """k, v `[rows, kv_heads, d]` to rows `offset` of blocks `block` of gpu `[n, kv_heads, 2, size, d]`.
 
     flush_to: the host block that each of these blocks, now full, is written through to; negative: it is not full.
-    scales: `[blocks, kv_heads, 2 * (d + size)]` float16, where those of a host block in 8 bits are written, too.
+    Of host blocks in 8 bits scales are written to GPU memory, too, where they have a place there.
     """
     size = gpu.shape[3]
     if gpu.device.type == "cuda" and (flush_to is None or size & (size - 1) == 0):
         from coattn.ops.triton.append import append as kernel
 
-        kernel(gpu, block, offset, k, v, host, flush_to, scales)
+        kernel(gpu, block, offset, k, v, host, flush_to)
     else:
-        reference(gpu, block, offset, k, v, host, flush_to, scales)
+        reference(gpu, block, offset, k, v, host, flush_to)
 
 
 def write_rows(gpu: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:

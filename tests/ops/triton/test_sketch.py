@@ -51,16 +51,18 @@ def rows_of(memory: torch.Tensor, blocks: torch.Tensor, tokens: torch.Tensor, he
 Kept = torch.Tensor | PackedBlocks
 
 
-def kept(memory: torch.Tensor, packed: bool) -> tuple[torch.Tensor, Kept, Kept]:
+def kept(memory: torch.Tensor, packed: bool, beside: bool = False) -> tuple[torch.Tensor, Kept, Kept]:
     """Its numbers, and blocks of these: on the host and on the device."""
     if not packed:
-        return memory, memory, memory.to(DEVICE)
-    made = pack_blocks(memory)
+        stored = memory.transpose(2, 3).contiguous() if beside else memory
+        one, two = ((x.transpose(2, 3) if beside else x) for x in (stored, stored.to(DEVICE)))
+        return memory, one, two
+    made = pack_blocks(memory, beside)
     # memory without the scales: these are read in GPU memory, where they lie too
     scales, bare = scales_of(made, BLOCK, D).clone(), made.clone()
     bare[..., 2 * BLOCK * D :] = 0
-    one, two = (PackedBlocks(bare.to(x), BLOCK, D, scales.to(x)) for x in (torch.device("cpu"), DEVICE))
-    return unpack_blocks(made, BLOCK, D, torch.float32), one, two
+    here, there = (PackedBlocks(bare.to(x), BLOCK, D, scales.to(x), beside) for x in (torch.device("cpu"), DEVICE))
+    return unpack_blocks(made, BLOCK, D, torch.float32, beside), here, there
 
 
 def copied(pool: TokenPool, device: torch.device) -> TokenPool:
@@ -84,9 +86,10 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
 
 
 @pytest.mark.parametrize(
-    ("planes", "group", "cap", "packed"), [(64, 3, None, False), (96, 1, 5.0, False), (64, 3, None, True)]
+    ("planes", "group", "cap", "packed", "beside"),
+    [(64, 3, None, False, False), (96, 1, 5.0, False, True), (64, 3, None, True, False), (96, 1, 5.0, True, True)],
 )
-def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None, packed: bool) -> None:
+def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None, packed: bool, beside: bool) -> None:
     torch.manual_seed(0)
     rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)
@@ -96,7 +99,7 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None,
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
     mean = torch.randn(rows, KV_HEADS * group, D)
-    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed)
+    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group)
     want, want_lse, _ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, words, table, tokens)]
@@ -132,14 +135,14 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None,
         assert two.place_of.cpu().equal(one.place_of)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool) -> None:
+@pytest.mark.parametrize(("packed", "beside"), [(False, True), (True, False), (True, True)])
+def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool, beside: bool) -> None:
     torch.manual_seed(2)
     rows, blocks, width = 3, 6, 9
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
     tokens, seq = (torch.tensor(x, dtype=torch.int32) for x in ([width * BLOCK, 0, 130], [2, 3, 0]))
     scores = torch.randn(rows, KV_HEADS, 3, width * BLOCK)
-    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed)
+    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
     bound, mean = torch.full((rows, 6), 1.5), torch.randn(rows, 6, D)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6)
     one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)

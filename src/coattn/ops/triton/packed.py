@@ -9,12 +9,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.quantise.blocks import PackedBlocks, is_packed
+from coattn.quantise.blocks import PackedBlocks, as_blocks, is_packed
 
 
 def halves_of(host: Tensor) -> Tensor:
     """The same memory as float16, where it is packed: scales and minima lie in it."""
     return host.view(torch.float16) if is_packed(host) else host
+
+
+def rows_of(host: Tensor | PackedBlocks, block: int, d: int) -> tuple[Tensor, dict[str, int]]:
+    """The memory, and where its rows lie: elements from a key to the next one (ROW), and to its value (VALUE)."""
+    blocks = as_blocks(host, block, d)
+    if isinstance(blocks, PackedBlocks):
+        return blocks.memory, {"ROW": blocks.layout.row, "VALUE": blocks.layout.values}
+    return blocks, {"ROW": blocks.stride(3), "VALUE": blocks.stride(2)}
 
 
 class Entries(NamedTuple):
@@ -30,14 +38,15 @@ class Entries(NamedTuple):
     @staticmethod
     def of(blocks: Tensor | PackedBlocks) -> Entries:
         if isinstance(blocks, PackedBlocks):
-            memory, scales, block, d = blocks.memory, blocks.scales, blocks.block, blocks.d
+            scales, block, d = blocks.scales, blocks.block, blocks.d
             assert scales is not None, "single entries in 8 bits are read with scales in GPU memory"
         else:
-            memory = scales = blocks
-            block, d = blocks.shape[3:]
-        sizes = {"ROW": d, "VALUE": block * d, "PACKED": is_packed(memory), "BLOCK": block, "D": d}
+            scales, (block, d) = blocks, blocks.shape[3:]
+        memory, rows = rows_of(blocks, block, d)
+        sizes = {**rows, "PACKED": is_packed(memory), "BLOCK": block, "D": d}
         sizes["D_PAD"] = max(16, triton.next_power_of_2(d))
-        return Entries(memory, scales, (*memory.stride()[:2], *scales.stride()[:2]), sizes)  # type: ignore[arg-type]
+        strides = (memory.stride(0), memory.stride(1), scales.stride(0), scales.stride(1))
+        return Entries(memory, scales, strides, sizes)
 
 
 @triton.jit
@@ -56,7 +65,7 @@ def _codes(x, floor, over):
 
 
 @triton.jit
-def pack_keys(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+def pack_keys(rows, to_ptr, scale_ptr, ROW: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
     """The keys of a full block, `[BLOCK, D_PAD]`. to_ptr: where its codes begin; scale_ptr: its scales, in float16.
 
     Returns scales and minima."""
@@ -65,14 +74,17 @@ def pack_keys(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D_P
     low = tl.min(x, 0).to(tl.float16)
     step, floor, over = _fit(low, tl.max(x, 0))
     codes = _codes(x, floor[None, :], over[None, :])
-    tl.store(to_ptr + r[:, None] * D + d[None, :], codes, mask=(d < D)[None, :])
+    tl.store(to_ptr + r[:, None] * ROW + d[None, :], codes, mask=(d < D)[None, :])
     tl.store(scale_ptr + d, step, mask=d < D)
     tl.store(scale_ptr + D + d, low, mask=d < D)
     return step, low
 
 
 @triton.jit
-def pack_values(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+def pack_values(
+    rows, to_ptr, scale_ptr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr,
+):  # fmt: skip
     """The same of its values."""
     r, d = tl.arange(0, BLOCK), tl.arange(0, D_PAD)
     inside = (r >= 0)[:, None] & (d < D)[None, :]
@@ -80,7 +92,7 @@ def pack_values(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D
     low = tl.min(tl.where(inside, x, float("inf")), 1).to(tl.float16)
     step, floor, over = _fit(low, tl.max(tl.where(inside, x, float("-inf")), 1))
     codes = _codes(x, floor[:, None], over[:, None])
-    tl.store(to_ptr + BLOCK * D + r[:, None] * D + d[None, :], codes, mask=inside)
+    tl.store(to_ptr + VALUE + r[:, None] * ROW + d[None, :], codes, mask=inside)
     tl.store(scale_ptr + 2 * D + r, step)
     tl.store(scale_ptr + 2 * D + BLOCK + r, low)
     return step, low
@@ -88,15 +100,17 @@ def pack_values(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D
 
 @triton.jit
 def unpack_block(
-    from_ptr, scale_ptr, to_ptr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
-):
+    from_ptr, scale_ptr, to_ptr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
     """A block's keys and values, as numbers, to `to_ptr`."""
     r, d = tl.arange(0, R_PAD), tl.arange(0, D_PAD)
     at = r[:, None] * D + d[None, :]
     inside = (r < BLOCK)[:, None] & (d < D)[None, :]
     dtype = to_ptr.dtype.element_ty
-    keys = tl.load(from_ptr + at, mask=inside, other=0)
-    values = tl.load(from_ptr + BLOCK * D + at, mask=inside, other=0)
+    own = from_ptr + r[:, None] * ROW + d[None, :]
+    keys = tl.load(own, mask=inside, other=0)
+    values = tl.load(own + VALUE, mask=inside, other=0)
     key_step = tl.load(scale_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     key_low = tl.load(scale_ptr + D + d, mask=d < D, other=0.0).to(tl.float32)
     step = tl.load(scale_ptr + 2 * D + r, mask=r < BLOCK, other=0.0).to(tl.float32)
