@@ -162,7 +162,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
         raise ConfigError(
             f"host_dtype is {form!r}, but place {method.place!r} (method {method.name}) attends to whole blocks in the "
             "model's own numbers only.",
-            "Leave host_dtype out, or use method auto, cpu, scout or hgca.",
+            "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
     exact = all(part.is_exact() for part in parts.all()) and blockwise is None
     extra = (

@@ -14,6 +14,7 @@ from coattn.cache import available
 from coattn.cache.host_memory import host_memory
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
+from coattn.ops.current import current
 from coattn.ops.recall import recall
 from coattn.ops.reference.append import whole_blocks
 from coattn.ops.upload import upload
@@ -114,7 +115,8 @@ class BlockMemory:
             found = torch.empty(size, dtype=shape.dtype, device=shape.device)
             wanted = torch.tensor(ids, dtype=torch.int32).to(shape.device)
             places = torch.arange(len(ids), dtype=torch.int32, device=shape.device)
-            recall(found, self.listed(layer), *(x.expand(1, shape.kv_heads, -1) for x in (places, wanted)))
+            with current(shape.device):
+                recall(found, self.listed(layer), *(x.expand(1, shape.kv_heads, -1) for x in (places, wanted)))
             return found
         found = torch.empty(len(ids), *memory.shape[1:], dtype=shape.dtype, device=shape.device)
         for start, end in runs(ids):
