@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,10 +141,12 @@ def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said
     assert done.stdout == ""
 
 
-def test_auto_is_driven_to_fetch_so_many_tokens() -> None:
+@pytest.mark.parametrize("more", [{}, {"host_dtype": "int8", "side_by_side": True}])
+def test_auto_is_driven_to_fetch_so_many_tokens(more: dict[str, Any]) -> None:
     model = random_model("tiny", torch.device("cpu"), torch.float32)
     limits = {"hbm_gbps": None, "pcie_gbps": None, "dram_gbps": 10.0}
-    case = Case("auto", 2, 1400, {"pool_share": 0.1, "window_blocks": 2, "fetch_from": 1}, fetched=40, late=1.0)
+    params = {"pool_share": 0.1, "window_blocks": 2, "fetch_from": 1, **more}
+    case = Case("auto", 2, 1400, params, fetched=40, late=1.0)
     (row,) = Bench(model, "tiny", limits, None, 6).run([case], 0.1)
     assert 20 <= row.notes["row_entries"] / 2 <= 60
     assert "ahead_entries" not in row.notes  # all of it late

@@ -118,6 +118,7 @@ def world() -> Iterator[Any]:
 
 SCOUT = {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}
 CODED = {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.8}
+AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125}
 BOTH = str(Path(__file__).with_name("auto_both.toml"))
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
@@ -159,9 +160,11 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         "pqcache",
         {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4, "tail": "mean"},
     ),
-    "auto": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.8}),
-    "auto, both": (BOTH, {"block": 8, "window_blocks": 1, "quality": 0.8, "fetch": 8, "balance": False}),
-    "auto, ahead": ("auto", {"block": 8, "window_blocks": 1, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
+    "auto": ("auto", {**AUTO, "quality": 0.8}),
+    "auto, both": (BOTH, {**AUTO, "quality": 0.8, "fetch": 8, "balance": False}),
+    "auto, int8": ("auto", {**AUTO, "quality": 0.8, "fetch_from": 1, "host_dtype": "int8"}),
+    "auto, side by side": ("auto", {**AUTO, "quality": 0.8, "fetch_from": 1, "side_by_side": True}),
+    "auto, ahead": ("auto", {**AUTO, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
 }
@@ -218,8 +221,13 @@ def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("place", ["pull", "both"])
-def test_captured_steps_of_auto_in_16_bits(place: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "form", "beside"),
+    [("pull", "model", False), ("both", "model", False), ("both", "int8", False), ("pull", "int8", True)],
+)
+def test_captured_steps_of_auto_in_16_bits(
+    place: str, form: str, beside: bool, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the kernels on tensor cores, which 32-bit numbers and small heads never take."""
     from coattn.ops.cuda import score_sketch
 
@@ -239,7 +247,8 @@ def test_captured_steps_of_auto_in_16_bits(place: str, world: Any, monkeypatch: 
     )
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
     method, params = METHODS["auto"] if place == "pull" else METHODS["auto, both"]
-    run = world(model, method, length=1024, **{**params, "block": 32, "quality": 0.95, "code_bytes": 16})
+    params = {**params, "block": 32, "quality": 0.95, "code_bytes": 16, "host_dtype": form, "side_by_side": beside}
+    run = world(model, method, length=1024, **params)
     run.rounding = 0.05
     run.join(2, 300)
     run.steps(3)

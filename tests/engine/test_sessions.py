@@ -25,12 +25,16 @@ def engine(method: str, folder: Path, seed: int = 0, **more: Any) -> coattn.LLM:
     return coattn.LLM((small(1, seed), tokenizer()), method, **given)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, tmp_path: Path) -> None:
+PACKED = {"host_dtype": "int8", "side_by_side": True}
+"""Blocks whose scales lie in GPU memory too, and whose rows lie in another order than in files."""
+
+
+@pytest.mark.parametrize(("method", "more"), [*((name, {}) for name in METHODS), ("auto", PACKED)])
+def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, more: dict[str, Any], tmp_path: Path) -> None:
     stored = [0, 45 + 4, 45 + 5 + 3 + 4]  # the last token of an answer is not stored
     if not resumes(method):
         stored = [0, 0, 0]  # its turns are read again
-    with engine(method, tmp_path) as llm:
+    with engine(method, tmp_path, **more) as llm:
         session, other = llm.session("talk"), llm.session()
         for i, turn in enumerate(TURNS[:2]):
             assert session.ask(turn, PARAMS).cached_tokens == stored[i]
@@ -49,7 +53,7 @@ def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, tmp_path: 
             assert beside.token_ids == want.token_ids
         for table in llm.reuse.tables:
             table.check_integrity()
-    with engine(method, tmp_path) as llm:
+    with engine(method, tmp_path, **more) as llm:
         again = llm.session("talk")
         assert len(again.tokens) == 58
         found = again.ask(TURNS[2], PARAMS)

@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.cache import keep
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.index.sketch import Sketch
 from coattn.method import compose
 from coattn.methods import METHODS
+from coattn.ops.reference.append import whole_blocks
+from coattn.quantise.blocks import pack_blocks, unpack_blocks
 from coattn.quantise.sketch import unpack
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
@@ -28,7 +31,8 @@ class World:
 
     def __init__(self, seqs: int = 2, tokens: int | None = 256, place: str = "pull", **params: Any) -> None:
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
-        composed = compose(replace(METHODS["auto"], place=place), **{"block": BLOCK, "window_blocks": WINDOW, **params})
+        own = {"block": BLOCK, "window_blocks": WINDOW, "pool_share": 0.125}
+        composed = compose(replace(METHODS["auto"], place=place), **{**own, **params})
         self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens)
         self.draws = torch.Generator().manual_seed(3)
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
@@ -36,6 +40,8 @@ class World:
         self.q: list[Tensor] = []
         self.wrong = 0.0
         """How far predicted queries are off."""
+        self.rounded = params.get("host_dtype") == "int8"
+        """Whether what lies in DRAM alone has been rounded."""
         self.held: list[Tensor] = []
         """By layer: which tokens lay in the pools when the last step began."""
 
@@ -71,6 +77,17 @@ class World:
         assert isinstance(index, Sketch)
         return index
 
+    def stored(self, slot: int, layer: int) -> list[Tensor]:
+        """Keys and values as DRAM has them, and the newest as they were given."""
+        k, v = self.kv[slot][layer]
+        if self.rounded:
+            full = len(k) // BLOCK * BLOCK
+            packed = pack_blocks(whole_blocks(k[:full], v[:full], BLOCK))
+            made = unpack_blocks(packed, BLOCK, DIM, torch.float32).transpose(2, 3)  # [n, kv_heads, block, 2, d]
+            both = made.permute(3, 0, 2, 1, 4).reshape(2, full, KV_HEADS, DIM)
+            k, v = (torch.cat([both[i], x[full:]]) for i, x in enumerate((k, v)))
+        return [k, v]
+
     def check_books(self) -> None:
         """Every place of a pool holds the token that its books name, and some came while decoding."""
         for layer, pool in self.sketch.pools.items():
@@ -82,8 +99,8 @@ class World:
                     assert int((pool.place_of[slot, head] >= 0).sum()) == len(tokens)
                     start = pool.first + slot * len(tokens) // BLOCK
                     rows = pool.gpu[start : start + len(tokens) // BLOCK, head].transpose(0, 1).flatten(1, 2)
-                    for i in range(2):
-                        torch.testing.assert_close(rows[i], self.kv[slot][layer][i][tokens + self.sinks, head])
+                    for i, kept in enumerate(self.stored(slot, layer)):
+                        torch.testing.assert_close(rows[i], kept[tokens + self.sinks, head])
                     young += int((pool.age[slot, head] > 0).sum())
                     size += len(tokens)
             assert 0 < young <= size
@@ -91,8 +108,13 @@ class World:
     def slow(self, slot: int, layer: int, floor: float) -> tuple[Tensor, int]:
         """What the last decode step should have given, and entries of DRAM attended over KV heads."""
         cache, index = self.runtime.groups[0].cache, self.sketch
-        k, v = self.kv[slot][layer]
         edge = cache.gpu.first(self.lengths[slot]) * BLOCK
+        given, values = self.kv[slot][layer], self.kv[slot][layer][1]
+        # the first block and the newest ones are attended as they were given
+        k, v = (
+            torch.cat([x[: self.sinks], y[self.sinks : edge], x[edge:]])
+            for x, y in zip(given, self.stored(slot, layer), strict=True)
+        )
         assert cache.host is not None
         ids = cache.host.table.owned[slot][: edge // BLOCK]
         table, outs, attended = index.tables[layer][slot], [], 0
@@ -117,12 +139,23 @@ class World:
             both = torch.cat([exact, left], 1).softmax(-1)
             # the newest block that is full counts in the mean from the next step on
             seen = full - BLOCK if self.lengths[slot] % BLOCK == 0 else full
-            outs.append(both @ torch.cat([v[:, head], v[:seen, head].mean(0, keepdim=True)]))
+            outs.append(both @ torch.cat([v[:, head], values[:seen, head].mean(0, keepdim=True)]))
         return torch.cat(outs), attended
 
 
 @pytest.mark.parametrize(
-    ("quality", "place", "more"), [(0.9, "pull", {}), (0.97, "pull", {}), (0.97, "both", {"fetch": 3})]
+    ("quality", "place", "more"),
+    [
+        (0.9, "pull", {}),
+        (0.97, "pull", {}),
+        (0.97, "both", {"fetch": 3}),
+        (0.9, "pull", {"host_dtype": "int8"}),
+        (0.97, "both", {"fetch": 3, "host_dtype": "int8"}),
+        (0.9, "pull", {"side_by_side": True}),
+        (0.97, "both", {"fetch": 3, "side_by_side": True}),
+        (0.97, "pull", {"side_by_side": True, "host_dtype": "int8"}),
+        (0.97, "both", {"fetch": 3, "side_by_side": True, "host_dtype": "int8"}),
+    ],
 )
 def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
     world = World(quality=quality, place=place, code_bytes=4, **more)
@@ -196,6 +229,50 @@ def test_more_quality_reads_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == sorted(read)
     assert len(set(read)) == len(read)
     assert errors == sorted(errors, reverse=True)
+
+
+def test_in_8_bits_scales_count_in_the_gpu_tier_and_single_rows_are_rounded() -> None:
+    held = {}
+    for form in ("model", "int8"):
+        world = World(seqs=1, quality=0.9, code_bytes=4, host_dtype=form, tokens=None)
+        world.step(150)
+        world.step(1)
+        held[form] = dict(world.runtime.groups[0].cache.spec.ledger.held)
+        memory = world.runtime.groups[0].cache.host
+        assert memory is not None
+        blocks = memory.memory.capacity
+    # a scale and a minimum in 16 bits for each channel and each row, of two layers
+    assert held["int8"]["gpu"] - held["model"]["gpu"] == blocks * 2 * KV_HEADS * 4 * (DIM + BLOCK)
+    assert held["int8"]["host"] < held["model"]["host"] / 2
+    assert not compose(METHODS["auto"], host_dtype="int8", quality=1.0).exact
+    with pytest.raises(ConfigError, match="host_dtype is 'int8', but place 'pull'"):
+        compose(METHODS["offload"], host_dtype="int8")
+    with pytest.raises(ConfigError, match="side_by_side is true, but rule 'everything' attends to whole blocks"):
+        compose(METHODS["cpu"], side_by_side=True)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_scales_follow_blocks_that_come_from_a_file(beside: bool) -> None:
+    """In whatever order rows lie, a file has all keys of a block and then all values."""
+    worlds = [World(seqs=1, quality=0.9, code_bytes=4, host_dtype="int8", side_by_side=x) for x in (False, beside)]
+    for world in worlds:
+        world.step(150)
+        world.step(1)
+    hosts = [world.runtime.groups[0].cache.host for world in worlds]
+    plain, host = (x.memory for x in hosts if x is not None)
+    ids = list(range(18))
+    files = keep.contents(host, ids)
+    assert all(x.equal(keep.contents(plain, ids)[layer]) for layer, x in files.items())
+    assert host.scales is not None
+    kept = [host.stored(1)[:18].clone(), host.scales[1][:18].clone()]
+    assert kept[0].equal(plain.stored(1)[:18]) is not beside
+    host.stored(1).zero_()
+    host.scales[1].zero_()
+    keep.fill(host, ids, files)
+    assert host.stored(1)[:18].equal(kept[0])
+    assert host.scales[1][:18].equal(kept[1])
+    worlds[1].step(1)
+    worlds[1].check_books()
 
 
 def test_quality_one_is_exact() -> None:

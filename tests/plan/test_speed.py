@@ -12,6 +12,7 @@ from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.plan.speed import CHOSEN, Rates, entries, step
 from coattn.types import LayerShape
+from coattn.upkeep.fit import pool_tokens
 
 LAYERS = [LayerShape(8, 2, 64, torch.bfloat16, torch.device("meta"))] * 3
 TOKEN = 3 * 2 * 2 * 64 * 2
@@ -36,6 +37,15 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     late = 1e3 * 0.15 * found["pulled_bytes"] / 1e9
     assert found["ms"] == pytest.approx(max(own + late, late / 0.15))
     assert step(LAYERS, compose(METHODS["scout"]), 4, 20000, 10**6, Rates()) is None
+    packed = step(LAYERS, compose(METHODS["auto"], host_dtype="int8"), 4, 20000, 10**6, Rates(1e12, 1e9))
+    assert packed is not None
+    assert packed["pulled_bytes"] == pytest.approx(found["pulled_bytes"] / LAYERS[0].dtype.itemsize, abs=1)
+
+
+def test_a_pool_is_an_eighth_of_a_long_sequence_and_half_of_a_short_one() -> None:
+    pools = [pool_tokens(n, None) for n in (100, 2000, 4096, 8192, 20000, 100_000)]
+    assert pools == [50, 1000, 2048, 2048, 2500, 4096]
+    assert pool_tokens(4096, 0.25) == 1024
 
 
 def test_entries_go_through_what_was_measured_and_have_limits() -> None:

@@ -14,8 +14,11 @@ from coattn.cache import available
 from coattn.cache.host_memory import host_memory
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
+from coattn.ops.current import current
+from coattn.ops.recall import recall
 from coattn.ops.reference.append import whole_blocks
-from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, unpack_blocks
+from coattn.ops.upload import upload
+from coattn.quantise.blocks import Layout, PackedBlocks, moved, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.values import ValueBlocks
 from coattn.types import LayerShape, Tier
 from coattn.units import format_bytes
@@ -31,7 +34,7 @@ class BlockMemory:
     then the V rows, contiguous: one streaming read for the CPU, one burst for a pulling GPU. In 8 bits (`form`):
     `[blocks, kv_heads, bytes]`, see `quantise/blocks.py`.
 
-    A memory may have a side: block i of the side belongs to block i, and both grow together.
+    A memory may have a side: block i of the side belongs to block i, and both grow together. A side may have one, too.
 
     Owner: the cache that made it. Writer: its `append`. Reader: the executors. A block may be overwritten once the step
     that attends to it has returned; steps run one after another.
@@ -47,14 +50,21 @@ class BlockMemory:
         form: str = "model",
         side: BlockMemory | None = None,
         padding: int = 0,
+        beside: bool = False,
     ) -> None:
         """form: element type, `model` or `int8`. side: what an index keeps of every block in the GPU tier.
+
+        beside: each K row is followed by its V row, so that a token of a KV head is one piece. A layer's tensor has the
+        same shape then, and other strides.
 
         padding: as a side, blocks after the last, for the padding rows of a step.
         """
         self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
-        self.form, self.side, self.padding = form, side, padding
+        self.form, self.side, self.padding, self.beside = form, side, padding, beside
         self.block_bytes = sum(map(self.layer_bytes, layers.values()))
+        self.scales: BlockMemory | None = None
+        """Of blocks in 8 bits: their scales and minima in GPU memory too, `[blocks, kv_heads, 2 * (head_dim + block)]`
+        float16; the side, or the side's. Whoever fetches single entries reads them there."""
         self.capacity = 0
         self.fixed = False
         """Whether the capacity is final, so that addresses never change."""
@@ -77,9 +87,11 @@ class BlockMemory:
         return shape.dtype if self.form == "model" else torch.uint8
 
     def pack(self, k: Tensor, v: Tensor) -> Tensor:
-        """Whole blocks of k, v `[n * block, kv_heads, d]`, in the memory's form."""
+        """Whole blocks of k, v `[n * block, kv_heads, d]`, as they are stored."""
         blocks = whole_blocks(k, v, self.block)
-        return blocks if self.form == "model" else pack_blocks(blocks)
+        if self.form != "model":
+            return pack_blocks(blocks, self.beside)
+        return blocks.transpose(2, 3).contiguous() if self.beside else blocks
 
     def values(self, layer: int) -> ValueBlocks:
         """The values of a layer, where they can be read one by one."""
@@ -90,23 +102,42 @@ class BlockMemory:
         shape, found = self.layers[layer], self[layer][ids]
         if self.form == "model":
             return found
-        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
+        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype, self.beside)
 
     def brought(self, layer: int, ids: list[int]) -> Tensor:
         """The same on the layer's device. A GPU copies stretches of blocks as they lie, on its current stream: gathered
         on the host first, they would take many times as long."""
-        shape, memory = self.layers[layer], self[layer]
-        if self.form != "model" or shape.device.type != "cuda":
+        shape, memory = self.layers[layer], self.stored(layer)
+        if shape.device.type != "cuda":
             return self.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
-        found = torch.empty(self.size(len(ids), shape), dtype=shape.dtype, device=shape.device)
+        if self.form != "model":  # a kernel reads codes where they lie and writes numbers
+            size = (len(ids), shape.kv_heads, 2, self.block, shape.head_dim)
+            found = torch.empty(size, dtype=shape.dtype, device=shape.device)
+            wanted = torch.tensor(ids, dtype=torch.int32).to(shape.device)
+            places = torch.arange(len(ids), dtype=torch.int32, device=shape.device)
+            with current(shape.device):
+                recall(found, self.listed(layer), *(x.expand(1, shape.kv_heads, -1) for x in (places, wanted)))
+            return found
+        found = torch.empty(len(ids), *memory.shape[1:], dtype=shape.dtype, device=shape.device)
         for start, end in runs(ids):
             found[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
-        return found
+        return self._seen(found)
 
     def listed(self, layer: int) -> Tensor | PackedBlocks:
         """What attention over listed blocks reads."""
         memory = self[layer]
-        return memory if self.form == "model" else PackedBlocks(memory, self.block, self.layers[layer].head_dim)
+        if self.form == "model":
+            return memory
+        near = None if self.scales is None else self.scales[layer]
+        return PackedBlocks(memory, self.block, self.layers[layer].head_dim, near, self.beside)
+
+    def note_scales(self, layer: int, ids: Sequence[int], packed: Tensor | None = None) -> None:
+        """Scales and minima of blocks that were written come into GPU memory. packed: those; else they are read."""
+        if self.scales is None or not ids:
+            return
+        shape, to, own = self.layers[layer], self.scales[layer], torch.tensor(ids, dtype=torch.long)
+        found = scales_of(self[layer] if packed is None else packed, self.block, shape.head_dim)
+        to[upload(own, to.device)] = (found[own] if packed is None else found).to(to.device)
 
     def settle(self) -> None:
         """Waits until what GPUs have written has arrived."""
@@ -115,7 +146,22 @@ class BlockMemory:
         self.arriving.clear()
 
     def __getitem__(self, layer: int) -> Tensor:
+        return self._seen(self._tensors[layer])
+
+    def stored(self, layer: int) -> Tensor:
+        """A layer's tensor in the order in which it lies in memory."""
         return self._tensors[layer]
+
+    def _seen(self, stored: Tensor) -> Tensor:
+        return stored.transpose(2, 3) if self.beside and self.form == "model" else stored
+
+    def ordered(self, layer: int, packed: Tensor, out: bool) -> Tensor:
+        """Blocks as they leave for a file (out), or as they come from one: there values come after all keys."""
+        if self.form == "model" or not self.beside:
+            return packed
+        d = self.layers[layer].head_dim
+        old, new = (Layout(self.block, d, beside) for beside in ((True, False) if out else (False, True)))
+        return moved(packed, old, new)
 
     @property
     def bytes(self) -> int:
@@ -144,12 +190,16 @@ class BlockMemory:
 
     def _gpu_bytes(self) -> int:
         """Bytes of the GPU tier that a block takes, its side included."""
-        own = self.block_bytes if self.tier == "gpu" else 0
-        return own if self.side is None else own + self.side.block_bytes
+        return self.side_bytes + (self.block_bytes if self.tier == "gpu" else 0)
+
+    @property
+    def side_bytes(self) -> int:
+        """Bytes of the GPU tier that a block takes in its side, and in the side's."""
+        return 0 if self.side is None else self.side.block_bytes + self.side.side_bytes
 
     def _side_padding(self) -> int:
         """Bytes of the side's padding, as long as it has not been taken."""
-        return 0 if self.side is None or self.capacity else self.side.padding * self.side.block_bytes
+        return 0 if self.side is None or self.capacity else self.side.padding * self.side_bytes
 
     def reserve(self, blocks: int) -> None:
         """Grows to at least `blocks` blocks, keeping what is stored. By half at a time where the budget allows."""
@@ -179,10 +229,14 @@ class BlockMemory:
             plain = self.form == "model"
             size = self.size(count, shape) if plain else (count, shape.kv_heads, 2, self.block, shape.head_dim)
             some = torch.randn(size, device=shape.device)
-            some = some.to(memory.dtype) if plain else pack_blocks(some)
+            some = some.to(memory.dtype) if plain else pack_blocks(some, self.beside)
+            some = some.transpose(2, 3).contiguous() if plain and self.beside else some
             for start in range(0, len(memory), len(some) or 1):
                 part = memory[start : start + len(some)]
                 part.copy_(some[: len(part)])
+                if self.scales is not None:
+                    near = self.scales[i][start : start + len(some)]
+                    near.copy_(scales_of(some[: len(part)], self.block, shape.head_dim))
 
     def release(self) -> None:
         """Gives every byte back."""
@@ -232,7 +286,10 @@ class BlockMemory:
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
         for i, shape in self.layers.items():
             end = start + blocks * self.layer_bytes(shape)
-            tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
+            size = self.size(blocks, shape)
+            if self.beside and self.form == "model":
+                size = (*size[:2], size[3], size[2], size[4])
+            tensors[i] = memory[start:end].view(self.dtype(shape)).view(size)
             start = end
         return tensors
 

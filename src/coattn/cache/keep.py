@@ -136,13 +136,16 @@ def shapes(cache: KVCache, tokens: int, count: int, averages: Averages) -> tuple
 def contents(memory: BlockMemory, ids: list[int]) -> dict[int, Tensor]:
     """By layer: blocks as they are stored, on the host."""
     memory.settle()
-    return {layer: _rows(memory[layer], torch.tensor(ids, dtype=torch.long)).cpu() for layer in memory.layers}
+    found = {layer: _rows(memory[layer], torch.tensor(ids, dtype=torch.long)).cpu() for layer in memory.layers}
+    return {layer: memory.ordered(layer, x, out=True).contiguous() for layer, x in found.items()}
 
 
 def fill(memory: BlockMemory, ids: list[int], found: Mapping[int, Tensor]) -> None:
     """Blocks are from now on what `contents` said."""
     for layer in memory.layers:
-        _write(memory[layer], torch.tensor(ids, dtype=torch.long), found[layer])
+        own = memory.ordered(layer, found[layer], out=False)
+        _write(memory[layer], torch.tensor(ids, dtype=torch.long), own)
+        memory.note_scales(layer, ids)
 
 
 def _newest(cache: KVCache, tokens: int) -> list[int]:

@@ -18,6 +18,7 @@ from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
 from coattn.cache.leftover import Leftovers
 from coattn.cache.reading import Reading
+from coattn.cache.scales import ScaleMemory
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
@@ -94,7 +95,16 @@ class KVCache:
             self.gpu = NewestBlocks(self.block, spec, given.window_blocks, sinks)
             what, dtype = "Keeping every token", given.host_dtype
             if config.host == "kv":
-                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side)
+                scales = None
+                if dtype != "model" and spec.near_scales:
+                    scales = ScaleMemory(spec.layers, self.block, spec.ledger)
+                    if side is None:
+                        side = scales
+                    else:
+                        side.side = scales
+                beside = given.side_by_side
+                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side, beside=beside)
+                memory.scales = scales
             else:
                 memory = ValueMemory(spec.layers, self.block, spec.ledger, "Keeping every value", dtype, side)
             self.host = HostTier(self.block, spec, memory)
@@ -220,9 +230,9 @@ class KVCache:
         if self.host is None:
             shared = isinstance(self.gpu, AllBlocks)
             return {"gpu": ceil_div(tokens, self.block) * self.gpu.memory.block_bytes} if shared else {}
-        blocks, side = tokens // self.block, self.host.memory.side
+        blocks, side = tokens // self.block, self.host.memory.side_bytes
         found: dict[Tier, int] = {"host": int(blocks * self.host.unit)}
-        return found if side is None else found | {"gpu": blocks * side.block_bytes}
+        return found | {"gpu": blocks * side} if side else found
 
     def free_bytes(self) -> dict[Tier, int | None]:
         """Bytes per tier that sequences can still be given of it; None: no limit."""
@@ -231,9 +241,9 @@ class KVCache:
                 return {}
             free = self.gpu.table.free()
             return {"gpu": None if free is None else free * self.gpu.memory.block_bytes}
-        free, side = self.host.table.free(), self.host.memory.side
+        free, side = self.host.table.free(), self.host.memory.side_bytes
         found: dict[Tier, int | None] = {"host": None if free is None else int(free * self.host.unit)}
-        return found if side is None else found | {"gpu": None if free is None else free * side.block_bytes}
+        return found | {"gpu": None if free is None else free * side} if side else found
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
@@ -258,7 +268,7 @@ class KVCache:
             return
         to = self.tables.device_rows("flush_to", rows)
         if self.config.host == "kv":
-            append(gpu, block, offset, k, v, self.host.memory[layer], to)
+            append(gpu, block, offset, k, v, self.host.memory.listed(layer), to)
         else:
             append(gpu, block, offset, k, v)
             flush_values(gpu, self.host.memory.values(layer), block, to)

@@ -170,9 +170,8 @@ class KeptTokens(AllBlocks):
 
     @property
     def spare_bytes(self) -> int:
-        side = 0 if self.memory.side is None else self.memory.side.block_bytes
         stay = self.spec.seqs * self._few(ceil_div(self.spec.tokens or 1, self.block)) + self.spec.padding
-        return max(0, self.memory.capacity - stay) * (self.memory.block_bytes + side)
+        return max(0, self.memory.capacity - stay) * (self.memory.block_bytes + self.memory.side_bytes)
 
     @property
     def width(self) -> int:  # type: ignore[override]

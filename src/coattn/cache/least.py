@@ -17,7 +17,7 @@ def min_gpu_bytes(cache: KVCache) -> int:
         beside = 0 if cache.turned is None else cache.turned.bytes
         return (spec.seqs * ceil_div(size, block) + spec.padding) * unit + beside
     memory = cache.gpu.memory if cache.host is None else cache.host.memory
-    beside = 0 if memory.side is None else memory.side.block_bytes
+    beside = memory.side_bytes
     if cache.host is None:
         blocks = 1 + spec.padding if spec.fixed else spec.seqs * ceil_div(spec.tokens or 1, block)
         return blocks * (unit + beside)

@@ -33,6 +33,8 @@ class CacheSpec:
     """First blocks of a sequence that stay in GPU memory beside its window, where upkeep wants them."""
     kept: int = 0
     """Entries of a sequence in a decode step at most, where upkeep drops the others after the prompt."""
+    near_scales: bool = False
+    """Whether scales and minima of blocks that lie in DRAM in 8 bits lie in GPU memory too, for single entries."""
     lag: int = 0
     """Tokens for which a block that leaves the window is still attended there; the window is a block larger then."""
     host_extra: float = 0.0

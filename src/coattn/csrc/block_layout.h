@@ -6,7 +6,9 @@
 //   k_scale, k_min    2 * head_size each          float16 per channel         (int8)
 //   v_scale, v_min    2 * block each              float16 per row             (int8)
 //
-// The whole is padded to `bytes`, a multiple of 64. Rows follow each other without padding.
+// The whole is padded to `bytes`, a multiple of 64. Rows follow each other without padding. With `beside` each
+// key row is followed by its value row, so that a token is one piece of 2 * row_bytes: v = row_bytes, and both
+// strides are 2 * row_bytes. Who reads single tokens from afar pays for one place then, not for two.
 //
 // int8 follows KIVI (Liu et al. 2024, section 3): keys have outlier channels, so each channel of a block has its
 // own scale over the block's tokens; values do not, so each token has its own. A stored code c stands for
@@ -43,13 +45,14 @@ struct BlockLayout {
   int head_size;
   int v_groups;  // 0 for float elements
   int64_t row_bytes;
-  int64_t v_stride;                // bytes from a value row to the next
+  int64_t k_stride, v_stride;      // bytes from a key row to the next, from a value row to the next
   int64_t scale_row, scale_group;  // from a value row's scale to the next row's, and to its next group's
   int64_t k, v, k_scale, k_min, v_scale, v_min;
   int64_t bytes;
 };
 
 // Refuses head sizes that are not a positive multiple of 8 (at most 1024), blocks outside 1..1024 and int4 keys.
-BlockLayout block_layout(Elem elem, int block, int head_size, bool keys = true);
+// beside: of blocks with keys.
+BlockLayout block_layout(Elem elem, int block, int head_size, bool keys = true, bool beside = false);
 
 }  // namespace coattn

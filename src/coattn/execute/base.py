@@ -13,7 +13,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.call import Call
 from coattn.part import Part
 from coattn.state import AttnState, Split
-from coattn.types import Work
+from coattn.types import KINDS, Work
 
 State = AttnState | Split
 Result = Callable[[], State]
@@ -27,6 +27,8 @@ class Executor(Part):
     axis: ClassVar[str] = "place"
     runs: ClassVar[frozenset[str]]
     """Of `types.KINDS`."""
+    runs_packed: ClassVar[frozenset[str]] = frozenset(KINDS)
+    """Of these, those that it runs over blocks in fewer bits than the model's own numbers."""
     asynchronous: ClassVar[bool] = False
     """Whether it works on the host, so that it is handed its work and may overlap with the GPU."""
 

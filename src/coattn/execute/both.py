@@ -60,7 +60,7 @@ class Both(Pull):
         if not isinstance(work, ScoredWork) or call.table is None or call.on_side:
             return super().run(call, work)
         assert self.cache.host is not None
-        memory, table, stay = self.cache.host.memory[call.layer], call.table, self._stay[call.layer]
+        memory, table, stay = self.cache.host.memory.listed(call.layer), call.table, self._stay[call.layer]
         asked: list[Result] = []
 
         def share(chosen: Chosen) -> None:

@@ -87,9 +87,8 @@ class Cpu(Executor):
             self._reader = None
 
     def _attend(self, call: Call, work: EntryWork) -> AttnState:
-        """Single entries of blocks in the model's own numbers."""
         assert self.cache.host is not None
-        q, blocks = call.q.cpu()[:, 0], self.cache.host.memory[call.layer]
+        q, blocks = call.q.cpu()[:, 0], self.cache.host.memory.listed(call.layer)
         index, count, table = work.index.cpu(), work.count.cpu(), work.table[: len(q), None].contiguous()
         if native.refuses(q, blocks) is None:
             state = native.attend_rows(q, blocks, table, index, count, call.scale, call.shape.softcap)

@@ -12,7 +12,6 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
 from coattn.call import Call
-from coattn.errors import ConfigError
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
@@ -52,6 +51,7 @@ class Pull(Executor):
 
     name = "pull"
     runs = frozenset({"host", "scored"})
+    runs_packed = frozenset({"scored"})
     provides = frozenset({"pull"})
 
     staging: Staging | None = field(init=False, repr=False, default=None)
@@ -61,13 +61,6 @@ class Pull(Executor):
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads, pieces, 2]`: single entries that the last step attended to, and wanted for later."""
-
-    def check(self, config: CacheConfig) -> None:
-        if getattr(config, "host_dtype", "model") != "model":
-            raise ConfigError(
-                "host_dtype is 'int8', but place 'pull' (method offload) takes blocks in the model's own numbers only.",
-                "Leave host_dtype out, or use method cpu, scout or hgca.",
-            )
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
@@ -84,7 +77,7 @@ class Pull(Executor):
     def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
-            memory, cap = self.cache.host.memory[call.layer], call.shape.softcap
+            memory, cap = self.cache.host.memory.listed(call.layer), call.shape.softcap
             if call.to_fetch:
                 self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
                 return AttnState.empty(call.q)

@@ -129,11 +129,11 @@ class Filling:
 
 def _copy(target: Tensor, host: BlockMemory, layer: int, ids: list[int]) -> None:
     source = host[layer]
-    if host.form != "model":
-        # a kernel reads codes where they lie and writes numbers
+    if host.form != "model" or (host.beside and target.device.type == "cuda"):
+        # a kernel reads them where they lie and writes numbers, in the order of `target`
         wanted = torch.tensor(ids, dtype=torch.int32).to(target.device)
         places = torch.arange(len(ids), dtype=torch.int32, device=target.device)
-        recall(target, source, *(x.expand(1, target.shape[1], -1) for x in (places, wanted)))
+        recall(target, host.listed(layer), *(x.expand(1, target.shape[1], -1) for x in (places, wanted)))
         return
     for start, end in runs(ids):
         target[start:end].copy_(source[ids[start] : ids[end - 1] + 1], non_blocking=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from coattn.call import Call
     from coattn.execute.base import Executor, Result
     from coattn.ops.attend_scored import Chosen
+    from coattn.quantise.blocks import PackedBlocks
     from coattn.types import Work
 
 
@@ -26,7 +27,7 @@ class Hand:
         return lambda: state
 
     def room(
-        self, call: Call, memory: Tensor, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
+        self, call: Call, memory: Tensor | PackedBlocks, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
     ) -> tuple[Tensor, Tensor]:
         """Where lists of single entries of `memory` are written that the CPU will be asked to attend to; their lengths.
 

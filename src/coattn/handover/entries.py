@@ -14,6 +14,7 @@ from coattn.errors import UnsupportedError
 from coattn.handover.box import LINE, Box
 from coattn.handover.server import DEADLINE_S, Server
 from coattn.ops.native.attend import refuses, source
+from coattn.quantise.blocks import PackedBlocks
 from coattn.state import Split
 from coattn.types import LayerShape
 
@@ -99,7 +100,9 @@ class EntryBox(Box):
             self._stay[layer] = tensor, now
             tensor.fill_(now)
 
-    def add(self, layer: int, blocks: Tensor, scale: float, stay: tuple[Tensor, int] | None) -> EntryLetter:
+    def add(
+        self, layer: int, blocks: Tensor | PackedBlocks, scale: float, stay: tuple[Tensor, int] | None
+    ) -> EntryLetter:
         """A layer of the step, in order; the second time it is found as it is.
 
         stay: `[1]` int32, how many entries a KV head the GPU keeps, and the same number; it grows where the GPU waits

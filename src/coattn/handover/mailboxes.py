@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coattn.call import Call
     from coattn.execute.base import Executor, Result
     from coattn.ops.attend_scored import Chosen
+    from coattn.quantise.blocks import PackedBlocks
     from coattn.types import Work
 
 
@@ -84,7 +85,7 @@ class Mailboxes(Hand):
         return lambda: box.fetch(layer, table.rows)
 
     def room(
-        self, call: Call, memory: Tensor, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
+        self, call: Call, memory: Tensor | PackedBlocks, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
     ) -> tuple[Tensor, Tensor]:
         table = call.table
         assert table is not None

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from coattn.ops.reference.append import append as reference
 from coattn.ops.reference.append import write_rows as write_reference
+from coattn.quantise.blocks import PackedBlocks
 
 
 def append(
@@ -14,12 +15,13 @@ def append(
     offset: Tensor,
     k: Tensor,
     v: Tensor,
-    host: Tensor | None = None,
+    host: Tensor | PackedBlocks | None = None,
     flush_to: Tensor | None = None,
 ) -> None:
     """k, v `[rows, kv_heads, d]` to rows `offset` of blocks `block` of gpu `[n, kv_heads, 2, size, d]`.
 
     flush_to: the host block that each of these blocks, now full, is written through to; negative: it is not full.
+    Of host blocks in 8 bits scales are written to GPU memory, too, where they have a place there.
     """
     size = gpu.shape[3]
     if gpu.device.type == "cuda" and (flush_to is None or size & (size - 1) == 0):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from coattn.ops.reference.weighted_sum import gather_rows
+from coattn.ops.reference.attend_rows import gather_entries
 from coattn.ops.softcap import softcap as capped
 from coattn.ops.token_pool import FRESH, NONE, TOUCH, Moves, TokenPool, bring, renew_pool
 from coattn.state import Split
 
 if TYPE_CHECKING:
+    from coattn.quantise.blocks import PackedBlocks
     from coattn.types import ScoredWork
 
 
@@ -48,9 +49,15 @@ Deal = Callable[[Chosen], None]
 
 
 def attend_scored(
-    q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None, deal: Deal | None = None
+    q: Tensor,
+    memory: Tensor | PackedBlocks,
+    work: ScoredWork,
+    scale: float,
+    softcap: float | None,
+    deal: Deal | None = None,
 ) -> Taken:
-    """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, which a GPU reads where it lies.
+    """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
+    a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
     left out, since it is attended there. Entries that were read come into the pool, as far as it has places to give;
@@ -71,8 +78,7 @@ def attend_scored(
     if deal is not None:
         count, chosen = _dealt(work, chosen, index, count, deal)
     used = torch.arange(longest) < count[..., None]
-    listed = work.table[:, None]
-    keys, values = (gather_rows(index, memory[:, :, i], listed) for i in range(2))
+    keys, values = (x.to(work.pool.gpu.dtype).float() for x in gather_entries(index, memory, work.table[:, None]))
     grouped = q[:, 0].float().view(rows, kv_heads, -1, d)
     exact = capped(torch.einsum("rhgd,rhnd->rhgn", grouped, keys) * scale, softcap)
     exact = exact.masked_fill(~used[:, :, None], -torch.inf)
@@ -86,7 +92,7 @@ def attend_scored(
     return Taken(states, torch.stack([count, chosen.later.sum(-1, dtype=torch.int32)], -1)[:, :, None])
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
+def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
     """Entries that a predicted query wants come into the pool, as far as it has places to give; nothing is attended.
 
     listed: called when the pool's books say what comes; the rows come after that. Returns how many come,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from coattn.ops.reference.recall import recall as reference
+from coattn.quantise.blocks import PackedBlocks
 
 
-def recall(gpu: Tensor, host: Tensor, to: Tensor, source: Tensor) -> None:
+def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor) -> None:
     """See the reference. gpu `[n, kv_heads, 2, block, d]`, to, source `[seqs, kv_heads, m]`; negative: nothing."""
     if gpu.device.type == "cuda":
         from coattn.ops.triton.recall import recall as kernel

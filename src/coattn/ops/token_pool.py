@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coattn.quantise.blocks import PackedBlocks, read_entries
+
 FRESH = 1024
 """Tokens that may come into the pool of a sequence and KV head in one step: what a head wants that is not there yet
 differs between heads, 300 in the mean and 1,000 at most. Those for which there is no place would be fetched again."""
@@ -118,8 +120,11 @@ class Moves(NamedTuple):
     ends: Tensor
 
 
-def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
-    """Tokens that are to come and have not: out of memory `[blocks, kv_heads, 2, block, d]` into their places.
+def bring(
+    pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor, moves: Moves | None = None
+) -> None:
+    """Tokens that are to come and have not: out of memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales
+    in GPU memory, into their places.
 
     table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. moves: these tokens, which the
     pool's books have already. On a GPU: Triton, by a few programs, so that there is room for what runs beside them.
@@ -141,7 +146,8 @@ def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Mo
                 coming, places = (x[row, head] for x in moves[:2])
             tokens, to = (x[coming >= 0].long() for x in (coming, places))
             ids, at = pool.first + slot * (size // block) + to // block, to % block
-            pool.gpu[ids, head, :, at] = memory[table[row, tokens // block].long(), head, :, tokens % block]
+            found = read_entries(memory, table[row, tokens // block].long(), torch.tensor(head), tokens % block)
+            pool.gpu[ids, head, :, at] = found.to(pool.gpu.dtype)
 
 
 def renew_pool(pool: TokenPool, seq: Tensor) -> None:

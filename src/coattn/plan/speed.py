@@ -10,7 +10,7 @@ from typing import Any
 
 from coattn.method import Composed
 from coattn.types import LayerShape
-from coattn.upkeep.fit import MOST
+from coattn.upkeep.fit import pool_tokens
 
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
@@ -65,9 +65,11 @@ def step(
     upkeep: Any = parts.upkeep
     near = min(context, config.window_blocks * config.block)
     scan = batch * max(0, context - near) * sum(s.kv_heads * index.planes(s) // 8 for s in whole)
-    pool = min(MOST, int(context * upkeep.pool_share))
+    pool = pool_tokens(context, upkeep.pool_share)
     chosen = entries(select.floor, max(0, context - near))
-    pulled = batch * chosen * FETCHED * sum(shape.token_bytes for shape in whole)
+    # codes alone cross, a byte a channel: their scales lie in GPU memory
+    row = [shape.token_bytes // (shape.dtype.itemsize if config.host_dtype == "int8" else 1) for shape in whole]
+    pulled = batch * chosen * FETCHED * sum(row)
     kv = windows + batch * (near + pool) * sum(shape.token_bytes for shape in whole)
     return {**_step(batch, rates, weights=weights, kv=kv, scan=scan, pulled=round(pulled)), "entries": round(chosen)}
 

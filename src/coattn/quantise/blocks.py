@@ -2,7 +2,8 @@
 
 Of one block and head: codes of the keys, row after row, codes of the values, then in float16 a scale and a minimum for
 every channel of the keys (over the block's tokens), and for every row of the values (over its channels); padding to a
-multiple of 64 bytes. A code c stands for `min + scale * c`.
+multiple of 64 bytes. A code c stands for `min + scale * c`. With `beside` each row of the keys is followed by that of
+the values.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ class Layout:
 
     block: int
     d: int
+    beside: bool = False
+
+    @property
+    def row(self) -> int:
+        """From a row of the keys to the next, and from one of the values."""
+        return 2 * self.d if self.beside else self.d
 
     @property
     def values(self) -> int:
-        return self.block * self.d
+        return self.d if self.beside else self.block * self.d
 
     @property
     def scales(self) -> int:
@@ -48,10 +55,46 @@ class PackedBlocks:
     memory: Tensor
     block: int
     d: int
+    scales: Tensor | None = None
+    """`[blocks, kv_heads, 2 * (d + block)]` float16: scales and minima once more, in GPU memory."""
+    beside: bool = False
+    """Whether each key is followed by its value."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.block, self.d, self.beside)
 
     def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Listed blocks `[n]`: `[n, kv_heads, 2, block, d]`."""
-        return unpack_blocks(self.memory[ids], self.block, self.d, dtype)
+        return unpack_blocks(self.memory[ids], self.block, self.d, dtype, self.beside)
+
+    def entries(self, ids: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+        """Single rows by block, KV head and row, tensors that broadcast: keys and values `[..., 2, d]` float32."""
+        codes = codes_of(self.memory, self.layout)[ids, heads, :, rows].float()
+        near = scales_of(self.memory, self.block, self.d) if self.scales is None else self.scales
+        numbers = near[ids, heads].float()
+        key_scale, key_low, scale, low = torch.split(numbers, [self.d, self.d, self.block, self.block], -1)
+        scale, low = (x.gather(-1, rows.expand(x.shape[:-1])[..., None]) for x in (scale, low))
+        keys, values = key_low + key_scale * codes[..., 0, :], low + scale * codes[..., 1, :]
+        return torch.stack([keys, values], -2)
+
+
+def as_blocks(host: Tensor | PackedBlocks, block: int, d: int) -> Tensor | PackedBlocks:
+    """Blocks in 8 bits by their layout, where only their memory is given."""
+    return PackedBlocks(host, block, d) if isinstance(host, Tensor) and is_packed(host) else host
+
+
+def read_entries(blocks: Tensor | PackedBlocks, ids: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+    """The same of blocks `[n, kv_heads, 2, block, d]`, or in 8 bits; `[..., 2, d]` float32."""
+    if isinstance(blocks, PackedBlocks):
+        return blocks.entries(ids, heads, rows)
+    return blocks[ids, heads, :, rows].float()
+
+
+def scales_of(packed: Tensor, block: int, d: int) -> Tensor:
+    """Scales and minima `[..., 2 * (d + block)]` float16 in blocks `[..., bytes]` uint8, where they lie."""
+    layout = Layout(block, d)
+    return packed[..., layout.scales : layout.scales + 4 * (d + block)].view(torch.float16)
 
 
 def is_packed(blocks: Tensor) -> bool:
@@ -59,27 +102,44 @@ def is_packed(blocks: Tensor) -> bool:
     return blocks.dtype == torch.uint8
 
 
-def pack_blocks(blocks: Tensor) -> Tensor:
+def codes_of(packed: Tensor, layout: Layout) -> Tensor:
+    """Codes `[..., 2, block, d]` in blocks `[..., bytes]` uint8, where they lie."""
+    own, lead = packed[..., : layout.scales], packed.shape[:-1]
+    if layout.beside:
+        return own.view(*lead, layout.block, 2, layout.d).transpose(-2, -3)
+    return own.view(*lead, 2, layout.block, layout.d)
+
+
+def moved(packed: Tensor, old: Layout, new: Layout) -> Tensor:
+    """The same blocks in another order of rows."""
+    if old == new:
+        return packed
+    found = packed.clone(memory_format=torch.contiguous_format)
+    codes_of(found, new).copy_(codes_of(packed, old))
+    return found
+
+
+def pack_blocks(blocks: Tensor, beside: bool = False) -> Tensor:
     """blocks `[n, kv_heads, 2, block, d]` -> `[n, kv_heads, bytes]` uint8."""
     n, kv_heads, _, block, d = blocks.shape
-    layout = Layout(block, d)
+    layout = Layout(block, d, beside)
     wide = blocks.float()
     keys, values = wide[:, :, 0], wide[:, :, 1]
     key_codes, key_scale, key_low = _codes(keys, -2)
     value_codes, value_scale, value_low = _codes(values, -1)
     numbers = torch.cat([x.flatten(2) for x in (key_scale, key_low, value_scale, value_low)], -1)
     out = torch.zeros(n, kv_heads, layout.bytes, dtype=torch.uint8, device=blocks.device)
-    out[..., : layout.values] = key_codes.flatten(2)
-    out[..., layout.values : layout.scales] = value_codes.flatten(2)
+    codes = codes_of(out, layout)
+    codes[:, :, 0], codes[:, :, 1] = key_codes, value_codes
     out[..., layout.scales : layout.scales + 2 * numbers.shape[-1]] = numbers.view(torch.uint8)
     return out
 
 
-def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype) -> Tensor:
+def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype, beside: bool = False) -> Tensor:
     """The inverse, as far as the bits tell: `[..., bytes]` uint8 -> `[..., 2, block, d]`."""
-    layout, lead = Layout(block, d), packed.shape[:-1]
-    codes = packed[..., : layout.scales].reshape(*lead, 2, block, d).float()
-    numbers = packed[..., layout.scales : layout.scales + 4 * (d + block)].contiguous().view(torch.float16).float()
+    lead = packed.shape[:-1]
+    codes = codes_of(packed, Layout(block, d, beside)).float()
+    numbers = scales_of(packed, block, d).float()
     keys, values = numbers[..., : 2 * d].view(*lead, 2, d), numbers[..., 2 * d :].view(*lead, 2, block)
     scale = torch.stack([keys[..., :1, :].expand(*lead, block, d), values[..., 0, :, None].expand(*lead, block, d)], -3)
     low = torch.stack([keys[..., 1:, :].expand(*lead, block, d), values[..., 1, :, None].expand(*lead, block, d)], -3)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.cache.scales import scale_bytes
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
@@ -37,8 +38,17 @@ QUERIES = 32
 MOST = 4096
 """Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. With twice
 the pool about half as many are fetched; at 10 sequences of 65,536 tokens another thousand takes 10 us a layer."""
-UNKNOWN = 2048
-"""Tokens of a pool where nobody says how long sequences get."""
+SHARE = 0.125
+"""Of the longest sequence, where that is more than LEAST."""
+LEAST = 2048
+"""Tokens of a pool at least, where half of the longest sequence is more: a pool of twice what is wanted, 700 to 1,300
+tokens, fetches a third to a fifth of what an eighth of 4,096 to 8,192 tokens does (docs/log/auto.md). Also where nobody
+says how long sequences get."""
+
+
+def pool_tokens(longest: int, share: float | None) -> int:
+    """Tokens of a pool, if the GPU budget has room for them. share: of the longest sequence, where it is given."""
+    return min(MOST, min(max(int(longest * SHARE), LEAST), longest // 2) if share is None else int(longest * share))
 
 
 def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
@@ -50,6 +60,9 @@ def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
     window = spec.seqs * (getattr(config, "window_blocks", None) or 1) * spec.block_bytes(config.block)
     # sketches of a sixteenth of keys and values, and the books
     left = room - whole // 16 - whole // 64 - tables - 2 * window
+    if getattr(config, "host_dtype", "model") != "model":
+        blocks = spec.seqs * (spec.tokens or 0) // config.block
+        left -= blocks * sum(scale_bytes(config.block, s) for s in spec.layers.values())
     return max(room // 4, left * 2 // 3 if spec.tokens is not None else 0)
 
 
@@ -68,10 +81,10 @@ class Fit(Upkeep):
     beside = True
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
-        "the longest sequence",
+        "the longest sequence; unset: an eighth, at least 2,048 tokens, at most half",
     }
 
-    pool_share: float = 0.125
+    pool_share: float | None = None
 
     _sketch: Sketch = field(init=False, repr=False)
     _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
@@ -81,16 +94,18 @@ class Fit(Upkeep):
     """By sequence and layer `[n, q_heads, d]`: the last queries of its prompt."""
 
     def __post_init__(self) -> None:
-        check_number("pool_share", self.pool_share, 0, 1)
+        if self.pool_share is not None:
+            check_number("pool_share", self.pool_share, 0, 1)
 
     def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
         if "scored" not in select.works(config):
             return spec  # other rules do not know what lies in a pool too, and would attend to it twice
-        tokens = UNKNOWN if spec.tokens is None else int(spec.tokens * self.pool_share)
-        blocks, room = max(1, min(tokens, MOST) // config.block), spec.ledger.room("gpu")
+        tokens = LEAST if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share)
+        blocks, room = max(1, tokens // config.block), spec.ledger.room("gpu")
         if room is not None:
             blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * spec.block_bytes(config.block))))
-        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS)
+        packed = getattr(config, "host_dtype", "model") != "model"
+        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS, near_scales=packed)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
@@ -134,7 +149,7 @@ class Fit(Upkeep):
         if table.host and self.cache.spec.pool_listed:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
-                bring(pool, host.memory[layer], table.column("host_blocks"), table.seq)
+                bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
             renew_pool(pool, table.seq)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:

@@ -13,6 +13,7 @@ from coattn.ops.triton import (
     append,
     attend,
     attend_prompt,
+    attend_scored,
     average,
     flush,
     handover,
@@ -29,6 +30,7 @@ from coattn.ops.triton import (
     renew,
     score_digest,
     score_pq,
+    token_pool,
 )
 
 KINDS = {
@@ -40,8 +42,12 @@ KINDS = {
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
+ENTRIES = {"mean_ptr": "*fp32", "tail_ptr": "*fp32"} | dict.fromkeys(
+    ("next_ptr", "coming_ptr", "began_ptr", "ends_ptr", "ids_ptr", "later_ptr"), "*i32"
+)
+
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
-COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
+COPIED = {"ROW": 128, "VALUE": 32 * 128, "BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
         attend._attend,
@@ -53,8 +59,24 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"SPLITS": 5, "SPLITS_PAD": 8, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "TILE": 128, "SUMMED": True},
     ),
     *(
-        (append._append, {"FLUSH": True, "PACKED": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True})
+        (
+            append._append,
+            {"FLUSH": True, "PACKED": packed, "NEAR": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}
+            | {"ROW": 80, "VALUE": 32 * 80},
+        )
         for packed in (False, True)
+    ),
+    *(
+        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "ROW": 128, "VALUE": 32 * 128, "D": 128, "D_PAD": 128})
+        for packed in (False, True)
+        for kernel, constants in (
+            (token_pool._bring, {"MOVES": True, "LINES": 128, "ROWS": 16, "FRESH": 1024}),
+            (
+                attend_scored._fetch,
+                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "FRESH": 1024, "SOME": 256}
+                | {"CAP": True, "PRECISION": "tf32"},
+            ),
+        )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
     (
@@ -82,6 +104,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._prepare_heads, {"NORM": True, "HEADS": 1, "D": 128, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "HEADS": 8, "D": 128, "FOLLOW": False}),
     (recall._recall, {"PACKED": False, **COPIED}),
+    (recall._recall, {"PACKED": False, **COPIED, "ROW": 256, "VALUE": 128}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
         score_digest._score_digest,
@@ -146,6 +169,10 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     others = (*NUMBERED, "q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
+    if kernel in (token_pool._bring, attend_scored._fetch) and name in ENTRIES:
+        return ENTRIES[name]
+    if constants.get("PACKED") and name in ("memory_ptr", "scale_ptr", "near_ptr"):
+        return "*u8" if name == "memory_ptr" else "*fp16"
     if name == "host_ptr" and kernel is pick_blocks._pick_blocks:
         return "*i32"
     if kernel is read_keys._read_keys and name == "ids_ptr":

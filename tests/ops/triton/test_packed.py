@@ -7,7 +7,7 @@ import torch
 
 from coattn.ops.reference.append import append as append_reference
 from coattn.ops.reference.recall import recall as recall_reference
-from coattn.quantise.blocks import Layout, pack_blocks, unpack_blocks
+from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of, unpack_blocks
 
 pytest.importorskip("triton")
 from coattn.ops.triton import append as append_kernel
@@ -22,8 +22,8 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
 
 
 @pytest.mark.parametrize(("block", "d"), [(8, 16), (4, 24), (32, 64)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_append(block: int, d: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "beside"), [(torch.float32, False), (torch.float16, False), (torch.float16, True)])
+def test_append(block: int, d: int, dtype: torch.dtype, beside: bool) -> None:
     ids = torch.tensor([1, 4, 0], dtype=torch.int32, device=DEVICE)
     places = torch.tensor([block - 1, 2, block - 1], dtype=torch.int32, device=DEVICE)
     flush_to = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
@@ -32,8 +32,10 @@ def test_append(block: int, d: int, dtype: torch.dtype) -> None:
     for run in (append_kernel.append, append_reference):
         gpu = draw(5, HEADS, 2, block, d, dtype=dtype)
         host = torch.zeros(5, HEADS, Layout(block, d).bytes, dtype=torch.uint8, device=DEVICE)
-        run(gpu, ids, places, k, v, host, flush_to)
+        near = torch.zeros(5, HEADS, 2 * (d + block), dtype=torch.float16, device=DEVICE)
+        run(gpu, ids, places, k, v, PackedBlocks(host, block, d, near, beside), flush_to)
         made.append((gpu, host))
+        assert torch.equal(near, scales_of(host, block, d))
     (gpu, host), want = made
     assert torch.equal(gpu, want[0])
     # a number in the middle between two codes may get either
@@ -44,13 +46,28 @@ def test_append(block: int, d: int, dtype: torch.dtype) -> None:
     assert torch.equal(host[..., scales:], want[1][..., scales:])
     assert host[3].any()
     assert not host[[1, 2, 4]].any()
-    torch.testing.assert_close(unpack_blocks(host[:1], block, d, torch.float32), gpu[:1].float(), atol=0.02, rtol=0.01)
+    back = unpack_blocks(host[:1], block, d, torch.float32, beside)
+    torch.testing.assert_close(back, gpu[:1].float(), atol=0.02, rtol=0.01)
+
+
+def test_values_beside_their_keys_in_the_models_own_numbers() -> None:
+    block, d = 8, 24
+    ids, places, flush_to = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([1, 0], [7, 7], [3, 0]))
+    k, v = (draw(2, HEADS, d, seed=i) for i in (1, 2))
+    whole, gpu = torch.zeros(5, HEADS, block, 2, d, device=DEVICE), draw(5, HEADS, 2, block, d)
+    append_kernel.append(gpu, ids, places, k, v, whole.transpose(2, 3), flush_to)
+    assert torch.equal(whole[[3, 0], :, :, 0], gpu[[1, 0], :, 0])
+    assert torch.equal(whole[[3, 0], :, :, 1], gpu[[1, 0], :, 1])
+    back = torch.zeros(2, HEADS, 2, block, d, device=DEVICE)
+    to, source = (torch.tensor([[x, x]], dtype=torch.int32, device=DEVICE) for x in ([0, 1], [3, 0]))
+    recall_kernel.recall(back, whole.transpose(2, 3), to, source)
+    assert torch.equal(back, gpu[[1, 0]])
 
 
 @pytest.mark.parametrize(("block", "d"), [(8, 16), (5, 24), (32, 64)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_recall(block: int, d: int, dtype: torch.dtype) -> None:
-    host = pack_blocks(draw(6, HEADS, 2, block, d))
+@pytest.mark.parametrize(("dtype", "beside"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_recall(block: int, d: int, dtype: torch.dtype, beside: bool) -> None:
+    host = PackedBlocks(pack_blocks(draw(6, HEADS, 2, block, d), beside), block, d, None, beside)
     to = torch.tensor([[[1, -1, 3], [0, 2, -1]]], dtype=torch.int32, device=DEVICE)
     source = torch.tensor([[[5, 0, 2], [1, 1, 0]]], dtype=torch.int32, device=DEVICE)
     made = []

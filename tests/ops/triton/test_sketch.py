@@ -8,6 +8,7 @@ import torch
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
 from coattn.ops.token_pool import TokenPool, bring, renew_pool
+from coattn.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
 from coattn.types import ScoredWork
 
@@ -47,6 +48,23 @@ def rows_of(memory: torch.Tensor, blocks: torch.Tensor, tokens: torch.Tensor, he
     return memory[blocks[tokens // BLOCK].long(), head, which, tokens % BLOCK]
 
 
+Kept = torch.Tensor | PackedBlocks
+
+
+def kept(memory: torch.Tensor, packed: bool, beside: bool = False) -> tuple[torch.Tensor, Kept, Kept]:
+    """Its numbers, and blocks of these: on the host and on the device."""
+    if not packed:
+        stored = memory.transpose(2, 3).contiguous() if beside else memory
+        one, two = ((x.transpose(2, 3) if beside else x) for x in (stored, stored.to(DEVICE)))
+        return memory, one, two
+    made = pack_blocks(memory, beside)
+    # memory without the scales: these are read in GPU memory, where they lie too
+    scales, bare = scales_of(made, BLOCK, D).clone(), made.clone()
+    bare[..., 2 * BLOCK * D :] = 0
+    here, there = (PackedBlocks(bare.to(x), BLOCK, D, scales.to(x), beside) for x in (torch.device("cpu"), DEVICE))
+    return unpack_blocks(made, BLOCK, D, torch.float32, beside), here, there
+
+
 def copied(pool: TokenPool, device: torch.device) -> TokenPool:
     moved = [x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()]
     return TokenPool(*moved)
@@ -67,20 +85,24 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
             assert (pool.age[slot, head, given[given >= 0].long()] < pool.clock[slot, head] - 1).all()
 
 
-@pytest.mark.parametrize(("planes", "group", "cap"), [(64, 3, None), (96, 1, 5.0)])
-def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None) -> None:
+@pytest.mark.parametrize(
+    ("planes", "group", "cap", "packed", "beside"),
+    [(64, 3, None, False, False), (96, 1, 5.0, False, True), (64, 3, None, True, False), (96, 1, 5.0, True, True)],
+)
+def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None, packed: bool, beside: bool) -> None:
     torch.manual_seed(0)
     rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)
-    kept = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
+    words = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
     tokens = torch.tensor([width * BLOCK, 0, 130], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
-    memory, mean = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS * group, D)
+    mean = torch.randn(rows, KV_HEADS * group, D)
+    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group)
-    want, want_lse, _ = plain.score_sketch(q, kept, table, tokens, made, seq, 0.2, cap, pool)()
-    there = [x.to(DEVICE) for x in (q, kept, table, tokens)]
+    want, want_lse, _ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
+    there = [x.to(DEVICE) for x in (q, words, table, tokens)]
     got, lse, _ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
     torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
@@ -92,9 +114,9 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
     for shift, now in ((0.0, 0.0), (0.0, 0.5), (-100.0, 0.0)) if cap is None else ((0.0, 0.7), (100.0, 0.0)):
         args = (table, tokens, want, bound + shift, mean, seq)
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
-        first = plain_attend.attend_scored(q[:, None], memory, ScoredWork(*args, one, now), 0.2, cap)
+        first = plain_attend.attend_scored(q[:, None], here, ScoredWork(*args, one, now), 0.2, cap)
         work = ScoredWork(*(x.to(DEVICE) for x in args), two, now)
-        second = attending.attend_scored(q[:, None].to(DEVICE), memory.to(DEVICE), work, 0.2, cap)
+        second = attending.attend_scored(q[:, None].to(DEVICE), away, work, 0.2, cap)
         assert second.count.sum(2).cpu().equal(first.count.sum(2))
         assert (int(first.count[..., 1].sum()) > 0) is (now > 0)
         a, b = first.states.merged(), second.states.merged()
@@ -102,8 +124,8 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
         torch.testing.assert_close(b.lse.cpu(), a.lse, atol=1e-5, rtol=1e-4)
         assert two.age.cpu().equal(one.age)
         assert two.coming.cpu().equal(one.coming)
-        bring(one, memory, table, seq)
-        renewing.bring(two, memory.to(DEVICE), table.to(DEVICE), seq.to(DEVICE))
+        bring(one, here, table, seq)
+        renewing.bring(two, away, table.to(DEVICE), seq.to(DEVICE))
         renew_pool(one, seq)
         renewing.renew_pool(two, seq.to(DEVICE))
         assert two.clock.cpu().equal(one.clock)
@@ -113,12 +135,14 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None)
         assert two.place_of.cpu().equal(one.place_of)
 
 
-def test_what_a_predicted_query_wants_comes_into_the_pool() -> None:
+@pytest.mark.parametrize(("packed", "beside"), [(False, True), (True, False), (True, True)])
+def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool, beside: bool) -> None:
     torch.manual_seed(2)
     rows, blocks, width = 3, 6, 9
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
     tokens, seq = (torch.tensor(x, dtype=torch.int32) for x in ([width * BLOCK, 0, 130], [2, 3, 0]))
-    memory, scores = torch.randn(blocks, KV_HEADS, 2, BLOCK, D), torch.randn(rows, KV_HEADS, 3, width * BLOCK)
+    scores = torch.randn(rows, KV_HEADS, 3, width * BLOCK)
+    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
     bound, mean = torch.full((rows, 6), 1.5), torch.randn(rows, 6, D)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6)
     one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)
@@ -128,9 +152,9 @@ def test_what_a_predicted_query_wants_comes_into_the_pool() -> None:
     def listed(own: TokenPool) -> None:
         known.append((own.place_of.cpu().clone(), own.gpu.cpu().equal(pool.gpu)))
 
-    came = plain_attend.fetch_ahead(memory, ScoredWork(*args, one), lambda: listed(one))
+    came = plain_attend.fetch_ahead(here, ScoredWork(*args, one), lambda: listed(one))
     there = ScoredWork(*(x.to(DEVICE) for x in args), two)
-    assert attending.fetch_ahead(memory.to(DEVICE), there, lambda: listed(two)).cpu().equal(came)
+    assert attending.fetch_ahead(away, there, lambda: listed(two)).cpu().equal(came)
     assert int(came.sum()) > 0
     assert all(places.equal(one.place_of) and empty for places, empty in known)
     assert len(known) == 2

@@ -137,7 +137,7 @@ void encode_keys(const BlockLayout& layout, const float* k, int first, int n, ui
   for (int d = 0; d < size; ++d) inverse[d] = inverse[d] > 0 ? 1.0f / inverse[d] : 0.0f;
   for (int t = 0; t < n; ++t) {
     encode(k + static_cast<int64_t>(t) * size, inverse, low, size,
-           block + layout.k + (first + t) * layout.row_bytes);
+           block + layout.k + (first + t) * layout.k_stride);
   }
 }
 
@@ -181,7 +181,7 @@ void encode_values(const BlockLayout& layout, const float* v, int first, int n, 
       inverse[d] = scale > 0 ? 1.0f / scale : 0.0f;
       low[d] = base;
     }
-    encode(x, inverse, low, size, block + layout.v + at * layout.row_bytes);
+    encode(x, inverse, low, size, block + layout.v + at * layout.v_stride);
   }
 }
 
@@ -195,12 +195,12 @@ void quantise(const BlockLayout& layout, const float* k, const float* v, int n, 
 
 void read_row(const BlockLayout& layout, const uint8_t* block, int row, float* k, float* v) {
   const int size = layout.head_size;
-  const uint8_t* k_row = block + layout.k + row * layout.row_bytes;
+  const uint8_t* k_row = block + layout.k + row * layout.k_stride;
   alignas(64) float scales[kMaxHead], lows[kMaxHead];
   load_key_scales(layout, block, scales, lows);
   for (int d = 0; d < size; ++d) k[d] = lows[d] + scales[d] * k_row[d];
   if (!v) return;
-  const uint8_t* v_row = block + layout.v + row * layout.row_bytes;
+  const uint8_t* v_row = block + layout.v + row * layout.v_stride;
   const float scale = f16_to_f32(reinterpret_cast<const uint16_t*>(block + layout.v_scale)[row]);
   const float low = f16_to_f32(reinterpret_cast<const uint16_t*>(block + layout.v_min)[row]);
   for (int d = 0; d < size; ++d) v[d] = low + scale * v_row[d];

@@ -28,6 +28,7 @@ struct AttendJob {
   const uint8_t* base;    // block b of head h lies at base + b * block_stride + h * head_stride
   int64_t block_stride, head_stride, num_blocks;
   int block;
+  bool beside;  // whether each key row is followed by its value row: see block_layout.h
 
   // Single entries: the table then says where a sequence's tokens lie, and tokens how many entries a list has.
   const int32_t* index;  // [seqs, kv_heads, max_entries] positions in the sequence, or null: whole blocks

@@ -26,7 +26,7 @@ class AttendSource {
 
  public:
   explicit AttendSource(const AttendJob& job)
-      : job_(job), layout_(block_layout(job.elem, job.block, job.head_size)) {
+      : job_(job), layout_(block_layout(job.elem, job.block, job.head_size, true, job.beside)) {
     // Two tiles of keys and values (this one and the one being fetched) should fit the L1 cache.
     rows_ = layout_.row_bytes >= 256 ? 32 : kTileRows;
     per_block_ = (job.block + rows_ - 1) / rows_;
@@ -64,9 +64,9 @@ class AttendSource {
     AttendTile t;
     t.token0 = at * job_.block + row;
     t.n = static_cast<int>(std::min<int64_t>({rows_, job_.block - row, tokens(item) - t.token0}));
-    t.k = block + layout_.k + row * layout_.row_bytes;
-    t.v = block + layout_.v + row * layout_.row_bytes;
-    t.stride = layout_.row_bytes;
+    t.k = block + layout_.k + row * layout_.k_stride;
+    t.v = block + layout_.v + row * layout_.v_stride;
+    t.stride = layout_.k_stride;  // of blocks with keys both strides are the same
     if (is_quantised(job_.elem)) {
       t.k_scale = reinterpret_cast<const uint16_t*>(block + layout_.k_scale);
       t.k_min = reinterpret_cast<const uint16_t*>(block + layout_.k_min);
@@ -95,8 +95,8 @@ class AttendSource {
       if (is_quantised(job_.elem)) {
         table.read_row(layout_, block, row, reinterpret_cast<float*>(k), reinterpret_cast<float*>(v));
       } else {
-        std::memcpy(k, block + layout_.k + row * layout_.row_bytes, static_cast<size_t>(layout_.row_bytes));
-        std::memcpy(v, block + layout_.v + row * layout_.row_bytes, static_cast<size_t>(layout_.row_bytes));
+        std::memcpy(k, block + layout_.k + row * layout_.k_stride, static_cast<size_t>(layout_.row_bytes));
+        std::memcpy(v, block + layout_.v + row * layout_.v_stride, static_cast<size_t>(layout_.row_bytes));
       }
     }
     return t;
@@ -108,7 +108,7 @@ class AttendSource {
     for (int64_t i = first; i < end; ++i) {
       const int32_t token = entry(item, i);
       const uint8_t* block = block_of(item, token / job_.block);
-      const int64_t at = token % job_.block * layout_.row_bytes;
+      const int64_t at = token % job_.block * layout_.k_stride;
       for (int64_t b = 0; b < layout_.row_bytes; b += 64) {
         __builtin_prefetch(block + layout_.k + at + b, 0, kAheadHint);
         __builtin_prefetch(block + layout_.v + at + b, 0, kAheadHint);
@@ -127,7 +127,8 @@ class AttendSource {
   AttendFetch fetch(int64_t item, int64_t j) const {
     const AttendTile t = tile(item, j);
     if (per_block_ == 1) return {t.k, t.k + layout_.bytes, nullptr, nullptr};
-    const int64_t bytes = t.n * layout_.row_bytes;
+    const int64_t bytes = t.n * layout_.k_stride;
+    if (job_.beside) return {t.k, t.k + bytes, nullptr, nullptr};
     return {t.k, t.k + bytes, t.v, t.v + bytes};
   }
   void fetch_now(int64_t item, int64_t j) const {

@@ -45,8 +45,12 @@ class Means:
         assert host is not None, "means are of what lies there"
         host.memory.settle()
         ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
+        packed = cache.config.host == "kv" and host.memory.form != "model"  # values are not by themselves there
         for layer, shape in cache.spec.layers.items():
-            values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
+            if packed:
+                values = host.memory.get(layer, ids)[:, :, 1].to(shape.device)
+            else:
+                values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
             values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
             self.set(layer, slot, values if len(ids) else None)
 

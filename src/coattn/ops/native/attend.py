@@ -43,7 +43,8 @@ def refuses(q: Tensor, blocks: Tensor | PackedBlocks) -> str | None:
         return f"head size {head_dim} is not a multiple of 8"
     layout = native.block_layout(native.element_of(blocks.dtype), block, head_dim)
     packed = block * head_dim * blocks.element_size()
-    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not _own(blocks).is_contiguous():
+    own = _own(blocks)
+    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not _stored(own).is_contiguous():
         return f"blocks of {block} rows of {head_dim} {blocks.dtype} are not packed the way the kernels read them"
     return None
 
@@ -95,7 +96,13 @@ def attend_weighing(
 
 
 def attend_rows(
-    q: Tensor, blocks: Tensor, table: Tensor, index: Tensor, count: Tensor, scale: float, softcap: float | None
+    q: Tensor,
+    blocks: Tensor | PackedBlocks,
+    table: Tensor,
+    index: Tensor,
+    count: Tensor,
+    scale: float,
+    softcap: float | None,
 ) -> AttnState:
     """See `ops/reference/attend_rows.py`; the call must not be refused."""
     share_cores()
@@ -170,12 +177,24 @@ def source(blocks: Tensor | PackedBlocks) -> Blocks:
     if isinstance(blocks, PackedBlocks):
         one = _own(blocks.memory)
         return native.Blocks(
-            one.flatten(1), "int8", blocks.block, blocks.memory.shape[1], blocks.d, single=one is not blocks.memory
+            one.flatten(1),
+            "int8",
+            blocks.block,
+            blocks.memory.shape[1],
+            blocks.d,
+            one is not blocks.memory,
+            blocks.beside,
         )
     _, kv_heads, _, block, d = blocks.shape
     own = _own(blocks)
-    memory = own.view(torch.uint8).view(len(own), -1)
-    return native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, d, single=own is not blocks)
+    stored = _stored(own)
+    memory, beside = stored.view(torch.uint8).view(len(own), -1), stored is not own
+    return native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, d, own is not blocks, beside)
+
+
+def _stored(blocks: Tensor) -> Tensor:
+    """Blocks in the order in which they lie in memory: each key before its value, where their strides say so."""
+    return blocks.transpose(2, 3) if blocks.stride(2) < blocks.stride(3) else blocks
 
 
 def _own(blocks: Tensor) -> Tensor:

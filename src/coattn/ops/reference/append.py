@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coattn.quantise.blocks import is_packed, pack_blocks
+from coattn.quantise.blocks import PackedBlocks, as_blocks, pack_blocks, scales_of
 
 
 def write_rows(blocks: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -25,7 +25,13 @@ def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def append(
-    gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor, host: Tensor | None, flush_to: Tensor | None
+    gpu: Tensor,
+    ids: Tensor,
+    places: Tensor,
+    k: Tensor,
+    v: Tensor,
+    host: Tensor | PackedBlocks | None,
+    flush_to: Tensor | None,
 ) -> None:
     """One token a sequence into `gpu`; block `ids[i]` then on to host block `flush_to[i]` where that is not negative.
 
@@ -34,5 +40,12 @@ def append(
     write_rows(gpu, ids.long(), places.long(), k, v)
     if host is not None and flush_to is not None:
         full = (flush_to >= 0).nonzero()[:, 0]
-        blocks = gpu[ids[full].long()]
-        host[flush_to[full].long()] = (pack_blocks(blocks) if is_packed(host) else blocks).to(host.device)
+        blocks, to = gpu[ids[full].long()], flush_to[full].long()
+        away = as_blocks(host, *gpu.shape[3:])
+        if isinstance(away, Tensor):
+            away[to] = blocks.to(away.device)
+            return
+        made = pack_blocks(blocks, away.beside)
+        away.memory[to] = made.to(away.memory.device)
+        if away.scales is not None:
+            away.scales[to] = scales_of(made, *gpu.shape[3:])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from coattn.quantise.blocks import is_packed, unpack_blocks
+from coattn.quantise.blocks import PackedBlocks, as_blocks, unpack_blocks
 
 
-def recall(gpu: Tensor, host: Tensor, to: Tensor, source: Tensor) -> None:
+def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor) -> None:
     """Block `source[s, h, i]` of `host` `[n, kv_heads, 2, block, d]`, KV head h, becomes block `to[s, h, i]` of `gpu`.
 
     to, source: `[seqs, kv_heads, m]` on the device of `gpu`; negative in `to`: nothing. No two share a place. Those of
@@ -15,6 +15,8 @@ def recall(gpu: Tensor, host: Tensor, to: Tensor, source: Tensor) -> None:
     """
     heads = (to >= 0).nonzero()[:, 1]
     ids, wanted = to[to >= 0].long(), source[to >= 0].long()
-    found = host[wanted.to(host.device), heads.to(host.device)].to(gpu.device)
     block, d = gpu.shape[3:]
-    gpu[ids, heads] = unpack_blocks(found, block, d, gpu.dtype) if is_packed(host) else found
+    blocks = as_blocks(host, block, d)
+    memory = blocks if isinstance(blocks, Tensor) else blocks.memory
+    found = memory[wanted.to(memory.device), heads.to(memory.device)].to(gpu.device)
+    gpu[ids, heads] = found if isinstance(blocks, Tensor) else unpack_blocks(found, block, d, gpu.dtype, blocks.beside)

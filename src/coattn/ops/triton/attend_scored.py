@@ -14,8 +14,10 @@ from torch import Tensor
 from coattn.ops.attend_scored import Chosen, Deal, Taken
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import FRESH, TOUCH, Moves
+from coattn.ops.triton.packed import Entries, read_entries
 from coattn.ops.triton.softcap import capped
 from coattn.ops.triton.token_pool import bring, renew_pool
+from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
 from coattn.state import Split
 from coattn.types import ScoredWork
@@ -142,13 +144,12 @@ def _list(
 
 @triton.jit
 def _fetch(
-    q_ptr, memory_ptr, table_ptr, tokens_ptr, ids_ptr, later_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
-    seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, scale, softcap, kv_heads, n, splits, places,
-    first_block, q_seq, q_head, block_stride, head_stride, table_seq, gpu_block, gpu_head,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, later_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr,
+    lse_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, scale, softcap, kv_heads, n, splits, places,
+    first_block, q_seq, q_head, block_stride, head_stride, scale_block, scale_head, table_seq, gpu_block, gpu_head,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    FRESH: tl.constexpr, SOME: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
@@ -172,15 +173,14 @@ def _fetch(
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
-    memory_ptr += head * head_stride
     for start in range(0, found, ROWS):
         used = start + r < found
         token = tl.load(ids_ptr + start + r, mask=used, other=0)
         ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
-        at = memory_ptr + ids[:, None] * block_stride + (token % BLOCK)[:, None] * D + d[None, :]
-        wanted = used[:, None] & inside[None, :]
-        k = tl.load(at, mask=wanted, other=0.0)
-        v = tl.load(at + BLOCK * D, mask=wanted, other=0.0)
+        k, v = read_entries(
+            memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
+            token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+        )  # fmt: skip
         number = earlier + start + r
         to = tl.load(next_ptr + given + number, mask=used & (number < FRESH), other=-1)
         admitted = to >= 0
@@ -254,11 +254,16 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
 
 
 def attend_scored(
-    q: Tensor, memory: Tensor, work: ScoredWork, scale: float, softcap: float | None, deal: Deal | None = None
+    q: Tensor,
+    memory: Tensor | PackedBlocks,
+    work: ScoredWork,
+    scale: float,
+    softcap: float | None,
+    deal: Deal | None = None,
 ) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
-    (_, kv_heads, _, block, _), n, pool = memory.shape, work.scores.shape[-1], work.pool
+    (kv_heads, _, n), pool, away = work.scores.shape[1:], work.pool, Entries.of(memory)
     lists, group = _chosen(work, work.now), q_heads // kv_heads
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
@@ -266,18 +271,18 @@ def attend_scored(
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
-        q, memory, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail, work.mean, out, lse,
-        work.seq, pool.gpu, pool.next, pool.coming, pool.began, pool.ends, scale, softcap or 1.0, kv_heads, n, splits,
-        pool.age.shape[-1], pool.first, q.stride(0), q.stride(2), memory.stride(0), memory.stride(1),
+        q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail,
+        work.mean, out, lse, work.seq, pool.gpu, pool.next, pool.coming, pool.began, pool.ends, scale, softcap or 1.0,
+        kv_heads, n, splits, pool.age.shape[-1], pool.first, q.stride(0), q.stride(2), *away.strides,
         work.table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1), GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, FRESH=FRESH, SOME=SOME, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
-        CAP=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
+        SPLITS_PAD=lists.pad, FRESH=FRESH, SOME=SOME, **away.sizes, CAP=softcap is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     return Taken(Split(out, lse), lists.counts)
 
 
-def fetch_ahead(memory: Tensor, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
+def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
     """See `ops/attend_scored.py`."""
     (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
     came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)

@@ -8,18 +8,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.triton.packed import halves_of, unpack_block
-from coattn.quantise.blocks import is_packed
+from coattn.ops.triton.packed import halves_of, rows_of, unpack_block
+from coattn.quantise.blocks import PackedBlocks, is_packed
 
 
 @triton.jit
 def copy_block(
-    host_ptr, halves_ptr, away, home, PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, SIZE: tl.constexpr,
+    host_ptr, halves_ptr, away, home, PACKED: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
+    R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The block of one KV head that lies at `host_ptr + away`, to `home`."""
     if PACKED:
-        unpack_block(host_ptr + away, halves_ptr + (away + 2 * BLOCK * D) // 2, home, BLOCK, R_PAD, D, D_PAD)
+        scales = halves_ptr + (away + 2 * BLOCK * D) // 2
+        unpack_block(host_ptr + away, scales, home, ROW, VALUE, BLOCK, R_PAD, D, D_PAD)
+    elif ROW != D:
+        r, d = tl.arange(0, R_PAD), tl.arange(0, D_PAD)
+        mask = (r < BLOCK)[:, None] & (d < D)[None, :]
+        own, to = host_ptr + away + r[:, None] * ROW + d[None, :], home + r[:, None] * D + d[None, :]
+        k, v = tl.load(own, mask=mask), tl.load(own + VALUE, mask=mask)
+        tl.store(to, k, mask=mask)
+        tl.store(to + BLOCK * D, v, mask=mask)
     else:
         at = tl.arange(0, SIZE)
         for start in range(0, 2 * BLOCK * D, SIZE):
@@ -27,18 +35,19 @@ def copy_block(
             tl.store(home + start + at, tl.load(host_ptr + away + start + at, mask=inside), mask=inside)
 
 
-def block_sizes(gpu: Tensor, host: Tensor) -> dict[str, Any]:
-    """What `copy_block` has to know, by name."""
+def block_sizes(gpu: Tensor, host: Tensor | PackedBlocks) -> tuple[Tensor, dict[str, Any]]:
+    """The memory of host blocks, and what `copy_block` has to know of them, by name."""
     block, d = gpu.shape[3:]
+    memory, rows = rows_of(host, block, d)
     pads = {"R_PAD": triton.next_power_of_2(block), "D_PAD": triton.next_power_of_2(d)}
-    return {"PACKED": is_packed(host), "BLOCK": block, "D": d, "SIZE": 2048, **pads}
+    return memory, {"PACKED": is_packed(memory), **rows, "BLOCK": block, "D": d, "SIZE": 2048, **pads}
 
 
 @triton.jit
 def _recall(
     gpu_ptr, host_ptr, halves_ptr, to_ptr, source_ptr, heads, count, block_stride, head_stride, host_block, host_head,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    SIZE: tl.constexpr,
+    PACKED: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
     head = (i // count % heads).to(tl.int64)
@@ -47,12 +56,13 @@ def _recall(
         source = tl.load(source_ptr + i).to(tl.int64)
         away = source * host_block + head * host_head
         home = gpu_ptr + to * block_stride + head * head_stride
-        copy_block(host_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
+        copy_block(host_ptr, halves_ptr, away, home, PACKED, ROW, VALUE, BLOCK, R_PAD, D, D_PAD, SIZE)
 
 
-def recall(gpu: Tensor, host: Tensor, to: Tensor, source: Tensor) -> None:
+def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor) -> None:
     """See the reference; `host` may lie in mapped host memory. The list stays on the GPU: nothing waits for it."""
+    memory, sizes = block_sizes(gpu, host)
     _recall[(to.numel(),)](
-        gpu, host, halves_of(host), to.contiguous(), source.contiguous(), gpu.shape[1], to.shape[2],
-        gpu.stride(0), gpu.stride(1), host.stride(0), host.stride(1), **block_sizes(gpu, host), num_warps=4,
+        gpu, memory, halves_of(memory), to.contiguous(), source.contiguous(), gpu.shape[1], to.shape[2],
+        gpu.stride(0), gpu.stride(1), memory.stride(0), memory.stride(1), **sizes, num_warps=4,
     )  # fmt: skip

@@ -83,7 +83,8 @@ def _renew(
 def _bring(
     gpu_ptr, host_ptr, halves_ptr, source_ptr, place_ptr, count_ptr, slots_ptr, rows, heads, places, first,
     block_stride, head_stride, host_block, host_head,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    PACKED: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -94,7 +95,7 @@ def _bring(
             place = tl.load(place_ptr + row * places + i)
             away = source * host_block + head * host_head
             home = gpu_ptr + (first + slot * places + place) * block_stride + head * head_stride
-            copy_block(host_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
+            copy_block(host_ptr, halves_ptr, away, home, PACKED, ROW, VALUE, BLOCK, R_PAD, D, D_PAD, SIZE)
 
 
 def renew(
@@ -120,5 +121,5 @@ def renew(
     if due.interval:
         _bring[(min(count, COPIERS),)](
             gpu, host, halves_of(host), source, place, counts, rows.seq, count, heads, places, pool.first,
-            gpu.stride(0), gpu.stride(1), host.stride(0), host.stride(1), **block_sizes(gpu, host), num_warps=4,
+            gpu.stride(0), gpu.stride(1), host.stride(0), host.stride(1), **block_sizes(gpu, host)[1], num_warps=4,
         )  # fmt: skip

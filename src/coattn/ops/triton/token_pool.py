@@ -7,6 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.token_pool import FRESH, Moves, TokenPool
+from coattn.ops.triton.packed import Entries, read_entries
+from coattn.quantise.blocks import PackedBlocks
 
 
 @triton.jit
@@ -57,15 +59,15 @@ PROGRAMS = 24
 """That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
 are as fast; with more, rows that a layer waits for queue up behind those of the next."""
 ROWS = 16
-"""Of a program at a time."""
+"""Of a program at a time; in 8 bits twice as many, which are as many bytes."""
 
 
 @triton.jit
 def _bring(
-    memory_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, heads, lines, places, nobody,
-    first_block, block_stride, head_stride, table_seq, gpu_block, gpu_head,
-    MOVES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr,
+    memory_ptr, scale_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, heads, lines, places,
+    nobody, first_block, block_stride, head_stride, scale_block, scale_head, table_seq, gpu_block, gpu_head,
+    MOVES: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
+    VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
     # every sequence and KV head has a line; all pieces of all lines are numbered
@@ -94,26 +96,28 @@ def _bring(
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
-            away = ids * block_stride + head * head_stride + (token % BLOCK) * D
+            k, v = read_entries(
+                memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
+                token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+            )  # fmt: skip
             home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head
             home += (to % BLOCK) * D
             mask = used[:, None] & (d < D)[None, :]
-            k = tl.load(memory_ptr + away[:, None] + d[None, :], mask=mask)
-            v = tl.load(memory_ptr + away[:, None] + d[None, :] + BLOCK * D, mask=mask)
             tl.store(gpu_ptr + home[:, None] + d[None, :], k, mask=mask)
             tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
 
 
-def bring(pool: TokenPool, memory: Tensor, table: Tensor, seq: Tensor, moves: Moves | None = None) -> None:
+def bring(
+    pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor, moves: Moves | None = None
+) -> None:
     """See `ops/token_pool.py`."""
-    (slots, heads), (block, d) = pool.clock.shape, memory.shape[3:]
-    lines = len(seq) * heads
+    (slots, heads), away = pool.clock.shape, Entries.of(memory)
+    lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
-    _bring[(min(PROGRAMS, lines * (FRESH // ROWS)),)](
-        memory, table, seq, pool.gpu, to, tokens, pool.began, ends, heads, lines, pool.age.shape[-1], slots - 1,
-        pool.first, memory.stride(0), memory.stride(1), table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
-        MOVES=moves is not None, LINES=triton.next_power_of_2(lines), BLOCK=block, ROWS=ROWS, FRESH=FRESH, D=d,
-        D_PAD=max(16, triton.next_power_of_2(d)), num_warps=4,
+    _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
+        away.memory, away.scales, table, seq, pool.gpu, to, tokens, pool.began, ends, heads, lines, pool.age.shape[-1],
+        slots - 1, pool.first, *away.strides, table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
+        MOVES=moves is not None, LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
 
 
