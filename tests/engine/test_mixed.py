@@ -11,7 +11,8 @@ from tests.engine.test_pace import Boundless
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Mixed, Scheduler
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Decode, Extend, Mixed
 
 LENGTHS = (30, 5, 90, 17, 61, 3)
 ROWS: list[tuple[str, dict[str, Any]]] = [

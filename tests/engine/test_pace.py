@@ -12,7 +12,8 @@ from coattn.engine import scheduler as scheduling
 from coattn.engine.pace import FIRST, LEAST, Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Mixed, Scheduler
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Decode, Extend, Mixed
 from coattn.errors import ConfigError
 from coattn.types import Tier
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Decode, Extend, Refuse
 from coattn.errors import BudgetError, InputError
 from coattn.types import Tier
 

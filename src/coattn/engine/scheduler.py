@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from coattn.cache.ledger import PLACE
 from coattn.engine.pace import Pace
 from coattn.engine.request import Request
 from coattn.engine.reuse import Reuse
+from coattn.engine.work import Decode, Extend, Forward, Mixed, Refuse, Settle, Work
 from coattn.errors import BudgetError, InputError
 from coattn.types import Tier
 from coattn.units import format_bytes
@@ -38,49 +38,6 @@ class Memory(Protocol):
 
     def forget(self, slot: int, length: int) -> None:
         """Gives back what the sequence in `slot` holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Store the tokens of `request` up to `end`. Only the last chunk is followed by a new token."""
-
-    request: Request
-    end: int
-
-    @property
-    def last(self) -> bool:
-        return self.end == self.request.total
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """One token for each of these."""
-
-    requests: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """Chunks of several prompts, and one token for each of `requests`, in one forward call."""
-
-    chunks: tuple[Extend, ...]
-    requests: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """This request runs alone and still does not fit."""
-
-    request: Request
-    error: BudgetError
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Somebody has to give way: the step that runs beside must end first."""
-
-
-Work = Extend | Decode | Mixed | Refuse | Settle
 
 
 class Scheduler:
@@ -173,7 +130,7 @@ class Scheduler:
         self._decoded = None
         return None
 
-    def done(self, work: Extend | Decode | Mixed, beside: bool = False) -> None:
+    def done(self, work: Forward, beside: bool = False) -> None:
         """The tokens of `work` are stored. beside: it ran at the same time as a chunk, and says nothing of its time."""
         if not isinstance(work, Decode):
             self._spent -= self._passed
@@ -279,7 +236,7 @@ class Scheduler:
             self._add(wanted, request.stored, _ahead(request))
         return self._excess(wanted, self.memory.free()) is None
 
-    def _choose(self) -> Extend | Decode | Mixed:
+    def _choose(self) -> Forward:
         """At most a budget of reading between two decode steps, or in one."""
         self._passed = 0.0
         decoding = tuple(request for request in self.running if request.decodes)
@@ -346,7 +303,7 @@ class Scheduler:
             chunks[0] = _chunk(readers[0], budget - others, self._tail, self.pace.tile)
         return tuple(chunks)
 
-    def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
+    def _growth(self, work: Forward) -> dict[Tier, int]:
         growth: dict[Tier, int] = {}
         for chunk in _chunks(work):
             self._add(growth, chunk.request.stored, chunk.end)
@@ -381,7 +338,7 @@ class Scheduler:
         return None
 
 
-def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
+def _chunks(work: Forward) -> tuple[Extend, ...]:
     if isinstance(work, Decode):
         return ()
     return (work,) if isinstance(work, Extend) else work.chunks

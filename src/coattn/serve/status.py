@@ -44,7 +44,7 @@ def status(context: Context) -> Json:
             **llm.devices.report(llm.ledger),
             "max_length": llm.max_length,
             "max_batch": llm.runner.slots,
-            "max_waiting": llm.engine.max_waiting,
+            "max_waiting": llm.engine.callers.max_waiting,
             "captured": llm.not_captured is None,
             "fidelity": None if row["exact"] else measured(row["method"], row["params"]),
         }
