@@ -23,7 +23,7 @@ def assert_empty(engine: coattn.LLM) -> None:
     """Everything that sequences can have is there again."""
     scheduler = engine.engine.scheduler
     assert (scheduler.running, list(scheduler.waiting), engine.engine.callers.live) == ([], [], {})
-    assert dict(engine.engine.runner.free()) == scheduler.capacity
+    assert dict(engine.engine.runner.free()) == scheduler.room.capacity
 
 
 @pytest.mark.parametrize("method", EXACT)

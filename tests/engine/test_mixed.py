@@ -11,6 +11,7 @@ from tests.engine.test_pace import Boundless
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
+from coattn.engine.room import Room
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.work import Decode, Extend, Mixed
 
@@ -66,7 +67,7 @@ def request(name: int, tokens: int) -> Request:
 
 def test_decoding_never_waits_for_a_prompt() -> None:
     """Every step but the first ones holds a token of everyone who decodes."""
-    scheduler = Scheduler(Boundless(), 8, Pace(None, 0.05, most=256), 1 << 20, mixes=True)
+    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, 0.05, most=256), mixes=True)
     for i in range(3):
         scheduler.add(request(i, 10))
     first = scheduler.next()
@@ -88,20 +89,20 @@ def test_decoding_never_waits_for_a_prompt() -> None:
 
 
 def test_a_short_prompt_takes_half_of_what_a_long_one_has() -> None:
-    scheduler = Scheduler(Boundless(), 8, Pace(None, None, most=256), 1 << 20, mixes=True)
+    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, None, most=256), mixes=True)
     scheduler.add(request(0, 5000))
     scheduler.add(request(1, 40))
     scheduler.add(request(2, 600))
     work = scheduler.next()
     assert isinstance(work, Mixed)
     assert [(chunk.request.id, chunk.end) for chunk in work.chunks] == [(0, 128), (1, 40), (2, 88)]
-    alone = Scheduler(Boundless(), 8, Pace(None, None, most=256), 1 << 20, mixes=True)
+    alone = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, None, most=256), mixes=True)
     alone.add(request(0, 5000))
     assert alone.next() == Extend(alone.running[0], 256)
 
 
 def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
-    scheduler = Scheduler(Boundless(), 8, Pace(100), 1 << 20, mixes=True)
+    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(100), mixes=True)
     for name, tokens in ((0, 250), (1, 130), (2, 30)):
         scheduler.add(request(name, tokens))
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}

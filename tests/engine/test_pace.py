@@ -8,10 +8,11 @@ import pytest
 import torch
 from tests.engine.small import llm
 
-from coattn.engine import scheduler as scheduling
+from coattn.engine import gap as timing
 from coattn.engine.pace import FIRST, LEAST, Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
+from coattn.engine.room import Room
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.work import Decode, Extend, Mixed
 from coattn.errors import ConfigError
@@ -36,8 +37,8 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Pace, decode: float, token: float) -> None:
         self.now, self.decode, self.token = 0.0, decode, token
-        monkeypatch.setattr(scheduling.time, "perf_counter", lambda: self.now)
-        self.scheduler = Scheduler(Boundless(), 16, pace, 1 << 20)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        self.scheduler = Scheduler(Room(Boundless(), 1 << 20), 16, pace)
         self.pace = pace
         self.gaps: list[float] = []
         self.firsts: dict[int, float] = {}
@@ -172,7 +173,7 @@ def test_no_fewer_than_the_least() -> None:
 def test_prompts_are_cut_at_tiles() -> None:
     pace = Pace()
     pace.tile = 2048
-    line = Scheduler(Boundless(), 4, pace, 1 << 20, mixes=True)
+    line = Scheduler(Room(Boundless(), 1 << 20), 4, pace, mixes=True)
     for name, length in enumerate((9000, 3000, 20000)):
         line.add(Request(name, [0] * length, SamplingParams(max_new_tokens=1), length + 1))
     ends: dict[int, list[int]] = {}

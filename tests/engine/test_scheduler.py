@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
+from coattn.engine.room import Room
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.work import Decode, Extend, Refuse
 from coattn.errors import BudgetError, InputError
@@ -48,7 +49,7 @@ class Play:
 
     def __init__(self, gpu: int | None, host: int | None, slots: int, chunk: int) -> None:
         self.memory = Blocks(gpu, host)
-        self.scheduler = Scheduler(self.memory, slots, chunk, longest=200)
+        self.scheduler = Scheduler(Room(self.memory, 200), slots, chunk)
         self.slots, self.chunk = slots, chunk
         self.made: list[Request] = []
         self.ended: list[Request] = []
@@ -59,7 +60,7 @@ class Play:
         limit = min(prompt + new, 200)
         request = Request(len(self.made), [0] * prompt, SamplingParams(max_new_tokens=new), limit)
         try:
-            self.scheduler.check(request)
+            self.scheduler.room.check(request)
         except (BudgetError, InputError):
             return False
         self.made.append(request)
@@ -160,7 +161,7 @@ def test_everyone_gets_through(
         assert steps < 50 * (left + 10), "it never ends"
     assert sorted(r.id for r in play.ended) == [r.id for r in play.made]
     assert play.memory.held == {}
-    assert play.memory.free() == play.scheduler.capacity
+    assert play.memory.free() == play.scheduler.room.capacity
     assert play.admitted == sorted(play.admitted), "first come, first served"
 
 
@@ -214,10 +215,10 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     play = Play(None, 100 * 10, 2, 16)
     request = Request(0, [0] * 30, SamplingParams(), 80)
     with pytest.raises(BudgetError, match=r"30 tokens with up to 50 new ones needs 1\.9 KiB .* in DRAM") as caught:
-        play.scheduler.check(request)
+        play.scheduler.room.check(request)
     assert "host_kv" in caught.value.hint
     with pytest.raises(InputError, match="200 tokens, but a sequence has at most 200"):
-        play.scheduler.check(Request(0, [0] * 200, SamplingParams(), 200))
+        play.scheduler.room.check(Request(0, [0] * 200, SamplingParams(), 200))
 
 
 def test_memory_that_vanishes_ends_the_request_instead_of_waiting_forever() -> None:

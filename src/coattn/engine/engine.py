@@ -22,6 +22,7 @@ from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.reuse import Reuse
+from coattn.engine.room import Room
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.work import Decode, Forward, Mixed, Refuse, Settle
@@ -89,7 +90,7 @@ class Engine:
         """A request that could run. Raises InputError or BudgetError."""
         limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
         request = Request(next(self._ids), prompt, params, limit, given, priority, deadline, salt, session)
-        self.scheduler.check(request)
+        self.scheduler.room.check(request)
         return request
 
     def submit(
@@ -318,9 +319,8 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         runner = self.runner
-        mixing = (self.mixes, runner.busy, self.tail)
-        fullest = runner.runtime.fullest
-        return Scheduler(runner, runner.slots, self.pace, self.longest, *mixing, self.reuse, fullest)
+        room = Room(runner, self.longest, runner.runtime.fullest)
+        return Scheduler(room, runner.slots, self.pace, self.mixes, runner.busy, self.tail, self.reuse)
 
 
 def _unwatched(waited: bool) -> None:

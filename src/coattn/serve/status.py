@@ -61,7 +61,7 @@ def live(context: Context) -> Json:
         return {**found, "tiers": {}, "counts": {}, "requests": [], "step": None}
     report, scheduler = llm.report(), llm.engine.scheduler
     tiers = {}
-    for tier, capacity in scheduler.capacity.items():
+    for tier, capacity in scheduler.room.capacity.items():
         free = None if sample is None else sample.free.get(tier)
         tiers[tier] = {
             "held_bytes": report[f"{tier}_kv_bytes"],
