@@ -65,7 +65,7 @@ class Host:
     def watching(self) -> Iterator[None]:
         """Every engine's steps are timed inside this block."""
         from coattn.engine.engine import Engine
-        from coattn.engine.scheduler import Decode
+        from coattn.engine.work import Decode
         from coattn.ops.prompt import attend
 
         do, run = Engine._do, attend.best

@@ -23,5 +23,5 @@ def loaded_once() -> Iterator[None]:
         place = choose_device(device)
         return kept(str(name), choose_dtype(dtype, place), place)
 
-    with mock.patch("coattn.hf.load.load", shared), mock.patch("coattn.engine.llm.load", shared):
+    with mock.patch("coattn.hf.load.load", shared), mock.patch("coattn.engine.model.load", shared):
         yield

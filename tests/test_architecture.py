@@ -35,7 +35,7 @@ FLOORS = (
     ("upkeep", "execute", "handover"),
     ("audit",),
     ("schedule",),
-    ("method", "methods", "parts", "probe", "group", "counts", "runtime"),
+    ("method", "methods", "parts", "probe", "group", "grouping", "reading", "counts", "runtime"),
     ("decode", "trace", "hf", "plan"),
     ("engine", "calibrate"),
     ("transfer",),

@@ -121,9 +121,7 @@ def report_of(group: Group, step: Step) -> dict[str, Any]:
     gpu = host = 0
     for slot, history, seen in zip(step.slots, step.history, step.visible, strict=True):
         tokens = cache.gpu.stored_tokens(slot, history) + seen - history
-        gpu += cache.gpu.entries(slot, tokens)
-        if cache.spec.pool_listed:
-            gpu += len(cache.gpu.pool(slot)) * cache.block
+        gpu += cache.gpu.entries(slot, tokens) + len(cache.gpu.pool(slot)) * cache.block
         if cache.host is not None:
             host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block
     found: dict[str, Any] = {"attended_gpu": float(gpu), "attended_host": float(host)}

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from coattn.audit.audit import Audit
 from coattn.cache.kv import KVCache
-from coattn.cache.least import min_gpu_bytes
-from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.execute.base import Executor
 from coattn.execute.gpu import Gpu
 from coattn.handover.base import Hand
-from coattn.handover.threads import Threads
 from coattn.index.base import Index
-from coattn.method import Parts
 from coattn.ops.current import current
 from coattn.part import Part
 from coattn.schedule.base import Schedule
 from coattn.select.base import Select
-from coattn.types import Selection, Step
+from coattn.types import Phase, Selection, Step
 from coattn.upkeep.base import Upkeep
+
+if TYPE_CHECKING:
+    from coattn.handover.mailboxes import PostOffice
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Group:
     """By layer: what the query that was predicted for it picked, in the running decode step."""
     audit: Audit | None = None
     """What is measured of the rule's promise, where it makes one."""
+    _closers: list[Callable[[], None]] = field(init=False, repr=False, default_factory=list)
 
     def all(self) -> tuple[Part, ...]:
         """Every part, the cache's configuration first."""
@@ -72,18 +75,109 @@ class Group:
         gpu = self.cache.gpu
         return self.cache.host is not None and gpu.first(max(step.lengths, default=0)) > gpu.sinks
 
+    def open(self) -> None:
+        """Takes memory, and makes the parts meet. Whoever calls releases it, also when this raises."""
+        # the cache may take all that is left: what the index cannot do without is kept for it meanwhile
+        kept = self.index.gpu_bytes(self.cache.spec, self.cache.config)
+        ledger = self.cache.spec.ledger
+        ledger.take("gpu", kept, "What is remembered of the keys")
+        try:
+            self.cache.open()
+        finally:
+            ledger.give("gpu", kept)
+        self._closers.append(self.cache.release)
+        for part in (self.index, self.upkeep, self.select, self.gpu, self.place, self.schedule):
+            self._closers.append(part.release)
+        self._closers.append(self.hand.close)
+        self.index.open(self.cache)
+        self.gpu.open(self.cache)
+        if self.place is not self.gpu:
+            self.place.open(self.cache)
+        self.upkeep.open(self.cache, self.index, self.select)
+        self.select.open(self.cache, self.index, self.upkeep)
+        self.schedule.open(self.executors)
+        if self.select.target and self.cache.host is not None and self.cache.spec.device.type != "meta":
+            self.audit = Audit(self.cache, self.select)
+            self._closers.append(self.audit.release)
 
-def make_group(parts: Parts, spec: CacheSpec) -> Group:
-    """Parts that are not open yet."""
-    spec = parts.upkeep.wants(spec, parts.config, parts.select)
-    cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
-    gpu = Gpu()
-    place = gpu if parts.place.name == gpu.name else parts.place
-    hand = Threads() if spec.device.type == "cuda" else Hand()
-    return Group(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.upkeep, hand)
+    def release(self) -> None:
+        """Gives every byte back to the ledger."""
+        while self._closers:
+            self._closers.pop()()
 
+    def uncaptured(self) -> str | None:
+        """The part that is the reason why a decode step cannot be captured, and why; None where it can."""
+        for part in self.all():
+            reason = part.uncaptured()
+            if reason is not None:
+                return f"{part.axis} {part.name!r}: {reason}"
+        return None
 
-def least_bytes(group: Group) -> int:
-    """Of the GPU tier, what it cannot do without."""
-    spec, config = group.cache.spec, group.cache.config
-    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.place.min_gpu_bytes(spec, config)
+    def unmixed(self) -> str | None:
+        """The part that is the reason why a decode step cannot take chunks of prompts along, and why."""
+        # a schedule whose layers pick again can do without predictions
+        predicts = not self.schedule.picks_again
+        if predicts and any(self.schedule.predicts(layer) for layer in self.cache.spec.layers):
+            return f"schedule {self.schedule.name!r}: queries are predicted for decode steps by themselves"
+        if self.place.asynchronous and self.cache.host is not None and self.cache.spec.device.type == "cuda":
+            return f"place {self.place.name!r}: what the CPU does is faster in a captured step"
+        return None
+
+    # the life of a step
+
+    def tabulate(self, step: Step) -> None:
+        """Its table is that of a decode step which the cache has planned."""
+        self.predicted.clear()
+        self.replayed = False
+        memory = self.cache.tables
+        longest = {
+            tier: max(memory.host(f"{tier}_lens")[: step.seqs].tolist(), default=0)
+            for tier in ("gpu", "host")
+            if memory.has(f"{tier}_lens")
+        }
+        self.table = StepTable(memory, step.seqs, self.cache.block, self.reaches_host(step), self.hand, longest)
+        if self.audit is not None:
+            self.audit.plan(step)
+
+    def capture(self, rows: int, host: bool, office: Callable[[], PostOffice]) -> None:
+        """Its table is that of any decode step of `rows` sequences, whatever stands in it.
+
+        host: whether anything in DRAM is attended; on a GPU it is handed over by a mailbox of the office.
+        """
+        self.predicted.clear()
+        memory, hand = self.cache.tables, self.hand
+        assert rows <= memory.batch, f"{rows} rows in a table of {memory.batch}"
+        if memory.device.type == "cuda" and host:
+            if self.mailboxes is None:
+                pulls = "host" in self.place.runs and not self.place.asynchronous
+                self.mailboxes = office().open(self.cache, pulls, self.schedule.picks_again)
+            hand = self.mailboxes
+        self.table = StepTable(memory, rows, self.cache.block, host, hand)
+
+    def store(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        """Stores the packed keys and values `[tokens, kv_heads, d]` of a step that is no decode step."""
+        filled = self.cache.append(layer, k, v, step)
+        if filled:
+            self.index.update(layer, filled, None)
+
+    def commit(self, step: Step) -> None:
+        """The step is over: its tokens are history now."""
+        self.cache.commit(step)
+        self.index.commit(step)
+        self.upkeep.commit(step)
+        if self.audit is not None and step.phase is Phase.DECODE:
+            self.audit.commit(step)
+
+    def abort(self) -> None:
+        """What a step has begun is given up. The index still has to hear what is left of each of its sequences."""
+        self.cache.abort()
+        if self.audit is not None:
+            self.audit.abort()
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
+        if self.audit is not None:
+            self.audit.truncate(slot, keep)
+        self.upkeep.truncate(slot, length, keep)
+        self.cache.truncate(slot, length, keep)
+        self.index.truncate(slot, keep)

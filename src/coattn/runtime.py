@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,21 +15,18 @@ from coattn.audit.audit import Audit
 from coattn.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
-from coattn.cache.step_table import StepTable
 from coattn.call import Call
 from coattn.group import Group as Group
-from coattn.group import least_bytes, make_group
-from coattn.handover.base import Hand
-from coattn.method import Composed, compose
-from coattn.methods import SLIDING
-from coattn.ops.blockwise import Prompt
-from coattn.ops.merge import merge_output, merge_rows, merge_states
-from coattn.ops.prefill import extend, follow, look_back, prefill
+from coattn.grouping import make_groups
+from coattn.method import Composed
+from coattn.ops.merge import merge_output
 from coattn.probe import Probe
-from coattn.schedule.base import executor_of, nothing
+from coattn.reading import Reading
 from coattn.side import SideStream
-from coattn.state import AttnState
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
+
+if TYPE_CHECKING:
+    from coattn.handover.mailboxes import PostOffice
 
 
 class Runtime:
@@ -66,71 +63,30 @@ class Runtime:
         self.meanwhile: Callable[[], None] | None = None
         """Called more often, in every layer of such a step and before and after; may begin or end one that runs at the
         same time."""
-        self.blockwise = composed.blockwise
-        self._prompts: dict[tuple[int, int], Prompt] = {}
-        """By sequence and layer: a prompt that is being read block by block."""
-        self._by_layer: dict[int, Group] = {}
         self.groups: list[Group] = []
         """Of layers of one kind: sliding windows first, then the method's."""
-        self.office: Any = None
+        self._by_layer: dict[int, Group] = {}
+        self.reading = Reading(layers, composed.blockwise)
+        self.office: PostOffice | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
-        self._closers: list[Callable[[], None]] = []
         self._side, self._lane = SideStream(), SideStream()
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for i, shape in enumerate(layers):
-            where = (shape.section, str(shape.device))
-            kinds.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, *where), []).append(i)
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
-        plan = []
-        # windows first: their need is fixed, the method takes what is left
-        for (window, *_), members in sorted(kinds.items(), key=lambda item: item[0][0] is None):
-            row = composed if window is None else compose(SLIDING, recent=window)
-            own = {i: layers[i] for i in members}
-            spec = CacheSpec(own, ledger.part(layers[members[0]].section), seqs, tokens, fixed, int(padding))
-            plan.append(make_group(row.build(), spec))
-        # in an engine, the least is for the shortest of sequences; what a longer one needs is said when it comes
-        amount = _amount(seqs, None if fixed else tokens)
-        for section in sorted({group.section for group in plan}):
-            least = sum(least_bytes(group) for group in plan if group.section == section)
-            ledger.part(section).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
+        planned = make_groups(
+            composed, CacheSpec(dict(enumerate(layers)), ledger, seqs, tokens, fixed, padding=int(padding))
+        )
         try:
-            for group in plan:
+            for group in planned:
+                self.groups.append(group)
                 with group.here():
-                    self._open(group)
+                    group.open()
+                self._by_layer |= dict.fromkeys(group.cache.spec.layers, group)
         except Exception:
             self.release()
             raise
         self.composed, self.seqs, self.tokens = composed, seqs, tokens
         for probe in self.probes:
             probe.open(self)
-
-    def _open(self, group: Group) -> None:
-        self.groups.append(group)
-        # the cache may take all that is left: what the index cannot do without is kept for it meanwhile
-        kept = group.index.gpu_bytes(group.cache.spec, group.cache.config)
-        ledger = group.cache.spec.ledger
-        ledger.take("gpu", kept, "What is remembered of the keys")
-        try:
-            group.cache.open()
-        finally:
-            ledger.give("gpu", kept)
-        self._closers.append(group.cache.release)
-        for part in (group.index, group.upkeep, group.select, group.gpu, group.place, group.schedule):
-            self._closers.append(part.release)
-        self._closers.append(group.hand.close)
-        group.index.open(group.cache)
-        group.gpu.open(group.cache)
-        if group.place is not group.gpu:
-            group.place.open(group.cache)
-        group.upkeep.open(group.cache, group.index, group.select)
-        group.select.open(group.cache, group.index, group.upkeep)
-        group.schedule.open(group.executors)
-        if group.select.target and group.cache.host is not None and group.cache.spec.device.type != "meta":
-            group.audit = Audit(group.cache, group.select)
-            self._closers.append(group.audit.release)
-        for layer in group.cache.spec.layers:
-            self._by_layer[layer] = group
 
     def uncaptured(self) -> str | None:
         """Why a decode step cannot be one CUDA graph, with the part that is the reason; None where it can."""
@@ -139,26 +95,14 @@ class Runtime:
             return "the model is not on a GPU"
         if len(places) > len({section for section, _ in places}):
             return f"the layers are on {len(places)} devices, which nobody gave as `devices`"
-        for group in self.groups:
-            for part in group.all():
-                reason = part.uncaptured()
-                if reason is not None:
-                    return f"{part.axis} {part.name!r}: {reason}"
-        return None
+        return next((reason for group in self.groups if (reason := group.uncaptured()) is not None), None)
 
     def unmixed(self) -> str | None:
         """Why decode steps cannot take chunks of prompts along, with the part that is the reason; None where they can.
 
         On a GPU a part for the CPU would stop the chunk in every layer, and is handed over faster in a captured step.
         """
-        for group in self.groups:
-            # a schedule whose layers pick again can do without predictions
-            predicts = not group.schedule.picks_again
-            if predicts and any(group.schedule.predicts(layer) for layer in group.cache.spec.layers):
-                return f"schedule {group.schedule.name!r}: queries are predicted for decode steps by themselves"
-            if group.place.asynchronous and group.cache.host is not None and group.cache.spec.device.type == "cuda":
-                return f"place {group.place.name!r}: what the CPU does is faster in a captured step"
-        return None
+        return next((reason for group in self.groups if (reason := group.unmixed()) is not None), None)
 
     def begin(self, step: Step, beside: Step | None = None) -> None:
         """Makes room for a step, and writes a decode step's tables. Raises BudgetError before anything has changed.
@@ -181,22 +125,10 @@ class Runtime:
                 self.truncate(slot, 0, 0)
             raise
         self.step, self.beside = step, beside
-        for group in self.groups:
-            if step.phase is Phase.DECODE:
-                group.predicted.clear()
-                group.replayed = False
-                memory = group.cache.tables
-                longest = {
-                    tier: max(memory.host(f"{tier}_lens")[: step.seqs].tolist(), default=0)
-                    for tier in ("gpu", "host")
-                    if memory.has(f"{tier}_lens")
-                }
-                host = group.reaches_host(step)
-                group.table = StepTable(memory, step.seqs, group.cache.block, host, group.hand, longest)
-                if group.audit is not None:
-                    group.audit.plan(step)
-        if step.phase is Phase.DECODE and self._prompts:
-            self._end_prompts(step.slots)
+        if step.phase is Phase.DECODE:
+            for group in self.groups:
+                group.tabulate(step)
+            self.reading.end(step.slots)
         for probe in self.probes:
             for part in parts:
                 probe.begin(part)
@@ -217,26 +149,17 @@ class Runtime:
         self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
         try:
             for group in self.groups:
-                group.predicted.clear()
-                memory, hand = group.cache.tables, group.hand
-                assert rows <= memory.batch, f"{rows} rows in a table of {memory.batch}"
-                if memory.device.type == "cuda" and host:
-                    hand = self._mailboxes(group)
-                group.table = StepTable(memory, rows, group.cache.block, host, hand)
+                group.capture(rows, host, self._open_office)
             yield
         finally:
             self.step = before
 
-    def _mailboxes(self, group: Group) -> Hand:
+    def _open_office(self) -> PostOffice:
         from coattn.handover.mailboxes import PostOffice
 
         if self.office is None:
             self.office = PostOffice()
-        if group.mailboxes is None:
-            pulls = "host" in group.place.runs and not group.place.asynchronous
-            group.mailboxes = self.office.open(group.cache, pulls, group.schedule.picks_again)
-        hand: Hand = group.mailboxes
-        return hand
+        return self.office
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
@@ -266,8 +189,10 @@ class Runtime:
     def _attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         for probe in self.probes:
             probe.attend(step, layer, q, k, v, scale)
-        run = self.decode if step.phase is Phase.DECODE else self.extend
-        out = run(step, layer, q, k, v, scale)
+        if step.phase is Phase.DECODE:
+            out = self.decode(step, layer, q, k, v, scale)
+        else:
+            out = self.reading.extend(self._by_layer[layer], step, layer, q, k, v, scale)
         for probe in self.probes:
             probe.output(step, layer, out)
         return out
@@ -315,7 +240,7 @@ class Runtime:
 
     def norm_layer(self, layer: int) -> int:
         """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
-        return layer - int(getattr(self._by_layer[layer].schedule, "norm", "own") == "before")
+        return self._by_layer[layer].schedule.norm_layer(layer)
 
     @contextmanager
     def side_stream(self, layer: int, hidden: Tensor) -> Iterator[None]:
@@ -357,80 +282,6 @@ class Runtime:
                 group.audit.joined()
         return found
 
-    def extend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Several new tokens per sequence: dense among themselves, the method's way over the history."""
-        group = self._by_layer[layer]
-        parts = [
-            self._read(group, step, i, layer, q[start:end], k[start:end], v[start:end], scale)
-            for i, (start, end) in enumerate(step.spans)
-            if start < end
-        ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty_like(q)
-        group.upkeep.hear(layer, q, step, scale)
-        self._store(group, layer, k, v, step)
-        return out
-
-    def _read(
-        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor:
-        """The step's tokens of its i-th sequence."""
-        prompt = self._prompt(step.slots[i], layer, step.history[i])
-        if prompt is None:
-            return self._read_exactly(group, step, i, layer, q, k, v, scale)
-        cut = len(q) if step.slots[i] in step.more else max(0, len(q) - prompt.sizes.question)
-        parts = [prompt.attend(q[:cut], k[:cut], v[:cut], scale, self.layers[layer])] if cut else []
-        if cut < len(q):
-            parts.append(self._read_exactly(group, step, i, layer, q[cut:], k, v, scale))
-            prompt.length += len(q) - cut
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _read_exactly(
-        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor:
-        """q: of all, or of the last of the sequence's new tokens."""
-        shape, alone = self.layers[layer], step.alone(i)
-        if not step.history[i]:
-            return prefill(q, k, v, scale, shape)
-        history = group.cache.history(layer, step.slots[i], alone)
-        if history is not None and history.window is None:
-            state = follow(q, k, v, history.k, history.v, scale, shape)
-        elif history is not None:
-            keys, values = torch.cat([history.k, k]), torch.cat([history.v, v])
-            state = look_back(q, keys, values, scale, shape, history.window, history.sinks, history.position)
-        else:
-            call = Call(layer, shape, q[None], scale, alone, group.cache, group.index)
-            seen = self._attend_history(group, call, last=step.seqs > 1)
-            own = extend(q, k, v, scale, shape)
-            state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
-        return state.out.to(q.dtype)
-
-    def _store(self, group: Group, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        filled = group.cache.append(layer, k, v, step)
-        if filled:
-            group.index.update(layer, filled, None)
-
-    def _prompt(self, slot: int, layer: int, history: int) -> Prompt | None:
-        """The prompt whose next tokens these are, where prompts are read block by block; not those of a later turn."""
-        if self.blockwise is None or self.layers[layer].sliding_window is not None:
-            return None
-        if history == 0:
-            self._prompts[slot, layer] = Prompt(self.blockwise)
-        found = self._prompts.get((slot, layer))
-        return found if found is not None and found.length == history else None
-
-    def _end_prompts(self, slots: Sequence[int]) -> None:
-        for key in [key for key in self._prompts if key[0] in slots]:
-            del self._prompts[key]
-
-    def _attend_history(self, group: Group, call: Call, last: bool) -> AttnState:
-        """Many queries over what a sequence has stored. last: the next layer is not what comes next."""
-        layers = list(group.cache.spec.layers)
-        following = layers.index(call.layer) + 1
-        upcoming = None if last or following == len(layers) else layers[following]
-        works = group.select.pick(call).works
-        states = [executor_of(group.executors, work).read(call, work, upcoming) for work in works]
-        return merge_states(states or nothing(call))
-
     def import_kv(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
         """Stores keys and values that somebody else has computed, packed as the step that has begun.
 
@@ -440,7 +291,7 @@ class Runtime:
         group, device = self._by_layer[layer], self.layers[layer].device
         if q is not None:
             group.upkeep.hear(layer, q.to(device), self.step, scale)
-        self._store(group, layer, k.to(device), v.to(device), self.step)
+        group.store(layer, k.to(device), v.to(device), self.step)
 
     def commit(self) -> None:
         """The step is over: its tokens are history now."""
@@ -451,11 +302,7 @@ class Runtime:
         for part in (step,) if self.beside is None else (self.beside, step):
             for group in self.groups:
                 with group.here():
-                    group.cache.commit(part)
-                    group.index.commit(part)
-                    group.upkeep.commit(part)
-                    if group.audit is not None and part.phase is Phase.DECODE:
-                        group.audit.commit(part)
+                    group.commit(part)
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None
@@ -467,11 +314,9 @@ class Runtime:
         parts = [part for part in (self.step, self.beside) if part is not None]
         self.step = self.beside = None
         for group in self.groups:
-            group.cache.abort()
-            if group.audit is not None:
-                group.audit.abort()
+            group.abort()
         for part in parts:
-            self._end_prompts(part.slots)
+            self.reading.end(part.slots)
             for group in self.groups:
                 with group.here():
                     for slot, history in zip(part.slots, part.history, strict=True):
@@ -479,14 +324,10 @@ class Runtime:
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
-        self._end_prompts((slot,))
+        self.reading.end((slot,))
         for group in self.groups:
             with group.here():
-                if group.audit is not None:
-                    group.audit.truncate(slot, keep)
-                group.upkeep.truncate(slot, length, keep)
-                group.cache.truncate(slot, length, keep)
-                group.index.truncate(slot, keep)
+                group.truncate(slot, length, keep)
         for probe in self.probes:
             probe.truncate(slot, length, keep)
 
@@ -549,13 +390,8 @@ class Runtime:
     def release(self) -> None:
         """Gives every byte back to the ledger."""
         self.drop_captures()
-        while self._closers:
-            self._closers.pop()()
+        for group in reversed(self.groups):
+            group.release()
         self.groups.clear()
         self._by_layer.clear()
-        self._prompts.clear()
-
-
-def _amount(seqs: int, tokens: int | None) -> str:
-    sequences = "one sequence" if seqs == 1 else f"{seqs} sequences"
-    return sequences if tokens is None else f"{sequences} of {tokens:,} tokens"
+        self.reading.prompts.clear()

@@ -17,7 +17,7 @@ def test_no_lane_without_captured_steps() -> None:
     with coattn.LLM((small(2), tokenizer()), "full", max_batch=2, max_length=64) as engine:
         if engine.not_captured is not None:
             assert lane_for(engine.runner) == "decode steps are not captured"
-            assert engine.engine.lane is None
+            assert engine.engine.between.lane is None
             assert not engine.engine.pace.lane
 
 
@@ -34,7 +34,7 @@ def test_the_same_tokens_as_in_turns() -> None:
     answers = []
     for beside in (True, False):
         with coattn.LLM((small(4), tokenizer()), "full", max_batch=3, max_length=512, chunk=64, reuse=False) as engine:
-            if not isinstance(engine.engine.lane, Lane):
+            if not isinstance(engine.engine.between.lane, Lane):
                 pytest.skip("this GPU is not divided")
             engine.engine.pace.lane = beside
             handles = [engine.submit(prompt(n, seed=4), greedy(100)) for n in (40, 60)]

@@ -18,7 +18,7 @@ from coattn.evaluate import readme_tasks
 from coattn.evaluate.readme_table import HEAD, NONE, join, read_list
 from coattn.evaluate.report import BEGIN, END
 from coattn.evaluate.results import fault, read_result
-from coattn.evaluate.tables import EVERY_ROW
+from coattn.evaluate.speed_rows import EVERY_ROW
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results"

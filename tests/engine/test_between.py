@@ -15,7 +15,7 @@ from tests.engine.test_pace import World
 
 import coattn
 from coattn.engine.pace import Pace
-from coattn.engine.scheduler import Decode, Extend
+from coattn.engine.work import Decode, Extend
 from coattn.errors import BudgetError
 from coattn.methods import METHODS
 
@@ -91,7 +91,7 @@ def test_no_room_between_layers_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
         run, inside = engine.runner.decode, []
 
         def refuse(*given: Any) -> Any:
-            inside.append(engine.runner.runtime.between is None and engine.engine.scheduler._passed > 0)
+            inside.append(engine.runner.runtime.between is None and engine.engine.scheduler.gap.passed > 0)
             if inside[-1]:
                 raise BudgetError("Full.", "Wait.")
             return run(*given)
@@ -212,7 +212,7 @@ class PretendedLane:
 def on_a_lane(**more: Any) -> tuple[coattn.LLM, PretendedLane]:
     made = open_llm("full", False, **more)
     lane: Any = PretendedLane(made.runner)
-    made.engine.lane, made.engine.pace.lane, made.engine.pace.layers = lane, True, LAYERS
+    made.engine.between.lane, made.engine.pace.lane, made.engine.pace.layers = lane, True, LAYERS
     return made, lane
 
 
@@ -239,13 +239,13 @@ def test_a_step_is_looked_for_in_every_layer_and_at_the_borders_of_chunks(monkey
             made.step()
         second = made.submit(prompt(90, seed=5), greedy(2))
         seen: list[bool] = []
-        hand_on, runtime = made.engine._hand_on, made.runner.runtime
+        hand_on, runtime = made.engine.between.hand_on, made.runner.runtime
 
         def noted(on: Any) -> None:
             seen.append(runtime.step is None)
             hand_on(on)
 
-        monkeypatch.setattr(made.engine, "_hand_on", noted)
+        monkeypatch.setattr(made.engine.between, "hand_on", noted)
         assert second.result().error is None
         # when a chunk is begun, before and after each layer's attention; and before it begins, when it is over, and
         # once more at the prompt's end
@@ -314,10 +314,10 @@ def test_a_request_that_is_cancelled_while_its_step_runs_beside_a_chunk() -> Non
         while len(first.request.output) < 3:
             made.step()
         second = made.submit(prompt(90, seed=5), greedy(20))
-        while made.engine._beside is None:
+        while not made.engine.between.pending:
             made.step()
         first.cancel()
-        assert made.engine._beside is None
+        assert not made.engine.between.pending
         assert second.result().token_ids == by_transformers(small(LAYERS), prompt(90, seed=5), 20)
         assert first.result().finish_reason == "cancelled"
         assert made.report()["failed_steps"] == 0

@@ -51,7 +51,7 @@ def push_out(llm: coattn.LLM, seed: int = 50) -> None:
 def in_order(llm: coattn.LLM) -> None:
     for table in llm.reuse.tables:
         table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.capacity
+    assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
 
 
 @pytest.mark.parametrize("method", BUDGETS)
@@ -69,7 +69,7 @@ def test_what_was_pushed_out_comes_back(method: str, tmp_path: Path) -> None:
             read, before = llm.report()["prefill_tokens"], llm.report()["disk"]["read_tokens"]
             found = llm.generate(ids, PARAMS)[0]
             common = 96 if ids is text else 81 if ids[40:41] == text[40:41] else 40
-            shared = min(common, len(ids) - llm.reuse.listens) // 8 * 8
+            shared = min(common, len(ids) - llm.reuse.beginnings.listens) // 8 * 8
             assert (found.token_ids, found.cached_tokens) == (answer, shared)
             assert llm.report()["prefill_tokens"] - read == len(ids) - shared
             assert llm.report()["disk"]["read_tokens"] > before
@@ -130,7 +130,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], 
         slow_prompts(llm)
         answer = llm.generate(prompt(96, seed=1), PARAMS)[0].token_ids
         push_out(llm)
-        mine = llm.reuse.root(b"")
+        mine = llm.reuse.beginnings.root(b"")
         keys: list[bytes] = []
         from coattn.engine.prefix import extend_keys
 

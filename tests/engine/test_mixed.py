@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.engine.memory import Boundless
 from tests.engine.small import by_transformers, greedy, llm, prompt, small
-from tests.engine.test_pace import Boundless
 
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Mixed, Scheduler
+from coattn.engine.room import Room
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Decode, Mixed
 
 LENGTHS = (30, 5, 90, 17, 61, 3)
 ROWS: list[tuple[str, dict[str, Any]]] = [
@@ -65,7 +67,7 @@ def request(name: int, tokens: int) -> Request:
 
 def test_decoding_never_waits_for_a_prompt() -> None:
     """Every step but the first ones holds a token of everyone who decodes."""
-    scheduler = Scheduler(Boundless(), 8, Pace(None, 0.05, most=256), 1 << 20, mixes=True)
+    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, 0.05, most=256), mixes=True)
     for i in range(3):
         scheduler.add(request(i, 10))
     first = scheduler.next()
@@ -84,33 +86,3 @@ def test_decoding_never_waits_for_a_prompt() -> None:
         scheduler.done(work)
         for one in work.requests:
             one.output.append(0)
-
-
-def test_a_short_prompt_takes_half_of_what_a_long_one_has() -> None:
-    scheduler = Scheduler(Boundless(), 8, Pace(None, None, most=256), 1 << 20, mixes=True)
-    scheduler.add(request(0, 5000))
-    scheduler.add(request(1, 40))
-    scheduler.add(request(2, 600))
-    work = scheduler.next()
-    assert isinstance(work, Mixed)
-    assert [(chunk.request.id, chunk.end) for chunk in work.chunks] == [(0, 128), (1, 40), (2, 88)]
-    alone = Scheduler(Boundless(), 8, Pace(None, None, most=256), 1 << 20, mixes=True)
-    alone.add(request(0, 5000))
-    assert alone.next() == Extend(alone.running[0], 256)
-
-
-def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
-    scheduler = Scheduler(Boundless(), 8, Pace(100), 1 << 20, mixes=True)
-    for name, tokens in ((0, 250), (1, 130), (2, 30)):
-        scheduler.add(request(name, tokens))
-    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    while any(r.stored < len(r.prompt) for r in (*scheduler.running, *scheduler.waiting)):
-        work = scheduler.next()
-        assert isinstance(work, Extend | Mixed)
-        for chunk in (work,) if isinstance(work, Extend) else work.chunks:
-            seen[chunk.request.id].append(chunk.end)
-        scheduler.done(work)
-        for r in scheduler.running:
-            if r.stored == r.total:
-                r.output.append(0)
-    assert seen == {0: [100, 200, 250], 1: [100, 130], 2: [30]}

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
+from tests.engine.memory import Boundless
 from tests.engine.small import llm
 
-from coattn.engine import scheduler as scheduling
+from coattn.engine import gap as timing
 from coattn.engine.pace import FIRST, LEAST, Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Mixed, Scheduler
+from coattn.engine.room import Room
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Decode, Extend
 from coattn.errors import ConfigError
-from coattn.types import Tier
-
-
-class Boundless:
-    """No tier has a limit."""
-
-    def needs(self, _tokens: int) -> Mapping[Tier, int]:
-        return {}
-
-    def free(self) -> Mapping[Tier, int | None]:
-        return {}
-
-    def forget(self, slot: int, length: int) -> None:
-        pass
 
 
 class World:
@@ -35,8 +22,8 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Pace, decode: float, token: float) -> None:
         self.now, self.decode, self.token = 0.0, decode, token
-        monkeypatch.setattr(scheduling.time, "perf_counter", lambda: self.now)
-        self.scheduler = Scheduler(Boundless(), 16, pace, 1 << 20)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        self.scheduler = Scheduler(Room(Boundless(), 1 << 20), 16, pace)
         self.pace = pace
         self.gaps: list[float] = []
         self.firsts: dict[int, float] = {}
@@ -166,23 +153,3 @@ def test_no_fewer_than_the_least() -> None:
         budget = pace.budget(True)
         assert budget >= 512
         pace.note(budget, 0.04 + 1e-5 * budget)
-
-
-def test_prompts_are_cut_at_tiles() -> None:
-    pace = Pace()
-    pace.tile = 2048
-    line = Scheduler(Boundless(), 4, pace, 1 << 20, mixes=True)
-    for name, length in enumerate((9000, 3000, 20000)):
-        line.add(Request(name, [0] * length, SamplingParams(max_new_tokens=1), length + 1))
-    ends: dict[int, list[int]] = {}
-    while line.waiting or line.running:
-        work = line.next()
-        assert isinstance(work, Mixed | Extend)
-        chunks = work.chunks if isinstance(work, Mixed) else (work,)
-        line.done(work)
-        for chunk in chunks:
-            ends.setdefault(chunk.request.id, []).append(chunk.end)
-            if chunk.request.stored == chunk.request.total:
-                line.finish(chunk.request)
-    assert {name: each[-1] for name, each in ends.items()} == {0: 9000, 1: 3000, 2: 20000}
-    assert not any(end % 2048 for each in ends.values() for end in each[:-1])

@@ -29,7 +29,7 @@ def in_order(llm: coattn.LLM) -> None:
     """Counts of blocks are right, and with nobody running all of them are free."""
     for table in llm.reuse.tables:
         table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.capacity
+    assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
 
 
 def questions() -> list[list[int]]:
@@ -56,7 +56,7 @@ def expected(llm: coattn.LLM, known: list[list[int]], ids: list[int]) -> int:
     """Full blocks in common with anything stored, but for the tokens that are always computed."""
     if llm.report()["not_shared"] is not None:
         return 0
-    block, most = llm.reuse.block, len(ids) - llm.reuse.listens
+    block, most = llm.reuse.beginnings.block, len(ids) - llm.reuse.beginnings.listens
     common = [
         next((i for i, (a, b) in enumerate(zip(ids, seen, strict=False)) if a != b), min(len(ids), len(seen)))
         for seen in known
@@ -112,7 +112,7 @@ def test_requests_at_the_same_time_share(method: str, chunk: int) -> None:
         found = llm.generate([ids] * 3 + [ids[:50] + prompt(90, seed=3)], params)
         assert all(each.token_ids == want.token_ids for each in found[:3])
         first, *others = (each.cached_tokens for each in found)
-        whole = (120 - llm.reuse.listens) // 8 * 8
+        whole = (120 - llm.reuse.beginnings.listens) // 8 * 8
         assert first == 0
         assert others == [whole, whole, 48]
         assert llm.report()["prefill_tokens"] <= 120 + 2 * (120 - whole) + 140 - 48

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.memory import Blocks
 
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import Request
-from coattn.engine.scheduler import Decode, Extend, Refuse, Scheduler
+from coattn.engine.room import Room
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Decode, Extend, Refuse
 from coattn.errors import BudgetError, InputError
-from coattn.types import Tier
-
-GPU, HOST = 8, 4
-"""Tokens per block in each tier of the pretended memory; a block is 100 bytes."""
-
-
-class Blocks:
-    """Two tiers of blocks. The GPU tier holds the newest tokens only, as an arena's does."""
-
-    def __init__(self, gpu: int | None, host: int | None) -> None:
-        self.limits: dict[Tier, int | None] = {"gpu": gpu, "host": host}
-        self.held: dict[int, int] = {}
-
-    def needs(self, tokens: int) -> Mapping[Tier, int]:
-        return {"gpu": 100 * -(-min(tokens, 32) // GPU), "host": 100 * (tokens // HOST)}
-
-    def free(self) -> Mapping[Tier, int | None]:
-        used = {tier: sum(self.needs(n)[tier] for n in self.held.values()) for tier in self.limits}
-        return {tier: None if limit is None else limit - used[tier] for tier, limit in self.limits.items()}
-
-    def store(self, slot: int, history: int, tokens: int) -> None:
-        assert self.held.get(slot, 0) == history
-        self.held[slot] = history + tokens
-        assert all(room is None or room >= 0 for room in self.free().values()), "above the budget"
-
-    def forget(self, slot: int, length: int) -> None:
-        assert self.held.pop(slot) == length
 
 
 class Play:
@@ -47,7 +21,7 @@ class Play:
 
     def __init__(self, gpu: int | None, host: int | None, slots: int, chunk: int) -> None:
         self.memory = Blocks(gpu, host)
-        self.scheduler = Scheduler(self.memory, slots, chunk, longest=200)
+        self.scheduler = Scheduler(Room(self.memory, 200), slots, chunk)
         self.slots, self.chunk = slots, chunk
         self.made: list[Request] = []
         self.ended: list[Request] = []
@@ -58,7 +32,7 @@ class Play:
         limit = min(prompt + new, 200)
         request = Request(len(self.made), [0] * prompt, SamplingParams(max_new_tokens=new), limit)
         try:
-            self.scheduler.check(request)
+            self.scheduler.room.check(request)
         except (BudgetError, InputError):
             return False
         self.made.append(request)
@@ -159,7 +133,7 @@ def test_everyone_gets_through(
         assert steps < 50 * (left + 10), "it never ends"
     assert sorted(r.id for r in play.ended) == [r.id for r in play.made]
     assert play.memory.held == {}
-    assert play.memory.free() == play.scheduler.capacity
+    assert play.memory.free() == play.scheduler.room.capacity
     assert play.admitted == sorted(play.admitted), "first come, first served"
 
 
@@ -207,16 +181,6 @@ def test_short_prompts_share_a_chunk() -> None:
         kinds.append(type(work).__name__)
         play.step()
     assert kinds == ["Extend"] * 4 + ["Decode", "Extend", "Decode"]
-
-
-def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
-    play = Play(None, 100 * 10, 2, 16)
-    request = Request(0, [0] * 30, SamplingParams(), 80)
-    with pytest.raises(BudgetError, match=r"30 tokens with up to 50 new ones needs 1\.9 KiB .* in DRAM") as caught:
-        play.scheduler.check(request)
-    assert "host_kv" in caught.value.hint
-    with pytest.raises(InputError, match="200 tokens, but a sequence has at most 200"):
-        play.scheduler.check(Request(0, [0] * 200, SamplingParams(), 200))
 
 
 def test_memory_that_vanishes_ends_the_request_instead_of_waiting_forever() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coattn.bench.prompt_kernels import product_tflops
 from coattn.cache.ledger import Ledger
-from coattn.engine.llm import choose_runner
+from coattn.decode.choose import choose_runner
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session

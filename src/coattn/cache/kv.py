@@ -286,7 +286,7 @@ class KVCache:
 
     def _list_width(self) -> int:
         """Blocks in GPU memory that a decode step may attend to, of one sequence."""
-        return self.gpu.width + (self.spec.pool_blocks if self.spec.pool_listed else 0)
+        return self.gpu.width + self.spec.list_extra
 
     def _write(self, step: Step) -> None:
         memory, gpu, block = self._table_memory(), self.gpu, self.block

@@ -27,8 +27,8 @@ class CacheSpec:
     """GPU blocks beside those of the sequences, for the padding rows of a captured step: 1 or none."""
     pool_blocks: int = 0
     """GPU blocks of each sequence beside its window, which belong to the upkeep."""
-    pool_listed: bool = False
-    """Whether decode steps attend to a sequence's pool as they do to its window."""
+    list_extra: int = 0
+    """Blocks that a decode step may list of a sequence in GPU memory beside those of its window and sinks."""
     sink_blocks: int = 0
     """First blocks of a sequence that stay in GPU memory beside its window, where upkeep wants them."""
     kept: int = 0

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from coattn.method import Method, compose
-from coattn.methods import METHODS
+from coattn.method import Composed, Method, compose
+from coattn.methods import METHODS, find_method
 from coattn.ops.blockwise import NAMES
 from coattn.types import LayerShape
 from coattn.units import format_bytes
+
+log = logging.getLogger("coattn")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The method that was named, or those that may be chosen once the model is known."""
+
+    named: Composed | None
+    rows: Sequence[Method]
+    params: Mapping[str, Any]
+
+    @staticmethod
+    def of(method: str | Method | None, params: Mapping[str, Any]) -> Wanted:
+        """Raises what is wrong with a method or its parameters."""
+        if method is None:
+            return Wanted(None, candidates(params), params)
+        return Wanted(compose(find_method(method), **params), (), params)
+
+    def settle(self, layers: Sequence[LayerShape], gpu: int | None, batch: int, tokens: int) -> Composed:
+        """The method for so many sequences of so many tokens; says which it is, and why, where none was named.
+
+        gpu: bytes that the KV may take in the GPU tier.
+        """
+        if self.named is not None:
+            return self.named
+        row, why = choose(self.rows, layers, gpu, batch, tokens)
+        log.log(logging.WARNING if row.name != "full" else logging.INFO, "Method %s: %s.", row.name, why)
+        return compose(row, **self.params)
 
 
 def kv_bytes(layers: Sequence[LayerShape], batch: int, tokens: int) -> int:

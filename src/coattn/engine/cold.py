@@ -5,8 +5,9 @@ Both ways are measured while they are gone: bytes per second of the disk, and se
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
@@ -47,6 +48,24 @@ class Cold:
         """First keys of what is on its way."""
         self._probe: Future[Found] | None = None
         prefixes.leaving = self.spill
+
+    def watch(self, spans: Sequence[tuple[int, int]]) -> Callable[[bool], None]:
+        """A step begins that reads tokens `start .. end` of prompts: how long does it take? Call it when it is over.
+
+        It is told whether anybody has waited for the device.
+        """
+        start = time.perf_counter()
+
+        def over(waited: bool) -> None:
+            speed = self.prompts
+            for span in spans:
+                speed.add(*span)
+            if not waited and not speed.known and torch.cuda.is_available():
+                torch.cuda.synchronize()
+            # without a GPU a step is over when its call is
+            speed.tick(time.perf_counter() - start, waited or not speed.known or not torch.cuda.is_available())
+
+        return over
 
     def spill(self, nodes: Sequence[Node]) -> None:
         """Nodes are about to leave memory: those that would be read sooner than computed go to the disk."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coattn.decode.runner import EagerRunner, Runner
+from coattn.decode.choose import choose_runner
 from coattn.engine.adjust import Guide
-from coattn.engine.choose import candidates, choose
+from coattn.engine.choose import Wanted
+from coattn.engine.chunks import Chunks
+from coattn.engine.conversations import Conversations
 from coattn.engine.devices import Devices
-from coattn.engine.disk import Disk
+from coattn.engine.disk_tier import DiskTier
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
-from coattn.engine.pace import FIRST, Pace
+from coattn.engine.model import open_model, sequence_length
 from coattn.engine.params import SamplingParams
-from coattn.engine.prefix import FORMAT, digest
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
 from coattn.engine.reuse import Reuse
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
-from coattn.errors import BusyError, ConfigError, InputError
-from coattn.hf.fingerprint import config_fingerprint, fingerprints, read_by
-from coattn.hf.forward import Session, end_tokens, longest
-from coattn.hf.load import Loaded, choose_device, load
+from coattn.engine.weights import check_share, stage
+from coattn.errors import InputError
+from coattn.hf.fingerprint import fingerprints, read_by
+from coattn.hf.forward import Session, end_tokens
+from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
-from coattn.hf.weights import StagedWeights
-from coattn.method import Composed, Method, compose
-from coattn.methods import METHODS, find_method
-from coattn.ops.prompt.kernels import TILES
+from coattn.method import Method, compose
+from coattn.methods import METHODS
 from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
@@ -50,20 +47,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from coattn.transfer.decode import RemotePrefill
-
-DEFAULT_LENGTH = 8192
-"""max_length when neither the caller nor the model asks for less."""
-
-CHUNK, LARGEST = 2048, 8192
-"""Prompt tokens of a step where nothing else decides; on a GPU, where larger steps are faster, when nobody decodes."""
-
-log = logging.getLogger("coattn")
-
-MOST_SESSIONS = 1024
-"""Sessions that are known by name at a time."""
-
-DISK = 16 << 30
-"""Most bytes of the files of a disk tier, unless said."""
 
 
 class LLM:
@@ -138,36 +121,33 @@ class LLM:
         if max_waiting is not None:
             check_count("max_waiting", max_waiting, 0)
         # what is wrong is said before a model is loaded
-        given = None if method is None else compose(find_method(method), **method_params)
-        rows = candidates(method_params) if given is None else []
-        _pace(chunk, target_ms, exact=True)
-        disk_limit = _disk_limit(disk, disk_memory)
-        share = _share(weights_on_gpu, given)
+        wanted, chunks, tier = (
+            Wanted.of(method, method_params),
+            Chunks(chunk, target_ms),
+            DiskTier.of(disk, disk_memory),
+        )
+        share = check_share(weights_on_gpu, wanted.named)
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
-        loaded = _loaded(model, dtype, device, on_host=share is not None or asked.several, first=asked.first)
+        loaded = open_model(model, dtype, device, on_host=share is not None or asked.several, first=asked.first)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
-        self.max_length = _length(loaded, max_length)
+        self.max_length = sequence_length(loaded, max_length)
         self.sessions = Sessions(None if session_dir is None else Path(session_dir))
         """Those that are saved: `names()`, `has(name)`, `delete(name)`."""
-        self._open: dict[tuple[bytes, str], Conversation] = {}
-        self._numbers, self._opening = itertools.count(), threading.Lock()
+        self.conversations = Conversations()
+        """Those that are open."""
         self._fingerprints: dict[str, str] | None = None
         with ExitStack() as undo:
-            self._weights = None if share is None else _stage(loaded, share, device)
+            self._weights = None if share is None else stage(loaded, share, device)
             if self._weights is not None:
                 undo.callback(self._weights.close)
-            self.devices = asked.settle(loaded.model, given or compose(METHODS["full"]), max_batch, self.max_length)
+            divided_for = wanted.named or compose(METHODS["full"])
+            self.devices = asked.settle(loaded.model, divided_for, max_batch, self.max_length)
             if self.devices.borders is not None:
                 undo.callback(self.devices.borders.close)
             session = undo.enter_context(Session(loaded.model, self.devices.borders))
             self.ledger = self.devices.ledger(session, host)
-            if given is None:
-                row, why = choose(rows, session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
-                log.log(logging.WARNING if row.name != "full" else logging.INFO, "Method %s: %s.", row.name, why)
-                given = compose(row, **method_params)
-            self.composed = given
-            pace = _pace(chunk, target_ms, given.exact)
+            self.composed = wanted.settle(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             # a layer's weights may not be there yet when its query would be predicted
@@ -176,45 +156,27 @@ class LLM:
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)
             self.not_captured, self.not_mixed = runtime.uncaptured(), runtime.unmixed()
-            ends = end_tokens(loaded.model, loaded.tokenizer)
-            marks = repr([shape.mark for shape in session.layers])
-            # files outlast the process, and may meet a model of the same configuration with other weights
-            print_of = config_fingerprint(loaded.model) if disk is None else read_by(loaded.model)
-            model_key = digest(FORMAT, print_of, marks)
-            folder = None
-            if disk is not None:
-                folder = Disk(Path(disk), disk_limit, {"model": model_key.hex()})
+            key = tier.key(loaded.model, session.layers)
+            folder = tier.open(key)
+            if folder is not None:
                 undo.callback(folder.close)
-            self.reuse = Reuse(runtime, model_key, reuse, folder)
-            pace.most = LARGEST if session.device.type == "cuda" else CHUNK
-            pace.tile = TILES[-1] if session.device.type == "cuda" else 1
-            if session.device.type == "cuda" and self.not_captured is None and self._weights is None:
-                # a step that reads is not captured, and its launches take longer than many decode steps: they run
-                # between its layers
-                pace.layers = len(session.layers)
-                if chunk is None and pace.fixed is not None:
-                    pace.fixed = LARGEST // 2  # a layer of it is short enough
+            self.reuse = Reuse(runtime, key, reuse, folder)
+            on_gpu = session.device.type == "cuda"
+            between = on_gpu and self.not_captured is None and self._weights is None
+            if between:
                 self.not_mixed = self.not_mixed or "decode steps are captured, and run between the layers of prompts"
-            elif session.device.type == "cuda" and target_ms is None:
-                # fewer tokens save little time beside the launches of a step that is not captured
-                pace.least = FIRST
             self.engine = Engine(
                 self.runner,
                 loaded.tokenizer,
-                chunk=pace,
+                chunk=chunks.pace(self.composed.exact, on_gpu, len(session.layers) if between else None),
                 longest=self.max_length,
-                ends=ends,
+                ends=end_tokens(loaded.model, loaded.tokenizer),
                 max_waiting=max_waiting,
                 reuse=self.reuse,
                 mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
-            if pace.layers > 1:
-                from coattn.decode.lane import lane_for
-
-                lane = lane_for(self.runner)
-                if not isinstance(lane, str):
-                    self.engine.lane, pace.lane = lane, True
+            self.engine.between.divide_gpu()
             undo.pop_all()
             for opened in (self.devices.borders, self._weights, folder):
                 if opened is not None:
@@ -304,28 +266,7 @@ class LLM:
         salt: tenants with different salts have different sessions, and share nothing; saved ones are nobody's but the
             owner's of no salt. restore: whether a saved one goes on.
         """
-        with self._opening:
-            if name is None:
-                return Conversation(self, next(self._numbers), None, salt)
-            self.sessions.path(name)
-            found = self._open.get((salt, name))
-            if found is None:
-                if len(self._open) >= MOST_SESSIONS:
-                    idle = next((each for each in self._open.values() if not each.answering), None)
-                    if idle is None:
-                        raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
-                    idle.close()
-                found = Conversation(self, next(self._numbers), name, salt)
-                if restore and not salt and self.sessions.has(name):
-                    found.restore()
-            self._open.pop((salt, name), None)
-            self._open[salt, name] = found  # the least recently used is the first
-            return found
-
-    def forget_session(self, session: Conversation) -> None:
-        """A session was closed."""
-        for key in [key for key, each in list(self._open.items()) if each is session]:
-            del self._open[key]
+        return self.conversations.open(self, name, salt, restore)
 
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are. The first call reads every weight."""
@@ -348,8 +289,8 @@ class LLM:
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
         warm(self._layers, self.max_length)
-        if self.engine.lane is not None:
-            self.engine.lane.warm_up(sizes)
+        if self.engine.between.lane is not None:
+            self.engine.between.lane.warm_up(sizes)
         return self.runner.warm_up(sizes)
 
     def trace(self) -> StepTrace | None:
@@ -425,121 +366,9 @@ class LLM:
         salt: bytes = b"",
         session: int | None = None,
     ) -> Request:
-        if params.stop and self.tokenizer is None:
-            raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
-        if params.logprobs is not None and params.logprobs > self.vocabulary:
-            raise ConfigError(
-                f"logprobs is {params.logprobs:,}, but the model has {self.vocabulary:,} tokens.",
-                f"Set logprobs={self.vocabulary} or less.",
-            )
-        wrong = next((token for token, _ in params.logit_bias if token >= self.vocabulary), None)
-        if wrong is not None:
-            raise ConfigError(
-                f"logit_bias names token {wrong:,}, but the model has {self.vocabulary:,} tokens.",
-                "Use ids of the model's own tokenizer.",
-            )
+        params.check_model(self.vocabulary, has_text=self.tokenizer is not None)
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers, read_by(self.model))
         ids = encode(prompt, self.tokenizer, self.vocabulary)
         return self.engine.prepare(ids, params, given, priority, deadline, salt, session)
-
-
-def _pace(chunk: int | None, target_ms: float | None, exact: bool) -> Pace:
-    """Who decides how much of a prompt is read at a time."""
-    if target_ms is not None:
-        check_number("target_ms", target_ms, 0, above=True)
-        if chunk is not None:
-            raise ConfigError("Both chunk and target_ms are given.", "Leave one out.")
-        return Pace(None, target_ms / 1e3)
-    if chunk is None:
-        return Pace() if exact else Pace(CHUNK)
-    check_count("chunk", chunk, 1)
-    return Pace(chunk)
-
-
-def _disk_limit(disk: str | Path | None, memory: int | float | str | None) -> int:
-    limit = parse_bytes(memory, "disk_memory")
-    if disk is None and memory is not None:
-        raise ConfigError("disk_memory is given, but no folder for it.", "Give disk as well, or leave it out.")
-    return DISK if limit is None else limit
-
-
-def _share(weights_on_gpu: float | None, composed: Composed | None) -> float | None:
-    """The share of the layers' weights on the GPU, where some lie elsewhere."""
-    if weights_on_gpu is None:
-        return None
-    check_number("weights_on_gpu", weights_on_gpu, 0, 1)
-    if composed is None:  # what is chosen can do without predictions
-        return weights_on_gpu
-    parts = composed.build()
-    if parts.schedule.predicts(MOST) and not parts.schedule.picks_again:
-        raise ConfigError(
-            f"weights_on_gpu is given, but method {composed.method.name!r} makes a layer's query one layer ahead, when "
-            "its weights may not be on the GPU yet.",
-            "Leave it out, or use a method such as cpu, offload or hgca.",
-        )
-    return weights_on_gpu
-
-
-def _stage(loaded: Loaded, share: float, device: str | torch.device) -> StagedWeights | None:
-    home = loaded.model.get_input_embeddings().weight.device
-    place = home if home.type == "cuda" else choose_device(device)
-    if place.type != "cuda":
-        log.warning("weights_on_gpu has no effect without a GPU.")
-        return None
-    if getattr(loaded.model, "hf_device_map", None):
-        raise ConfigError(
-            "weights_on_gpu is given, but the model was loaded with a device_map, which says where weights lie.",
-            "Leave one of them out.",
-        )
-    made = StagedWeights(loaded.model, share, place)
-    torch.cuda.empty_cache()  # what left the GPU is free for the KV
-    return made
-
-
-def _loaded(
-    model: Any, dtype: str | torch.dtype, device: str | torch.device, on_host: bool, first: torch.device | None
-) -> Loaded:
-    """on_host: whoever comes next moves the weights. first: of several devices."""
-    if isinstance(model, str | Path):
-        return load(model, dtype=dtype, device=device if first is None else first, on_host=on_host)
-    for name, value in (("dtype", dtype), ("device", device)):
-        if value != "auto":
-            raise ConfigError(f"{name} was given beside a model that is loaded already.", f"Leave {name} out.")
-    if isinstance(model, Loaded):
-        return model
-    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], torch.nn.Module):
-        module: Any = model[0]
-        return Loaded(module, model[1], getattr(module, "name_or_path", "") or type(module).__name__, None)
-    raise ConfigError(
-        f"The model is a {type(model).__name__}.", "Give a name, a folder, a Loaded, or (model, tokenizer)."
-    )
-
-
-def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequence[int] | None = None) -> Runner:
-    """Captured steps on a GPU, where the method's parts allow it; layer by layer elsewhere, and says why on a GPU."""
-    reason = runtime.uncaptured()
-    if reason is not None:
-        if session.device.type == "cuda":
-            log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
-        return EagerRunner(session, runtime, slots)
-    from coattn.decode.capture import GraphRunner
-
-    runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
-    runner.eager.around = runner.fusion.active
-    return runner
-
-
-def _length(loaded: Loaded, wanted: int | None) -> int:
-    """The longest sequence: what was asked for, checked against the model's positions."""
-    most = longest(loaded.model)
-    if wanted is None:
-        return DEFAULT_LENGTH if most is None else min(most, DEFAULT_LENGTH)
-    check_count("max_length", wanted, 2)
-    if most is not None and wanted > most:
-        raise ConfigError(
-            f"max_length is {wanted:,}, but {loaded.name} has {most:,} positions that a batch can use.",
-            f"Set max_length={most} or less.",
-        )
-    return wanted

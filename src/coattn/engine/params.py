@@ -85,6 +85,22 @@ class SamplingParams:
             raise ConfigError("feed and repetition_penalty do not go together.", "Leave one out.")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
+    def check_model(self, vocabulary: int, has_text: bool) -> None:
+        """Raises ConfigError for what a model of so many tokens, or one without a tokenizer, cannot do."""
+        if self.stop and not has_text:
+            raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
+        if self.logprobs is not None and self.logprobs > vocabulary:
+            raise ConfigError(
+                f"logprobs is {self.logprobs:,}, but the model has {vocabulary:,} tokens.",
+                f"Set logprobs={vocabulary} or less.",
+            )
+        wrong = next((token for token, _ in self.logit_bias if token >= vocabulary), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"logit_bias names token {wrong:,}, but the model has {vocabulary:,} tokens.",
+                "Use ids of the model's own tokenizer.",
+            )
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0

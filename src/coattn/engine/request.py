@@ -12,7 +12,7 @@ from coattn.hf.prefilled import Prefilled
 
 if TYPE_CHECKING:
     from coattn.audit.tally import Tally
-    from coattn.engine.reuse import Trail
+    from coattn.engine.trail import Trail
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 

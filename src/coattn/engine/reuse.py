@@ -5,51 +5,27 @@ Nothing is copied but a window: a sequence that begins with stored blocks lists 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
 
-from coattn.cache import keep
 from coattn.cache.blocks import BlockTable
-from coattn.cache.keep import Kept
 from coattn.cache.layout import AllBlocks
-from coattn.engine.cold import Cold, Load
+from coattn.engine.beginnings import Beginnings
+from coattn.engine.cold import Cold
 from coattn.engine.disk import Disk
-from coattn.engine.parked import Parked, averages_of
-from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
+from coattn.engine.parked import Parked
+from coattn.engine.placing import Placing
 from coattn.engine.request import Request
+from coattn.engine.trail import Trail
 from coattn.engine.unshared import why_lost, why_not_shared
 from coattn.engine.waiting import Waiting
-from coattn.errors import BudgetError
 from coattn.runtime import Runtime
 from coattn.types import Phase, Step, Tier
-
-
-@dataclass(eq=False)
-class Trail:
-    """What is known of a running request's tokens."""
-
-    root: bytes
-    keys: list[bytes] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    """Of its first blocks: those that anybody can go on from."""
-    clean: int = 0
-    """See `Parked.clean`."""
-    read: bool = False
-    """Whether it has read any token itself since it got its slot."""
-    first: bool = False
-    """Whether it has its first slot: what is found now was stored by others."""
-    load: Load | None = None
-    """What is on its way from the disk."""
-    refused: bool = False
-    """Whether reading the rest from the disk would take longer than computing it."""
 
 
 class Reuse:
@@ -60,79 +36,47 @@ class Reuse:
 
         disk: where blocks go that memory has no room for.
         """
-        self.runtime, self.model = runtime, model
+        self.runtime, self.counts = runtime, Counter[str]()
         self._resumes = why_lost(runtime) is None
-        self.not_shared = why_not_shared(runtime) if wanted else "it was switched off"
-        """Why requests do not share; None where they do."""
-        self.exact = runtime.composed.exact
-        self.alone = any(group.index.by_sequence for group in runtime.groups)
-        """Whether a block is in one sequence at a time: what is kept beside it is that sequence's."""
-        self.block = next(group.cache.block for group in reversed(runtime.groups))
-        # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
-        self.listens = 1 if self.exact else max(2, *(group.upkeep.listens for group in runtime.groups))
-        """Last tokens of a prompt that are always computed."""
-        self.tables = [table for group in runtime.groups if (table := keep.table_of(group.cache)) is not None]
-        windows = (
-            (i, group.cache)
-            for i, group in enumerate(runtime.groups)
-            if group.cache.host is not None and len(self.tables) == len(runtime.groups)
-        )
-        self._window = next(windows, None)
-        """A group of layers that has a window, and its number."""
+        self.placing = Placing(runtime, self.counts)
+        not_shared = why_not_shared(runtime) if wanted else "it was switched off"
+        self.beginnings = Beginnings(self.placing, model, not_shared, self.counts)
+        self.tables, self.prefixes = self.placing.tables, self.beginnings.prefixes
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
-        self._goes_back = not self.exact and not any(isinstance(g.cache.gpu, AllBlocks) for g in runtime.groups)
+        whole = any(isinstance(group.cache.gpu, AllBlocks) for group in runtime.groups)
+        self._goes_back = not runtime.composed.exact and not whole
         """Whether a session keeps what it had before a turn until that is over."""
-        self.prefixes = Prefixes(self.tables, self.block)
         self.sessions: set[int] = set()
         """Numbers of open sessions: what others leave is not kept for them."""
-        self.counts: Counter[str] = Counter()
         self.cold = None if disk is None else Cold(runtime, self.prefixes, disk)
-        self.waiting = Waiting(runtime, self.prefixes, self.exact, self.cold)
+        self.waiting = Waiting(runtime, self.prefixes, self.beginnings.exact, self.cold)
         for table in self.tables:
             table.reclaim = partial(self._reclaim, table)
-
-    def root(self, salt: bytes) -> bytes:
-        """The key before a tenant's first block."""
-        row = self.runtime.composed
-        dtypes = [str(shape.dtype) for shape in self.runtime.layers]
-        return digest("root", self.model, repr(dtypes), row.method.name, repr(sorted(row.params.items())), salt)
 
     # what a scheduler asks
 
     def slot_for(self, request: Request, free: Sequence[int]) -> int:
         """The free slot in whose window most of what a request begins with still is; else one that nobody misses."""
-        if self._window is None or len(free) == 1:
-            return min(free)
-        number, cache = self._window
-        ids = self._newest(request, number, cache.gpu.width)
-        found = cache.left.find(self.tables[number].marked(ids), free) if ids else None
-        return cache.left.oldest(free) if found is None else found
+        return self.placing.slot_for(partial(self._newest, request), free)
 
     def _newest(self, request: Request, number: int, most: int) -> list[int]:
         """Of what is stored of a request, the last full blocks in a table."""
         parked = self.waiting.peek(_number(request)) or self.waiting.peek(request.session)
         if parked is not None:
             return parked.groups[number].ids[-most:]
-        if self.not_shared is not None or (request.given is not None and not request.given.transferred):
-            return []
-        if request.trail is None:
-            request.trail = Trail(self.root(request.salt))
-        self._extend(request, request.trail)
-        keys, nodes = request.trail.keys[: max(0, request.total - self.listens) // self.block], self.prefixes.nodes
-        last = bisect_left(keys, True, key=lambda key: key not in nodes)
-        return [nodes[key].blocks[number] for key in keys[max(0, last - most) : last]]
+        return self.beginnings.newest(request, number, most)
 
     def admit(self, request: Request) -> None:
         """A request has got an empty slot: it begins with what is stored of its tokens."""
         if request.given is not None and not request.given.transferred:
             return
-        request.trail = trail = request.trail or Trail(self.root(request.salt))
+        trail = self.beginnings.follow(request)
         own = self.waiting.take(_number(request))
         parked = own or self._stored_turns(request)
         if parked is not None:
             self._go_on(request, trail, parked, own is not None)
-        if not request.stored and self.not_shared is None:
-            self._attach(request, trail)
+        if not request.stored and self.beginnings.not_shared is None:
+            self.beginnings.attach(request, trail)
         trail.first = request.cached is None
         if request.cached is None:
             request.cached = request.stored
@@ -144,7 +88,7 @@ class Reuse:
 
         wait: whether nobody else has anything to do, so that there is somebody in the end.
         """
-        if self.not_shared is not None:
+        if self.beginnings.not_shared is not None:
             return readers
         while True:
             found = self._ready(readers)
@@ -156,38 +100,20 @@ class Reuse:
     def _ready(self, readers: list[Request]) -> list[Request]:
         if self.cold is not None:
             for request in readers:
-                self._bring(request, self.cold)
+                self.beginnings.bring(request, self.cold)
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
-            if not self._waits(request, ahead):
+            if not self.beginnings.waits(request, ahead):
                 ahead.append(request)
         return [each for each in readers if each in ahead and (each.trail is None or each.trail.load is None)]
 
     def saved(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
-        runtime = self.runtime
-        if self.not_shared is not None or request.given is not None or request.session in self.waiting:
-            return {}
-        if self.alone or any(group.cache.spec.host_extra for group in runtime.groups):
-            return {}  # what the upkeep keeps beside a block is each sequence's own
-        if request.trail is None:
-            request.trail = Trail(self.root(request.salt))
-        self._extend(request, request.trail)
-        low, high = 0, max(0, request.total - self.listens) // self.block
-        while low < high:  # whoever has a block has all before it
-            middle = (low + high + 1) // 2
-            node = self.prefixes.nodes.get(request.trail.keys[middle - 1])
-            busy = node is not None and self.tables[0].busy(node.blocks[0])
-            low, high = (middle, high) if busy else (low, middle - 1)
-        return runtime.bytes_for(self.block * low)
+        return {} if request.session in self.waiting else self.beginnings.saved(request)
 
     def known(self, tokens: Sequence[int], salt: bytes) -> int:
         """Tokens of a text that are stored now, from any thread: a moment later it may be fewer."""
-        if self.not_shared is not None:
-            return 0
-        keys: list[bytes] = []
-        extend_keys(keys, self.root(salt), tokens, self.block)
-        return self.block * bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
+        return self.beginnings.known(tokens, salt)
 
     def note(self, request: Request, start: int) -> None:
         """A request has read tokens from `start` on."""
@@ -196,7 +122,7 @@ class Reuse:
             trail.read = True
             if trail.clean == start:
                 trail.clean = request.stored
-            self._publish(request, trail)
+            self.beginnings.publish(request, trail)
 
     def leave(self, request: Request) -> None:
         """A request is about to lose its slot. What it stored stays for others, and for its session."""
@@ -209,7 +135,7 @@ class Reuse:
         if trail.load is not None and self.cold is not None:
             self.cold.give_up(trail.load)
         if request.error is None:
-            self._publish(request, trail)
+            self.beginnings.publish(request, trail)
             if request.stored and self._resumes:
                 if not request.finished:
                     self._park(_number(request), request, trail)
@@ -253,115 +179,9 @@ class Reuse:
             "sequences_moved": self.waiting.moved,
             "copied_bytes": self.counts["copied_bytes"],
             "fetched_bytes": self.counts["fetched_bytes"],
-            "not_shared": self.not_shared,
+            "not_shared": self.beginnings.not_shared,
             "disk": None if self.cold is None else self.cold.describe(),
         }
-
-    def _extend(self, request: Request, trail: Trail) -> None:
-        if len(trail.keys) < request.total // self.block:
-            extend_keys(trail.keys, trail.root, request.tokens(0, request.total), self.block)
-
-    def _match(self, request: Request, trail: Trail) -> list[Node]:
-        self._extend(request, trail)
-        tokens = request.tokens(0, request.total)
-        found = self.prefixes.match(trail.keys, tokens, max(0, len(tokens) - self.listens) // self.block)
-        return list(takewhile(lambda node: not node.users, found)) if self.alone else found
-
-    def _attach(self, request: Request, trail: Trail) -> None:
-        nodes = self._match(request, trail)
-        if not nodes:
-            return
-        assert request.slot is not None
-        tokens = len(nodes) * self.block
-        self.prefixes.use(nodes)
-        trail.nodes, trail.clean = nodes, tokens
-        kept = [Kept(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
-        self._place(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
-        request.stored = tokens
-
-    def _waits(self, request: Request, ahead: Sequence[Request]) -> bool:
-        """Whether somebody ahead reads what it needs. Where that is stored by now, it begins there."""
-        trail = request.trail
-        if trail is None or trail.read or self.alone:
-            return False
-        most = max(0, request.total - self.listens) // self.block
-        found = 0
-        for other in ahead:
-            if other.trail is not None:
-                common = min(most, shared(trail.keys, other.trail.keys))
-                if common > other.stored // self.block:
-                    return True
-                found = max(found, common)
-        # who has read it may be past reading by now
-        have = len(trail.nodes)
-        first = have < min(most, len(trail.keys)) and trail.keys[have] in self.prefixes.nodes
-        more = first and have * self.block == request.stored
-        if more or found * self.block > request.stored:
-            self._attach_again(request, trail)
-        return False
-
-    def _attach_again(self, request: Request, trail: Trail) -> None:
-        """More of a request's tokens is stored by now than when it began."""
-        assert request.slot is not None
-        assert request.cached is not None
-        before = request.stored // self.block * self.block
-        self.runtime.truncate(request.slot, request.stored, 0)
-        self.prefixes.leave(trail.nodes)
-        trail.nodes, request.stored = [], 0
-        self._attach(request, trail)
-        if trail.first:
-            request.cached += request.stored - before
-            self.counts["cached_tokens"] += request.stored - before
-
-    def _bring(self, request: Request, cold: Cold) -> None:
-        """A request gets what has come from the disk, and asks for what comes after it."""
-        trail = request.trail
-        if trail is None or trail.refused:
-            return
-        if trail.load is not None:
-            if not trail.load.future.done():
-                return
-            load, trail.load = trail.load, None
-            try:
-                found = cold.store(load, request.tokens(0, request.total))
-            except BudgetError:
-                trail.refused = True
-                return
-            if found:
-                self._attach_again(request, trail)
-                self.prefixes.use(found)
-                self.prefixes.leave(found)
-        self._extend(request, trail)
-        most = max(0, request.total - self.listens) // self.block
-        have = len(trail.nodes)
-        if have == request.stored // self.block and have < most and trail.keys[have] in cold.disk:
-            found_there = cold.look(trail.keys[have:most], have)
-            trail.refused = found_there is False
-            trail.load = found_there if isinstance(found_there, Load) else None
-
-    def _publish(self, request: Request, trail: Trail) -> None:
-        """Full blocks of a request become nodes, or what it has stored twice is stored once."""
-        if self.not_shared is not None:
-            return
-        assert request.slot is not None
-        end = (request.stored if self.exact else trail.clean) // self.block
-        if end <= len(trail.nodes):
-            return
-        tokens = request.tokens(0, end * self.block)
-        extend_keys(trail.keys, trail.root, tokens, self.block)
-        for b in range(len(trail.nodes), end):
-            own = tokens[b * self.block : (b + 1) * self.block]
-            node = self.prefixes.nodes.get(trail.keys[b])
-            if node is None:
-                blocks = [table.owned[request.slot][b] for table in self.tables]
-                node = self.prefixes.add(trail.keys[b], own, blocks, b)
-            elif node.tokens != tuple(own) or self.alone:
-                return
-            else:
-                self.prefixes.use((node,))
-                for table, i in zip(self.tables, node.blocks, strict=True):
-                    table.swap(request.slot, b, i)
-            trail.nodes.append(node)
 
     def _park(self, number: int, request: Request, trail: Trail) -> None:
         assert request.slot is not None
@@ -380,14 +200,14 @@ class Reuse:
         slot, length = request.slot, len(parked.tokens)
         left = _common(parked.tokens, request.tokens(0, max(0, request.total - self._unread(request, own))))
         if left < length:
-            left -= left % self.block
+            left -= left % self.beginnings.block
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
-        self._place(slot, length, parked.groups, step if left == length else None)
+        self.placing.put(slot, length, parked.groups, step if left == length else None)
         if left < length:
             self.runtime.truncate(slot, length, left)
             if left:
-                self._tell(slot, left, step)
-        trail.nodes = parked.nodes[: left // self.block]
+                self.placing.tell(slot, left, step)
+        trail.nodes = parked.nodes[: left // self.beginnings.block]
         trail.keys = trail.keys or [node.key for node in trail.nodes]
         self.prefixes.use(trail.nodes)
         trail.clean = min(parked.clean, left)
@@ -424,21 +244,7 @@ class Reuse:
         if not own:
             return 2
         heard = max(group.upkeep.listens for group in self.runtime.groups)
-        return (max(2, heard) if heard else 1) if request.output else self.listens
-
-    def _place(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
-        """step: what the sequence looks like to upkeep that hears of it now."""
-        for group, own in zip(self.runtime.groups, kept, strict=True):
-            copied = keep.put(group.cache, slot, tokens, own, averages_of(group))
-            self.counts["copied_bytes"] += sum(copied)
-            self.counts["fetched_bytes"] += copied.far
-        if step is not None:
-            self._tell(slot, tokens, step)
-
-    def _tell(self, slot: int, tokens: int, step: Step) -> None:
-        for group in self.runtime.groups:
-            group.upkeep.plan(step)
-            group.index.truncate(slot, tokens)
+        return (max(2, heard) if heard else 1) if request.output else self.beginnings.listens
 
     def _reclaim(self, table: BlockTable, blocks: int) -> None:
         """Idle blocks become free: of prefixes first, then of sequences that wait, which move to DRAM or to the disk if

@@ -4,83 +4,18 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Callable, Collection
 
-from coattn.cache.ledger import PLACE
+from coattn.engine.gap import Gap
 from coattn.engine.pace import Pace
+from coattn.engine.readers import Readers
 from coattn.engine.request import Request
 from coattn.engine.reuse import Reuse
-from coattn.errors import BudgetError, InputError
-from coattn.types import Tier
-from coattn.units import format_bytes
+from coattn.engine.room import Room
+from coattn.engine.work import Decode, Extend, Forward, Mixed, Refuse, Settle, Work
 
 HEADROOM = 64
 """Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
-
-ONWARD: dict[Tier, str] = {
-    "gpu": "method cpu, whose sequences go on in DRAM",
-    "host": "method streaming, which keeps the recent tokens alone",
-}
-"""By the tier that is too small: who needs less of it."""
-
-
-class Memory(Protocol):
-    """What the scheduler asks of a runner."""
-
-    def needs(self, tokens: int) -> Mapping[Tier, int]:
-        """Bytes of each tier that a sequence of so many tokens takes."""
-
-    def free(self) -> Mapping[Tier, int | None]:
-        """Bytes of each tier that sequences can still be given; None: no limit."""
-
-    def forget(self, slot: int, length: int) -> None:
-        """Gives back what the sequence in `slot` holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Store the tokens of `request` up to `end`. Only the last chunk is followed by a new token."""
-
-    request: Request
-    end: int
-
-    @property
-    def last(self) -> bool:
-        return self.end == self.request.total
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """One token for each of these."""
-
-    requests: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """Chunks of several prompts, and one token for each of `requests`, in one forward call."""
-
-    chunks: tuple[Extend, ...]
-    requests: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """This request runs alone and still does not fit."""
-
-    request: Request
-    error: BudgetError
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Somebody has to give way: the step that runs beside must end first."""
-
-
-Work = Extend | Decode | Mixed | Refuse | Settle
 
 
 class Scheduler:
@@ -94,65 +29,28 @@ class Scheduler:
 
     def __init__(
         self,
-        memory: Memory,
+        room: Room,
         slots: int,
         chunk: int | Pace,
-        longest: int,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
         reuse: Reuse | None = None,
-        fullest: Callable[[Tier], tuple[str, float]] = lambda _: ("", 1.0),
     ) -> None:
-        """chunk: prompt tokens between two decode steps, or who decides how many.
+        """room: says what fits. chunk: prompt tokens between two decode steps, or who decides how many.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         reuse: knows what is stored.
-        fullest: of several devices, the name of the one with the least room in a tier, and its share of a sequence.
         """
-        self._busy, self._tail, self.reuse, self._fullest = busy, tail, reuse, fullest
-        self.memory, self.longest, self.mixes = memory, longest, mixes
+        self.room, self._busy, self.reuse, self.mixes = room, busy, reuse, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
-        self.capacity = dict(memory.free())
-        self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
+        self.gap, self._readers = Gap(self.pace), Readers(self.pace, tail)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
         self._slots = list(range(slots))
-        self._spent = 0.0
-        """Tokens read since the last decode step."""
-        self._passed = 0.0
-        """Of these, what the layers have passed of the running chunk, which is not done."""
-        self._decoded: float | None = None
-        """When the last decode step ended, unless nobody has decoded since."""
-        self._oldest_read = False
-        """Whether the oldest prompt was the last to be read from."""
-
-    def check(self, request: Request) -> None:
-        """Raises InputError for a prompt that is too long, BudgetError for a request that could never fit."""
-        given = len(request.prompt) + len(request.params.feed)
-        if given >= self.longest:
-            raise InputError(
-                f"The prompt has {given:,} tokens, but a sequence has at most {self.longest:,} here, "
-                "its answer included.",
-                "Shorten it, raise max_length, or use a model with more positions.",
-            )
-        excess = self._excess(self._needs(request.limit - 1), self.capacity)
-        if excess is not None:
-            raise self._too_small(request, *excess)
-
-    def most(self) -> int:
-        """Tokens of the longest sequence that fits alone, its last token included."""
-        low, high = 1, self.longest
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._excess(self._needs(middle - 1), self.capacity) is None:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_rank)
@@ -162,61 +60,39 @@ class Scheduler:
         self._admit()
         while self.running:
             work = self._choose()
-            growth = self._growth(work)
-            excess = self._excess(growth, self.memory.free()) if any(growth.values()) else None
+            excess = self.room.excess(_growth(work))
             if excess is None:
                 return work
             if beside:
                 return Settle()
             if not self.preempt():
-                return Refuse(self.running[0], self._too_small(self.running[0], *excess))
-        self._decoded = None
+                return Refuse(self.running[0], self.room.too_small(self.running[0], excess))
+        self.gap.stop()
         return None
 
-    def done(self, work: Extend | Decode | Mixed, beside: bool = False) -> None:
+    def done(self, work: Forward, beside: bool = False) -> None:
         """The tokens of `work` are stored. beside: it ran at the same time as a chunk, and says nothing of its time."""
-        if not isinstance(work, Decode):
-            self._spent -= self._passed
-            self._passed = 0.0
-        for chunk in _chunks(work):
-            start = chunk.request.stored
-            self._spent += chunk.end - start
-            chunk.request.stored = chunk.end
+        if work.chunks:
+            self.gap.read(sum(chunk.size for chunk in work.chunks))
+        for chunk in work.chunks:
+            start, chunk.request.stored = chunk.request.stored, chunk.end
             if self.reuse is not None:
                 self.reuse.note(chunk.request, start)
-        if isinstance(work, Extend) or not work.requests:
-            return
-        if beside:
-            self._decoded, self._spent = None, 0.0
-        else:
-            now = time.perf_counter()
-            if self._decoded is not None:
-                self.pace.note(self._spent, now - self._decoded)
-            self._decoded, self._spent = now, 0.0
+        if work.requests:
+            self.gap.decode(beside)
         for request in work.requests:
             request.stored += 1
 
     def passed(self, tokens: int) -> tuple[Request, ...]:
         """Another layer of a chunk of so many tokens has begun -> who decodes before it goes on."""
-        share = tokens / self.pace.layers
-        self._spent += share
-        self._passed += share
-        return self.waiting_for_token() if self._late(tokens) else ()
-
-    def _late(self, tokens: int) -> bool:
-        """Whether a decode step comes before the next layer of a chunk of so many tokens."""
-        if self.pace.beside:
-            return False
-        room = self.pace.room()
-        return self._spent > 0 and (room is None or self._spent + tokens / self.pace.layers > room)
+        self.gap.layer(tokens)
+        return self.waiting_for_token() if self.gap.late(tokens) else ()
 
     def waiting_for_token(self) -> tuple[Request, ...]:
         """Who can get a token in the middle of a chunk: nobody has to give way for it."""
         busy = self._busy()
         found = tuple(request for request in self.running if request.decodes and request.slot not in busy)
-        growth = self._growth(Decode(found))
-        fits = not any(growth.values()) or self._excess(growth, self.memory.free()) is None
-        return found if fits else ()
+        return found if self.room.excess(_growth(Decode(found))) is None else ()
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its memory back."""
@@ -254,7 +130,7 @@ class Scheduler:
         request.slot, request.stored = None, 0
         self._slots.append(slot)
         if stored:
-            self.memory.forget(slot, stored)
+            self.room.memory.forget(slot, stored)
 
     def _admit(self) -> None:
         while self.waiting and self._slots:
@@ -271,17 +147,12 @@ class Scheduler:
 
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
-        wanted = dict(self._needs(_ahead(newcomer)))
-        if self.reuse is not None:
-            for tier, count in self.reuse.saved(newcomer).items():
-                wanted[tier] -= count
-        for request in self.running:
-            self._add(wanted, request.stored, _ahead(request))
-        return self._excess(wanted, self.memory.free()) is None
+        saved = {} if self.reuse is None else self.reuse.saved(newcomer)
+        return self.room.fits(_ahead(newcomer), saved, [(each.stored, _ahead(each)) for each in self.running])
 
-    def _choose(self) -> Extend | Decode | Mixed:
+    def _choose(self) -> Forward:
         """At most a budget of reading between two decode steps, or in one."""
-        self._passed = 0.0
+        self.gap.choose()
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
         if readers and self.reuse is not None:
@@ -290,121 +161,35 @@ class Scheduler:
         ready = tuple(request for request in decoding if request.slot not in busy)
         decoding = ready if ready or readers else decoding
         if not decoding:
-            self._decoded, self._spent = None, 0.0
+            self.gap.clear()
+        return (self._read(readers, decoding) if readers else None) or Decode(decoding)
+
+    def _read(self, readers: list[Request], decoding: tuple[Request, ...]) -> Extend | Mixed | None:
+        """What comes next of prompts, with a token for those that decode where steps are mixed; None: they come
+        first."""
         between = self.pace.layers > 1  # decode steps run between the layers of chunks
-        if readers:
-            self.pace.crowded, self.pace.decoding = len(readers) > 1 or bool(self.waiting), len(decoding)
-            budget = self.pace.budget(bool(decoding))
-            apart = next((request for request in readers if request.alone or _is_known(request)), None)
-            if self.mixes and budget and apart is None:
-                before, rows = self._oldest_read, () if between else decoding
-                chunks = self._share(readers, budget)
-                if between and decoding and self._late(sum(map(_size, chunks))):
-                    self._oldest_read = before
-                    return Decode(decoding)
-                return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
-            request = self._reader(readers) if apart is None else apart
-            chunk = _chunk(request, budget, self._tail, self.pace.tile if self.pace.fixed is None else 1)
-            late = self._late(_size(chunk)) if between else self._spent + _size(chunk) > budget
-            if budget and (not decoding or not self._spent or not late):
-                self._oldest_read = request is readers[0]
-                return chunk
-        return Decode(decoding)
-
-    def _reader(self, readers: list[Request]) -> Request:
-        """The oldest, and every other time the one with the least left to read: a short prompt waits for one chunk of a
-        long one, and a long one takes at most twice its time."""
-        if not self._oldest_read:
-            return readers[0]
-        return min(readers, key=_left)
-
-    def _share(self, readers: list[Request], budget: int) -> tuple[Extend, ...]:
-        """Half of the budget is the oldest's; the rest goes to those who have the least left, then back to it.
-
-        A fixed chunk is never cut further: where a prompt is cut must not depend on who reads beside it.
-        """
-        if self.pace.fixed is not None:
-            first = self._reader(readers)
-            self._oldest_read = first is readers[0]
-            chunks = [_chunk(first, budget, self._tail)]
-        else:
-            share = budget if len(readers) == 1 else -(-budget // 2)
-            chunks = [_chunk(readers[0], share, self._tail, self.pace.tile)]
-        for request in sorted(readers, key=_left):
-            left = budget - sum(map(_size, chunks))
-            if left < 1 or request is chunks[0].request:
-                continue
-            if self.pace.fixed is None:
-                chunk, tile = _chunk(request, left, self._tail, self.pace.tile), self.pace.tile
-            else:
-                chunk, tile = _chunk(request, budget, self._tail), 1
-            odd = budget >= 2 * tile and not chunk.last and chunk.end % tile > 0
-            if _size(chunk) <= left and not odd:
-                chunks.append(chunk)
-        if self.pace.fixed is None:
-            others = sum(map(_size, chunks[1:]))
-            chunks[0] = _chunk(readers[0], budget - others, self._tail, self.pace.tile)
-        return tuple(chunks)
-
-    def _growth(self, work: Extend | Decode | Mixed) -> dict[Tier, int]:
-        growth: dict[Tier, int] = {}
-        for chunk in _chunks(work):
-            self._add(growth, chunk.request.stored, chunk.end)
-        for request in () if isinstance(work, Extend) else work.requests:
-            self._add(growth, request.stored, request.stored + 1)
-        return growth
-
-    def _add(self, wanted: dict[Tier, int], stored: int, end: int) -> None:
-        """Adds what a sequence takes to grow from `stored` to `end` tokens."""
-        now, then = self._needs(stored), self._needs(end)
-        if now != then:
-            for tier, count in then.items():
-                wanted[tier] = wanted.get(tier, 0) + count - now[tier]
-
-    def _too_small(self, request: Request, tier: Tier, wanted: int, room: int) -> BudgetError:
-        device, share = self._fullest(tier)
-        wanted, room, where = round(wanted * share), round(room * share), PLACE[tier] + (device and f" of {device}")
-        return BudgetError(
-            f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones "
-            f"needs {format_bytes(wanted)} of KV memory {where} to itself, but {format_bytes(room)} are left.",
-            f"Raise {tier}_kv by {format_bytes(wanted - room)}, lower max_new_tokens, shorten the prompt, or use "
-            f"{ONWARD[tier]}.",
-        )
-
-    @staticmethod
-    def _excess(wanted: Mapping[Tier, int], there: Mapping[Tier, int | None]) -> tuple[Tier, int, int] | None:
-        """The first tier that has too little, what is wanted of it and what it has."""
-        for tier, count in wanted.items():
-            room = there.get(tier)
-            if room is not None and count > room:
-                return tier, count, room
-        return None
+        self.pace.crowded, self.pace.decoding = len(readers) > 1 or bool(self.waiting), len(decoding)
+        budget = self.pace.budget(bool(decoding))
+        apart = next((request for request in readers if request.alone or _is_known(request)), None)
+        if self.mixes and budget and apart is None:
+            chunks, rows = self._readers.share(readers, budget), () if between else decoding
+            if between and decoding and self.gap.late(sum(chunk.size for chunk in chunks)):
+                return None
+            if self.pace.fixed is not None:
+                self._readers.note(chunks[0], readers)
+            return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
+        chunk = self._readers.chunk(self._readers.next(readers) if apart is None else apart, budget)
+        late = self.gap.late(chunk.size) if between else self.gap.spent + chunk.size > budget
+        if not budget or (decoding and self.gap.spent and late):
+            return None
+        self._readers.note(chunk, readers)
+        return chunk
 
 
-def _chunks(work: Extend | Decode | Mixed) -> tuple[Extend, ...]:
-    if isinstance(work, Decode):
-        return ()
-    return (work,) if isinstance(work, Extend) else work.chunks
-
-
-def _chunk(request: Request, most: int, tail: int, tile: int = 1) -> Extend:
-    """The next tokens of a prompt; its last `tail` are not cut. Others end at a multiple of `tile`, if there is one."""
-    end = min(request.stored + most, request.total)
-    if end < request.total and end // tile * tile > request.stored:
-        end = end // tile * tile
-    if 0 < request.total - end < tail:
-        end = request.total - tail if request.total - tail > request.stored else request.total
-    elif request.total - end == 1 and end - request.stored > 1:
-        end -= 1  # alone, the last token of a prompt would be a decode step of its own
-    return Extend(request, end)
-
-
-def _size(chunk: Extend) -> int:
-    return chunk.end - chunk.request.stored
-
-
-def _left(request: Request) -> int:
-    return request.total - request.stored
+def _growth(work: Forward) -> list[tuple[int, int]]:
+    """Of each sequence, the tokens that it has stored, and those that it will have."""
+    reads = [(chunk.request.stored, chunk.end) for chunk in work.chunks]
+    return reads + [(request.stored, request.stored + 1) for request in work.requests]
 
 
 def _is_known(request: Request) -> bool:

@@ -153,7 +153,7 @@ class Session:
             self.llm.reuse.sessions.discard(self.number)
             self._forget()
             self.closed = True
-            self.llm.forget_session(self)
+            self.llm.conversations.forget(self)
 
     def __enter__(self) -> Session:
         return self

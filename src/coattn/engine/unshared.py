@@ -21,7 +21,7 @@ def why_not_shared(runtime: Runtime) -> str | None:
     lost = why_lost(runtime)
     if lost is not None:
         return lost
-    if runtime.blockwise is not None:
+    if runtime.reading.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
         if group.upkeep.listens >= MOST:

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib import pyplot
 
 from coattn.evaluate import drawing
+from coattn.evaluate.cells import windows
 from coattn.evaluate.drawing import BLUE, GREY, RED, YELLOW
-from coattn.evaluate.tables import windows
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.cells import markdown, model, size, spread, windows
 from coattn.evaluate.renamed import in_names_of_today
 from coattn.evaluate.results import fault, read_result
-from coattn.evaluate.tables import EVERY_ROW, markdown, model, size, spread, windows
+from coattn.evaluate.speed_rows import EVERY_ROW
 from coattn.evaluate.wording import LENGTHS, deciding, share
 
 Data = Mapping[str, Any]

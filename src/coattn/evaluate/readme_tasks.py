@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.cells import markdown
 from coattn.evaluate.results import read_result
-from coattn.evaluate.tables import markdown
 from coattn.evaluate.tasks.findings import findings
 from coattn.evaluate.tasks.plain import NAME as PLAIN
 from coattn.evaluate.tasks.table import FULL, lines, page, read_results

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.cells import Row, markdown
+from coattn.evaluate.kind import Kind
 from coattn.evaluate.renamed import in_names_of_today
 from coattn.evaluate.results import fault, read_result
-from coattn.evaluate.tables import KINDS, Kind, Row, kind_of, markdown
+from coattn.evaluate.tables import KINDS, kind_of
 from coattn.source import is_clean
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"

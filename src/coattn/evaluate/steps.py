@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.llm import choose_runner
+from coattn.decode.choose import choose_runner
 from coattn.hf.forward import Session
 from coattn.method import Method, compose
 from coattn.methods import find_method

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib import pyplot
 
 from coattn.evaluate import drawing
+from coattn.evaluate.cells import windows
 from coattn.evaluate.drawing import BLUE, RED, YELLOW
-from coattn.evaluate.tables import windows
 from coattn.evaluate.wording import describe
 
 

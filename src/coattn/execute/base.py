@@ -11,6 +11,7 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
 from coattn.call import Call
+from coattn.execute.staging import Staging
 from coattn.part import Part
 from coattn.state import AttnState, Split
 from coattn.types import KINDS, Work
@@ -33,6 +34,8 @@ class Executor(Part):
     """Whether it works on the host, so that it is handed its work and may overlap with the GPU."""
 
     cache: KVCache = field(init=False, repr=False)
+    staging: Staging | None = field(init=False, repr=False, default=None)
+    """What blocks in DRAM pass through on their way to the GPU, where they do."""
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         """Bytes of the GPU tier that it cannot work without."""

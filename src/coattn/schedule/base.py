@@ -34,6 +34,10 @@ class Schedule(Part):
         """Whether it makes use of a layer's query before the layer's turn, as far as it can be predicted."""
         return False
 
+    def norm_layer(self, layer: int) -> int:
+        """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
+        return layer
+
     def predict(self, call: Call, selection: Selection) -> None:
         """Hears a layer's predicted query and what it picks, before `run`."""
 

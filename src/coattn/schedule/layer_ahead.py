@@ -61,6 +61,9 @@ class LayerAhead(SameLayer):
     def predicts(self, layer: int) -> bool:
         return layer >= self.ahead_from
 
+    def norm_layer(self, layer: int) -> int:
+        return layer - (self.norm == "before")
+
     def predict(self, call: Call, selection: Selection) -> None:
         assert call.table is not None
         hand = call.table.hand

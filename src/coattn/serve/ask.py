@@ -53,7 +53,7 @@ def params(
             "context_length_exceeded",
         )
     if tokens is None:
-        fits = max(1, llm.engine.scheduler.most() - longest)
+        fits = max(1, llm.engine.scheduler.room.most() - longest)
         tokens = fits if default is None else min(default, fits)
         tokens = max(tokens, min(body.min_tokens or 0, room))
     if (body.min_tokens or 0) > tokens:

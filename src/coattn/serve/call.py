@@ -59,7 +59,9 @@ class Call:
         self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
         room = self.llm.engine.room
         if room is not None and room - sum(each.wanted for each in engine.calls if not each.handles) < wanted:
-            raise explain(BusyError(f"{self.llm.engine.max_waiting:,} requests wait already.", "Try again later."))
+            raise explain(
+                BusyError(f"{self.llm.engine.callers.max_waiting:,} requests wait already.", "Try again later.")
+            )
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None

@@ -44,7 +44,7 @@ def status(context: Context) -> Json:
             **llm.devices.report(llm.ledger),
             "max_length": llm.max_length,
             "max_batch": llm.runner.slots,
-            "max_waiting": llm.engine.max_waiting,
+            "max_waiting": llm.engine.callers.max_waiting,
             "captured": llm.not_captured is None,
             "fidelity": None if row["exact"] else measured(row["method"], row["params"]),
         }
@@ -61,7 +61,7 @@ def live(context: Context) -> Json:
         return {**found, "tiers": {}, "counts": {}, "requests": [], "step": None}
     report, scheduler = llm.report(), llm.engine.scheduler
     tiers = {}
-    for tier, capacity in scheduler.capacity.items():
+    for tier, capacity in scheduler.room.capacity.items():
         free = None if sample is None else sample.free.get(tier)
         tiers[tier] = {
             "held_bytes": report[f"{tier}_kv_bytes"],

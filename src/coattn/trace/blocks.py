@@ -148,12 +148,12 @@ def _gpu_numbers(group: Group, layer: int, slot: int, tokens: int) -> Tensor:
     first = layout.first(tokens)
     ids = layout.list(slot, tokens).tolist()
     known = dict(zip(ids, [*range(layout.sinks), *range(first, first + layout.ring)], strict=True))
-    residency: Any = getattr(group.upkeep, "residency", None)
+    residency = group.upkeep.residency
     found = torch.full((1, max(known) + 1), none, dtype=torch.long)
     found[0, list(known)] = torch.tensor([min(number, none) for number in known.values()])
-    held = None if residency is None else residency.held[layer][slot]
-    if held is None or held.device.type != "cpu":
+    if residency is None or residency.held[layer].device.type != "cpu":
         return found
+    held = residency.held[layer][slot]
     start = residency.first + slot * residency.places
     wide = torch.full((len(held), start + residency.places), none, dtype=torch.long)
     wide[:, : found.shape[1]] = found

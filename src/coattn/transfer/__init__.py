@@ -5,6 +5,10 @@ address     tcp://, shm:// and nixl:// addresses
 channel     frames over a socket: who may talk, what was said, unchanged
 lease       how long the other side may still be believed to be there
 transport   what the ways of the bytes have in common; shm, tcp and nixl are the ways
-prefill     reads prompts and sends each layer while the next ones compute
-decode      owns the memory, asks, checks, and reads a prompt itself where nobody else does
+handshake   what both sides say of themselves first, and whether they fit
+job         one prompt on its way: each layer is sent while the next ones compute
+prefill     reads prompts, one after the other, for whoever calls
+watch       what is looked at while the decode side waits
+link        one connection: owns the memory, asks, and checks what comes
+decode      whom to ask, and reads a prompt itself where nobody else does
 """

@@ -1,4 +1,4 @@
-"""The prefill side: reads prompts for other processes, and sends each layer while the next ones compute."""
+"""The prefill side: reads prompts for other processes, one after the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import CoattnError, ConfigError, UnsupportedError
@@ -26,13 +24,13 @@ from coattn.method import Method, compose
 from coattn.methods import find_method
 from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
-from coattn.probe import Probe
 from coattn.transfer.address import Address, same_user
 from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
-from coattn.transfer.layout import Layout, Rows, Span, describe, raw
-from coattn.transfer.lease import BEATS, LEAST, MOST, Lease
+from coattn.transfer.handshake import introduce, mismatch
+from coattn.transfer.job import Job, Part, Sends
+from coattn.transfer.layout import Layout, raw
+from coattn.transfer.lease import LEAST, MOST, Lease
 from coattn.transfer.transport import Frame, Source, source
-from coattn.types import Step
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,107 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coattn.transfer")
 
-FORMAT = 1
-COMPARED = ("configuration", "weights", "tokenizer")
-"""Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
 GREETING = 5.0
 """Seconds in which a caller must have said who it is."""
 CALLERS = 64
 """Connections at a time."""
-AHEAD = 4
-"""Layers that may wait to be sent, while later ones compute."""
-
-
-@dataclass
-class _Part:
-    """What is to be sent: a frame, the tensors it names, and what they wait for on a GPU."""
-
-    frame: Frame
-    parts: list[tuple[Span, Tensor]]
-    ready: Any = None
-    last: bool = False
-
-
-class Job:
-    """One prompt for one caller."""
-
-    def __init__(self, channel: Channel, way: Source, tokens: Tensor, layout: Layout, lease: Lease) -> None:
-        self.channel, self.way, self.tokens, self.layout, self.lease = channel, way, tokens, layout, lease
-        self._parts: queue.Queue[_Part] = queue.Queue(AHEAD)
-        self._streams: dict[torch.device, Any] = {}
-        self.read = threading.Event()
-        """Set when the model is no longer used for it."""
-
-    def check(self, _: int = 0) -> None:
-        if self.lease.over:
-            raise GoneError
-
-    def put(self, part: _Part) -> None:
-        """Hands something to the thread that sends; waits while too much waits there. Raises GoneError."""
-        while True:
-            self.check()
-            with contextlib.suppress(queue.Full):
-                return self._parts.put(part, timeout=TICK)
-
-    def send(self) -> None:
-        """On a thread of its own: sends what comes, and heartbeats when nothing does."""
-        try:
-            while True:
-                self.check()
-                try:
-                    part = self._parts.get(timeout=self.lease.seconds / BEATS)
-                except queue.Empty:
-                    self.channel.send({"op": "beat"}, self.check)
-                    continue
-                with self._on_side_stream(part.ready):
-                    if part.parts:
-                        self.way.put(self.channel, part.frame, part.parts, self.check)
-                    else:
-                        self.channel.send(part.frame, self.check)
-                if part.last:
-                    return
-        except (ChannelError, GoneError):
-            pass
-        except Exception:
-            log.exception("A prompt could not be sent.")
-        else:
-            return
-        self.lease.drop()
-        self.channel.shutdown()
-
-    def _on_side_stream(self, ready: Any) -> contextlib.AbstractContextManager[Any]:
-        """Copies from a GPU wait for their own layer alone, not for those that were launched after it."""
-        if ready is None:
-            return contextlib.nullcontext()
-        device = ready.device
-        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        stream.wait_event(ready)
-        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
-        return found
-
-
-class Sends(Probe):
-    """Hands every layer's keys and values to a job as soon as they are known, before the layer attends."""
-
-    def __init__(self, job: Job) -> None:
-        self.job, self.scales = job, [1.0] * len(job.layout.shapes)
-
-    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        self.scales[layer] = scale
-        layout = self.job.layout
-        (start,) = step.history
-        heard = layout.tokens - layout.queries
-        end = start + len(k)
-        rows = Rows(layer, start, end, max(heard, start) - heard, max(heard, end) - heard)
-        asked = q[max(heard, start) - start :].clone()
-        spans = layout.rows(rows)
-        parts = [(span, x) for span, x in zip(spans, (k, v, asked), strict=True) if span.nbytes]
-        ready = None
-        if k.device.type == "cuda":
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(torch.cuda.current_stream(k.device))
-        frame = {"op": "layer", "layer": layer, "rows": [start, end, rows.first, rows.last]}
-        self.job.put(_Part(frame, parts, ready))
 
 
 class PrefillServer:
@@ -171,11 +72,12 @@ class PrefillServer:
         self._key, self._chunk = key, chunk
         with contextlib.ExitStack() as undo:
             self._session = undo.enter_context(Session(loaded.model))
-            self._fingerprints = fingerprints(loaded.model, loaded.tokenizer)
+            known = fingerprints(loaded.model, loaded.tokenizer)
             self._socket = undo.enter_context(contextlib.closing(given.listen()))
             self._undo = undo.pop_all()
         port = given.port if given.kind == "shm" else self._socket.getsockname()[1]
         self.address = Address(given.kind, given.host, port, given.path)
+        self._own = introduce(given.kind, known, self._session.layers, self._session.vocabulary)
         self.counts = {"prompts": 0, "tokens": 0, "failed": 0}
         """Prompts that were read to their end, their tokens, and those that were not."""
         self._jobs: queue.Queue[Job | None] = queue.Queue()
@@ -271,10 +173,10 @@ class PrefillServer:
             if not isinstance(error, CoattnError):
                 log.exception("A prompt could not be read.")
             said = error.sentence if isinstance(error, CoattnError) else f"The step failed: {type(error).__name__}."
-            job.put(_Part({"op": "failed", "why": said}, [], last=True))
+            job.put(Part({"op": "failed", "why": said}, [], last=True))
             raise GoneError from None
         here = logits.float().cpu()
-        job.put(_Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)], last=True))
+        job.put(Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)], last=True))
 
     def _talk(self, link: socket.socket) -> None:
         """The thread of one caller."""
@@ -309,7 +211,7 @@ class PrefillServer:
     def _agree(self, channel: Channel, tick: Callable[[int], None]) -> Source | None:
         """Compares what both sides are. None: they do not fit, and the caller was told why."""
         frame = channel.receive(tick)
-        why, way = self._mismatch(frame), None
+        why, way = mismatch(frame, self._own), None
         if why is None:
             try:
                 way = source(str(frame.get("kind")))
@@ -317,19 +219,6 @@ class PrefillServer:
                 why = error.sentence
         channel.send({"op": "opened"} if way is not None else {"op": "refused", "why": why}, tick)
         return way
-
-    def _mismatch(self, frame: Frame) -> str | None:
-        if frame["op"] != "open" or frame.get("format") != FORMAT:
-            return f"It speaks another version than {FORMAT} of this protocol."
-        theirs = frame.get("fingerprints")
-        wrong = [k for k in COMPARED if not isinstance(theirs, dict) or theirs.get(k) != self._fingerprints[k]]
-        if wrong:
-            return f"It has another {' and another '.join(wrong)}."
-        if frame.get("shapes") != describe(self._session.layers, self._session.vocabulary):
-            return "Its layers have other shapes or another dtype."
-        if (frame.get("kind") == "shm") != (self.address.kind == "shm"):
-            return f"It is reached by {self.address.kind}."
-        return None
 
     def _serve_one(self, channel: Channel, way: Source, frame: Frame) -> None:
         count, seconds = frame.get("tokens"), frame.get("lease")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from coattn.index.base import Index
 from coattn.part import Part
 from coattn.select.base import Select
 from coattn.types import Step
+
+if TYPE_CHECKING:
+    from coattn.upkeep.recall.residency import Residency
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Upkeep(Part):
     select: Select = field(init=False, repr=False)
     busy: dict[int, Future[Any]] = field(init=False, repr=False, default_factory=dict)
     """Sequences for which something is still done off the steps. A decode step with one of them would wait for it."""
+    residency: Residency | None = field(init=False, repr=False, default=None)
+    """Which blocks are in the pools, where they are copies of blocks in DRAM."""
 
     def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
         """The spec with what it wants beside the window: a pool, a lag."""

@@ -105,7 +105,7 @@ class Fit(Upkeep):
         if room is not None:
             blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * spec.block_bytes(config.block))))
         packed = getattr(config, "host_dtype", "model") != "model"
-        return replace(spec, pool_blocks=blocks, pool_listed=True, sink_blocks=SINKS, near_scales=packed)
+        return replace(spec, pool_blocks=blocks, list_extra=blocks, sink_blocks=SINKS, near_scales=packed)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
@@ -146,7 +146,7 @@ class Fit(Upkeep):
 
     def after(self, layer: int, table: StepTable) -> None:
         super().after(layer, table)
-        if table.host and self.cache.spec.pool_listed:
+        if table.host and self.cache.spec.pool_blocks:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
                 bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)

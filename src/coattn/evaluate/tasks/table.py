@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
+from coattn.evaluate.cells import markdown
 from coattn.evaluate.results import fault, read_result
-from coattn.evaluate.tables import markdown
 from coattn.evaluate.tasks.budget import CLOSE
 from coattn.evaluate.tasks.summary import difference, groups, interval, mean_of_tasks, scores, tokens_to_answer
 from coattn.evaluate.wording import share

@@ -1,0 +1,52 @@
+"""The sessions of an engine that are open: by name where they have one, the least recently used first."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+from coattn.engine.session import Session
+from coattn.errors import BusyError
+
+if TYPE_CHECKING:
+    from coattn.engine.llm import LLM
+
+MOST_SESSIONS = 1024
+"""Sessions that are known by name at a time."""
+
+
+class Conversations:
+    """Safe from any thread. Does not hold on to the engine: one that is forgotten closes itself."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[bytes, str], Session] = {}
+        self._numbers, self._lock = itertools.count(), threading.Lock()
+
+    def open(self, llm: LLM, name: str | None, salt: bytes, restore: bool) -> Session:
+        """See `LLM.session`. Where too many are open, the one that was used least recently is closed."""
+        with self._lock:
+            if name is None:
+                return Session(llm, next(self._numbers), None, salt)
+            llm.sessions.path(name)
+            found = self._named.get((salt, name))
+            if found is None:
+                self._make_room()
+                found = Session(llm, next(self._numbers), name, salt)
+                if restore and not salt and llm.sessions.has(name):
+                    found.restore()
+            self._named.pop((salt, name), None)
+            self._named[salt, name] = found  # the least recently used is the first
+            return found
+
+    def forget(self, session: Session) -> None:
+        """A session was closed."""
+        for key in [key for key, each in list(self._named.items()) if each is session]:
+            del self._named[key]
+
+    def _make_room(self) -> None:
+        if len(self._named) >= MOST_SESSIONS:
+            idle = next((each for each in self._named.values() if not each.answering), None)
+            if idle is None:
+                raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
+            idle.close()

@@ -1,0 +1,68 @@
+"""Whose prompt is read next, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coattn.engine.pace import Pace
+from coattn.engine.request import Request
+from coattn.engine.work import Extend
+
+
+class Readers:
+    """Divides what may be read between two decode steps among those whose prompts are read, the oldest first."""
+
+    def __init__(self, pace: Pace, tail: int) -> None:
+        """tail: last tokens of a prompt that are read in one chunk, whatever the budget."""
+        self._pace, self._tail = pace, tail
+        self._oldest_read = False
+        """Whether the oldest prompt was the last to be read from."""
+
+    def next(self, readers: Sequence[Request]) -> Request:
+        """The oldest, and every other time the one with the least left to read: a short prompt waits for one chunk of a
+        long one, and a long one takes at most twice its time."""
+        return min(readers, key=_left) if self._oldest_read else readers[0]
+
+    def note(self, chunk: Extend, readers: Sequence[Request]) -> None:
+        """This chunk, of one of them, is read."""
+        self._oldest_read = chunk.request is readers[0]
+
+    def chunk(self, request: Request, most: int) -> Extend:
+        """The next tokens of a prompt; its last `tail` are not cut. Others end at a multiple of a tile, if there is
+        one."""
+        end, tile = min(request.stored + most, request.total), self._tile
+        if end < request.total and end // tile * tile > request.stored:
+            end = end // tile * tile
+        if 0 < request.total - end < self._tail:
+            end = request.total - self._tail if request.total - self._tail > request.stored else request.total
+        elif request.total - end == 1 and end - request.stored > 1:
+            end -= 1  # alone, the last token of a prompt would be a decode step of its own
+        return Extend(request, end)
+
+    def share(self, readers: Sequence[Request], budget: int) -> tuple[Extend, ...]:
+        """Half of the budget is the oldest's; the rest goes to those who have the least left, then back to it.
+
+        A fixed chunk is never cut further: where a prompt is cut must not depend on who reads beside it.
+        """
+        fixed = self._pace.fixed is not None
+        first = self.next(readers) if fixed else readers[0]
+        chunks = [self.chunk(first, budget if fixed or len(readers) == 1 else -(-budget // 2))]
+        for request in sorted(readers, key=_left):
+            left = budget - sum(chunk.size for chunk in chunks)
+            if left < 1 or request is first:
+                continue
+            chunk = self.chunk(request, budget if fixed else left)
+            odd = budget >= 2 * self._tile and not chunk.last and chunk.end % self._tile > 0
+            if chunk.size <= left and not odd:
+                chunks.append(chunk)
+        if not fixed:
+            chunks[0] = self.chunk(first, budget - sum(chunk.size for chunk in chunks[1:]))
+        return tuple(chunks)
+
+    @property
+    def _tile(self) -> int:
+        return self._pace.tile if self._pace.fixed is None else 1
+
+
+def _left(request: Request) -> int:
+    return request.total - request.stored

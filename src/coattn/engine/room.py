@@ -1,0 +1,123 @@
+"""Whether sequences fit: what they take of each tier, and what is left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from coattn.cache.ledger import PLACE
+from coattn.engine.request import Request
+from coattn.errors import BudgetError, InputError
+from coattn.types import Tier
+from coattn.units import format_bytes
+
+ONWARD: dict[Tier, str] = {
+    "gpu": "method cpu, whose sequences go on in DRAM",
+    "host": "method streaming, which keeps the recent tokens alone",
+}
+"""By the tier that is too small: who needs less of it."""
+
+
+class Memory(Protocol):
+    """What is asked of a runner."""
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        """Bytes of each tier that a sequence of so many tokens takes."""
+
+    def free(self) -> Mapping[Tier, int | None]:
+        """Bytes of each tier that sequences can still be given; None: no limit."""
+
+    def forget(self, slot: int, length: int) -> None:
+        """Gives back what the sequence in `slot` holds."""
+
+
+class Excess(NamedTuple):
+    """A tier that has too little, what is wanted of it and what it has."""
+
+    tier: Tier
+    wanted: int
+    there: int
+
+
+class Room:
+    """The bytes of a memory, made when no sequence is in it."""
+
+    def __init__(
+        self, memory: Memory, longest: int, fullest: Callable[[Tier], tuple[str, float]] = lambda _: ("", 1.0)
+    ) -> None:
+        """longest: tokens of a sequence at most.
+
+        fullest: of several devices, the name of the one with the least room in a tier, and its share of a sequence.
+        """
+        self.memory, self.longest, self._fullest = memory, longest, fullest
+        self.capacity = dict(memory.free())
+        self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
+
+    def check(self, request: Request) -> None:
+        """Raises InputError for a prompt that is too long, BudgetError for a request that could never fit."""
+        given = len(request.prompt) + len(request.params.feed)
+        if given >= self.longest:
+            raise InputError(
+                f"The prompt has {given:,} tokens, but a sequence has at most {self.longest:,} here, "
+                "its answer included.",
+                "Shorten it, raise max_length, or use a model with more positions.",
+            )
+        excess = _excess(self._needs(request.limit - 1), self.capacity)
+        if excess is not None:
+            raise self.too_small(request, excess)
+
+    def most(self) -> int:
+        """Tokens of the longest sequence that fits alone, its last token included."""
+        low, high = 1, self.longest
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _excess(self._needs(middle - 1), self.capacity) is None:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def excess(self, growth: Iterable[tuple[int, int]]) -> Excess | None:
+        """What is missing for sequences to grow, each from so many stored tokens to so many; None where all can."""
+        wanted: dict[Tier, int] = {}
+        self._grow(wanted, growth)
+        return _excess(wanted, self.memory.free()) if any(wanted.values()) else None
+
+    def fits(self, tokens: int, saved: Mapping[Tier, int], growth: Iterable[tuple[int, int]]) -> bool:
+        """Whether another sequence of so many tokens fits, beside others that grow. saved: bytes of it that are there
+        anyway."""
+        wanted = dict(self._needs(tokens))
+        for tier, count in saved.items():
+            wanted[tier] -= count
+        self._grow(wanted, growth)
+        return _excess(wanted, self.memory.free()) is None
+
+    def _grow(self, wanted: dict[Tier, int], growth: Iterable[tuple[int, int]]) -> None:
+        """Adds what sequences take to grow."""
+        for stored, end in growth:
+            now, then = self._needs(stored), self._needs(end)
+            if now != then:
+                for tier, count in then.items():
+                    wanted[tier] = wanted.get(tier, 0) + count - now[tier]
+
+    def too_small(self, request: Request, excess: Excess) -> BudgetError:
+        """A request has the memory to itself, and still does not fit."""
+        tier, (device, share) = excess.tier, self._fullest(excess.tier)
+        wanted, there = round(excess.wanted * share), round(excess.there * share)
+        return BudgetError(
+            f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones "
+            f"needs {format_bytes(wanted)} of KV memory {PLACE[tier] + (device and f' of {device}')} to itself, but "
+            f"{format_bytes(there)} are left.",
+            f"Raise {tier}_kv by {format_bytes(wanted - there)}, lower max_new_tokens, shorten the prompt, or use "
+            f"{ONWARD[tier]}.",
+        )
+
+
+def _excess(wanted: Mapping[Tier, int], there: Mapping[Tier, int | None]) -> Excess | None:
+    """Of the first tier that has too little."""
+    for tier, count in wanted.items():
+        room = there.get(tier)
+        if room is not None and count > room:
+            return Excess(tier, count, room)
+    return None

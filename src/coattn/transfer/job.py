@@ -1,0 +1,117 @@
+"""One prompt on its way to a caller: each layer is sent while the next ones compute."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.probe import Probe
+from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
+from coattn.transfer.layout import Layout, Rows, Span
+from coattn.transfer.lease import BEATS, Lease
+from coattn.transfer.transport import Frame, Source
+from coattn.types import Step
+
+log = logging.getLogger("coattn.transfer")
+
+AHEAD = 4
+"""Layers that may wait to be sent, while later ones compute."""
+
+
+@dataclass
+class Part:
+    """What is to be sent: a frame, the tensors it names, and what they wait for on a GPU."""
+
+    frame: Frame
+    parts: list[tuple[Span, Tensor]]
+    ready: Any = None
+    last: bool = False
+
+
+class Job:
+    """One prompt for one caller."""
+
+    def __init__(self, channel: Channel, way: Source, tokens: Tensor, layout: Layout, lease: Lease) -> None:
+        self.channel, self.way, self.tokens, self.layout, self.lease = channel, way, tokens, layout, lease
+        self._parts: queue.Queue[Part] = queue.Queue(AHEAD)
+        self._streams: dict[torch.device, Any] = {}
+        self.read = threading.Event()
+        """Set when the model is no longer used for it."""
+
+    def check(self, _: int = 0) -> None:
+        if self.lease.over:
+            raise GoneError
+
+    def put(self, part: Part) -> None:
+        """Hands something to the thread that sends; waits while too much waits there. Raises GoneError."""
+        while True:
+            self.check()
+            with contextlib.suppress(queue.Full):
+                return self._parts.put(part, timeout=TICK)
+
+    def send(self) -> None:
+        """On a thread of its own: sends what comes, and heartbeats when nothing does."""
+        try:
+            while True:
+                self.check()
+                try:
+                    part = self._parts.get(timeout=self.lease.seconds / BEATS)
+                except queue.Empty:
+                    self.channel.send({"op": "beat"}, self.check)
+                    continue
+                with self._on_side_stream(part.ready):
+                    if part.parts:
+                        self.way.put(self.channel, part.frame, part.parts, self.check)
+                    else:
+                        self.channel.send(part.frame, self.check)
+                if part.last:
+                    return
+        except (ChannelError, GoneError):
+            pass
+        except Exception:
+            log.exception("A prompt could not be sent.")
+        else:
+            return
+        self.lease.drop()
+        self.channel.shutdown()
+
+    def _on_side_stream(self, ready: Any) -> contextlib.AbstractContextManager[Any]:
+        """Copies from a GPU wait for their own layer alone, not for those that were launched after it."""
+        if ready is None:
+            return contextlib.nullcontext()
+        device = ready.device
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        stream.wait_event(ready)
+        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return found
+
+
+class Sends(Probe):
+    """Hands every layer's keys and values to a job as soon as they are known, before the layer attends."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.scales = job, [1.0] * len(job.layout.shapes)
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        self.scales[layer] = scale
+        layout = self.job.layout
+        (start,) = step.history
+        heard = layout.tokens - layout.queries
+        end = start + len(k)
+        rows = Rows(layer, start, end, max(heard, start) - heard, max(heard, end) - heard)
+        asked = q[max(heard, start) - start :].clone()
+        spans = layout.rows(rows)
+        parts = [(span, x) for span, x in zip(spans, (k, v, asked), strict=True) if span.nbytes]
+        ready = None
+        if k.device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(k.device))
+        frame = {"op": "layer", "layer": layer, "rows": [start, end, rows.first, rows.last]}
+        self.job.put(Part(frame, parts, ready))

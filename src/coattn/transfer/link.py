@@ -1,0 +1,162 @@
+"""A connection to a process that reads prompts: owns the memory, asks, and believes what it can check."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coattn.cache import available
+from coattn.cache.ledger import PLACE
+from coattn.errors import CoattnError, InputError, TransferError
+from coattn.hf.fingerprint import read_by
+from coattn.hf.prefilled import Prefilled
+from coattn.transfer.address import Address
+from coattn.transfer.channel import Channel, ChannelError, RefusedError, digest
+from coattn.transfer.handshake import introduce
+from coattn.transfer.layout import Layout, Rows, Span, raw
+from coattn.transfer.transport import Frame, Target, target
+from coattn.transfer.watch import WAKE, Watch
+
+if TYPE_CHECKING:
+    from coattn.engine.llm import LLM
+
+log = logging.getLogger("coattn.transfer")
+
+
+class Link:
+    """A connection to one address, made when it is first needed, and again after it was lost."""
+
+    def __init__(self, address: Address, key: bytes, llm: LLM) -> None:
+        self.address, self._key, self._llm = address, key, llm
+        self._shapes = llm.runner.runtime.layers
+        self._channel: Channel | None = None
+        self._target: Target | None = None
+        self.asleep = 0.0
+        """Until when it is not asked, on the monotonic clock."""
+
+    def open(self, watch: Watch) -> Channel:
+        """Raises InputError where the two sides do not fit, TransferError where nobody is there."""
+        if self._channel is not None:
+            return self._channel
+        self._target = target(self.address.kind)
+        try:
+            channel = Channel(self.address.connect(), self._key, called=False, tick=watch)
+        except RefusedError:
+            raise InputError(f"{self.address} has another key.", "Give both sides the same key.") from None
+        except (OSError, ChannelError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            raise TransferError(f"{self.address} cannot be reached: {said}.", WAKE) from None
+        self._channel = channel
+        known = self._llm.fingerprints()
+        channel.send(introduce(self.address.kind, known, self._shapes, self._llm.vocabulary), watch)
+        answer = channel.receive(watch)
+        if answer["op"] != "opened":
+            self.close()
+            raise InputError(
+                f"{self.address} does not read for this process: {answer.get('why')}",
+                "Start both sides with the same model, dtype and version.",
+            )
+        return channel
+
+    def read(self, tokens: Sequence[int], watch: Watch) -> Prefilled:
+        """Raises TransferError, InputError or DeadlineError; then the memory is nobody's."""
+        if self._channel is not None:  # it may have ended since the last prompt
+            try:
+                return self._read(tokens, watch)
+            except TransferError as error:
+                if self._channel is not None or watch.lease.over:
+                    raise
+                log.info("%s It is called again.", error.sentence)
+        return self._read(tokens, watch)
+
+    def _read(self, tokens: Sequence[int], watch: Watch) -> Prefilled:
+        memory: torch.Tensor | None = None
+        try:
+            channel = self.open(watch)
+            assert self._target is not None
+            layout = Layout(self._shapes, self._llm.vocabulary, len(tokens))
+            available.require(layout.size, "A prompt that is read elsewhere", PLACE["host"])
+            memory, told, fd = self._target.take(layout.size)
+            frame = {"op": "read", "tokens": len(tokens), "lease": watch.lease.seconds, **told}
+            channel.send(frame, watch, [raw(torch.tensor(tokens, dtype=torch.int32))], fd)
+            scales = self._receive(channel, self._target, layout, memory, watch)
+            channel.send({"op": "release"}, watch)
+            self._target.drop()
+        except _FailedError as error:
+            raise TransferError(f"{self.address} could not read the prompt: {error}", "") from None
+        except BaseException as error:
+            self.close()  # in the middle of a frame, or with a writer that may still write
+            memory = None
+            traceback.clear_frames(error.__traceback__)  # else the memory would live as long as the error
+            if isinstance(error, CoattnError) or not isinstance(error, Exception):
+                raise
+            raise TransferError(f"{self.address} was lost while it read a prompt: {error}.", WAKE) from error
+        return layout.prefilled(memory, tokens, scales, read_by(self._llm.model))
+
+    def close(self) -> None:
+        """Afterwards nobody writes to what was the memory of a prompt."""
+        channel, self._channel = self._channel, None
+        way, self._target = self._target, None
+        if channel is not None:
+            channel.close()
+        if way is not None:
+            way.close()
+
+    def _receive(
+        self, channel: Channel, way: Target, layout: Layout, memory: torch.Tensor, watch: Watch
+    ) -> list[float]:
+        """Takes every row once, in order, each with its digest -> the scales of the layers."""
+        tick = watch.beating(channel)
+        tokens, queries = [0] * len(layout.shapes), [0] * len(layout.shapes)
+        while True:
+            frame = channel.receive(tick)
+            op = frame["op"]
+            if op == "layer":
+                rows = _rows(frame, tokens, queries, layout)
+                self._take(channel, way, layout.rows(rows), memory, frame, tick)
+                tokens[rows.layer], queries[rows.layer] = rows.end, max(queries[rows.layer], rows.last)
+            elif op == "done":
+                if set(tokens) != {layout.tokens} or set(queries) != {layout.queries}:
+                    raise ChannelError("layers are missing")
+                self._take(channel, way, [layout.logits()], memory, frame, tick)
+                scales = frame.get("scales")
+                if not isinstance(scales, list) or len(scales) != len(layout.shapes):
+                    raise ChannelError("scales are missing")
+                return [float(each) for each in scales]
+            elif op == "failed":
+                channel.send({"op": "release"}, watch)
+                way.drop()
+                raise _FailedError(str(frame.get("why")))
+            elif op != "beat":
+                raise ChannelError(f"it says {op[:40]!r}")
+
+    def _take(
+        self, channel: Channel, way: Target, spans: Sequence[Span], memory: torch.Tensor, frame: Frame, tick: Any
+    ) -> None:
+        parts = [span.of(memory) for span in spans if span.nbytes]
+        way.land(channel, parts, tick)
+        if digest([raw(part) for part in parts]) != frame.get("digest"):
+            raise ChannelError("what came is not what was sent")
+
+
+class _FailedError(Exception):
+    """The other side is there, but could not read the prompt."""
+
+
+def _rows(frame: Frame, tokens: Sequence[int], queries: Sequence[int], layout: Layout) -> Rows:
+    """What a frame names, if it is what comes next of its layer."""
+    layer, rows = frame.get("layer"), frame.get("rows")
+    if type(layer) is not int or not 0 <= layer < len(tokens) or not isinstance(rows, list) or len(rows) != 4:
+        raise ChannelError("a layer has no name")
+    if not all(type(each) is int for each in rows):
+        raise ChannelError("a layer's rows are not numbers")
+    start, end, first, last = rows
+    if start != tokens[layer] or not start < end <= layout.tokens:
+        raise ChannelError("rows are out of order")
+    if not 0 <= first <= last <= layout.queries or (first < last and first != queries[layer]):
+        raise ChannelError("queries are out of order")
+    return Rows(layer, start, end, first, last)

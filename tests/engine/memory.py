@@ -1,0 +1,46 @@
+"""Memories that are pretended, for what decides by bytes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coattn.types import Tier
+
+GPU, HOST = 8, 4
+"""Tokens per block in each tier of the pretended memory; a block is 100 bytes."""
+
+
+class Blocks:
+    """Two tiers of blocks. The GPU tier holds the newest tokens only, as an arena's does."""
+
+    def __init__(self, gpu: int | None, host: int | None) -> None:
+        self.limits: dict[Tier, int | None] = {"gpu": gpu, "host": host}
+        self.held: dict[int, int] = {}
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return {"gpu": 100 * -(-min(tokens, 32) // GPU), "host": 100 * (tokens // HOST)}
+
+    def free(self) -> Mapping[Tier, int | None]:
+        used = {tier: sum(self.needs(n)[tier] for n in self.held.values()) for tier in self.limits}
+        return {tier: None if limit is None else limit - used[tier] for tier, limit in self.limits.items()}
+
+    def store(self, slot: int, history: int, tokens: int) -> None:
+        assert self.held.get(slot, 0) == history
+        self.held[slot] = history + tokens
+        assert all(room is None or room >= 0 for room in self.free().values()), "above the budget"
+
+    def forget(self, slot: int, length: int) -> None:
+        assert self.held.pop(slot) == length
+
+
+class Boundless:
+    """No tier has a limit."""
+
+    def needs(self, _tokens: int) -> Mapping[Tier, int]:
+        return {}
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return {}
+
+    def forget(self, slot: int, length: int) -> None:
+        pass

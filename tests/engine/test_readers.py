@@ -1,0 +1,85 @@
+"""How prompts share what is read between two decode steps."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine.memory import Boundless
+
+from coattn.engine.pace import Pace
+from coattn.engine.params import SamplingParams
+from coattn.engine.readers import Readers
+from coattn.engine.request import Request
+from coattn.engine.room import Room
+from coattn.engine.scheduler import Scheduler
+from coattn.engine.work import Extend, Mixed
+
+
+def request(name: int, tokens: int) -> Request:
+    return Request(name, [0] * tokens, SamplingParams(max_new_tokens=1), tokens + 1000)
+
+
+def test_a_short_prompt_takes_half_of_what_a_long_one_has() -> None:
+    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, None, most=256), mixes=True)
+    scheduler.add(request(0, 5000))
+    scheduler.add(request(1, 40))
+    scheduler.add(request(2, 600))
+    work = scheduler.next()
+    assert isinstance(work, Mixed)
+    assert [(chunk.request.id, chunk.end) for chunk in work.chunks] == [(0, 128), (1, 40), (2, 88)]
+    alone = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, None, most=256), mixes=True)
+    alone.add(request(0, 5000))
+    assert alone.next() == Extend(alone.running[0], 256)
+
+
+def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
+    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(100), mixes=True)
+    for name, tokens in ((0, 250), (1, 130), (2, 30)):
+        scheduler.add(request(name, tokens))
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    while any(r.stored < len(r.prompt) for r in (*scheduler.running, *scheduler.waiting)):
+        work = scheduler.next()
+        assert isinstance(work, Extend | Mixed)
+        for chunk in (work,) if isinstance(work, Extend) else work.chunks:
+            seen[chunk.request.id].append(chunk.end)
+        scheduler.done(work)
+        for r in scheduler.running:
+            if r.stored == r.total:
+                r.output.append(0)
+    assert seen == {0: [100, 200, 250], 1: [100, 130], 2: [30]}
+
+
+def test_prompts_are_cut_at_tiles() -> None:
+    pace = Pace()
+    pace.tile = 2048
+    line = Scheduler(Room(Boundless(), 1 << 20), 4, pace, mixes=True)
+    for name, length in enumerate((9000, 3000, 20000)):
+        line.add(Request(name, [0] * length, SamplingParams(max_new_tokens=1), length + 1))
+    ends: dict[int, list[int]] = {}
+    while line.waiting or line.running:
+        work = line.next()
+        assert isinstance(work, Mixed | Extend)
+        chunks = work.chunks if isinstance(work, Mixed) else (work,)
+        line.done(work)
+        for chunk in chunks:
+            ends.setdefault(chunk.request.id, []).append(chunk.end)
+            if chunk.request.stored == chunk.request.total:
+                line.finish(chunk.request)
+    assert {name: each[-1] for name, each in ends.items()} == {0: 9000, 1: 3000, 2: 20000}
+    assert not any(end % 2048 for each in ends.values() for end in each[:-1])
+
+
+@pytest.mark.parametrize(("most", "tail", "end"), [(100, 0, 100), (249, 0, 248), (250, 0, 250), (100, 200, 50)])
+def test_where_a_prompt_is_cut(most: int, tail: int, end: int) -> None:
+    """Not before its last token, which would be a decode step, and not within its tail."""
+    assert Readers(Pace(), tail).chunk(request(0, 250), most).end == end
+
+
+def test_the_oldest_and_the_shortest_take_turns() -> None:
+    readers, line = Readers(Pace(100), 0), [request(0, 900), request(1, 500), request(2, 300)]
+    turns = []
+    for _ in range(4):
+        chunk = readers.chunk(readers.next(line), 100)
+        readers.note(chunk, line)
+        chunk.request.stored = chunk.end
+        turns.append(chunk.request.id)
+    assert turns == [0, 2, 0, 2]
