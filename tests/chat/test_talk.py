@@ -150,3 +150,10 @@ def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert coattn("sessions", "delete", "ours").returncode == 0
     assert coattn("sessions", "delete", "ours").returncode == 2
     assert coattn("chat", "--session", "a/b").returncode == 2
+
+
+def test_what_failed_is_counted_and_leaves_no_line(partner: Local) -> None:
+    desk = Desk("/file /nowhere/at-all", "x" * 3000, "hello")
+    talk = desk.talk(partner)
+    assert talk.failed == 2
+    assert desk.written == talk.messages[-1]["content"] + "\n"

@@ -36,9 +36,10 @@ class Talk:
         self._begin: Messages = [] if system is None else [{"role": "system", "content": system}]
         self.messages: Messages = list(partner.said or self._begin)
         self._files: list[str] = []
+        self.failed = 0
 
     def run(self) -> None:
-        """Until the end of the input, or /quit."""
+        """Until the end of the input, or /quit. `failed` counts the lines that could not be done."""
         while True:
             try:
                 said = self._message()
@@ -52,6 +53,7 @@ class Talk:
             try:
                 self._do(said)
             except CoattnError as error:
+                self.failed += 1
                 self._tell(f"error: {error}")
                 if error.hint:
                     self._tell(f"hint: {error.hint}")
@@ -102,11 +104,15 @@ class Talk:
                 self._write(piece)
         except KeyboardInterrupt:
             self._tell("\n(stopped)")
+        except CoattnError:
+            if pieces:
+                self._write("\n")
+            raise
         finally:
             close = getattr(answer, "close", None)
             if close is not None:
                 close()
-            self._write("\n")
+        self._write("\n")
         # what failed is not part of the conversation, and can be asked again
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
         self._files = []
