@@ -20,7 +20,8 @@ A line that ends with \\ goes on in the next; lines between \"\"\" and \"\"\" ar
 
 
 class Talk:
-    """read: a line for a prompt, EOFError at the end; write: the answer; tell: everything else, a line."""
+    """read: a line for a prompt, EOFError at the end, CoattnError for one that is no text; write: the answer; tell:
+    everything else, a line."""
 
     def __init__(
         self,
@@ -48,15 +49,21 @@ class Talk:
             except KeyboardInterrupt:
                 self._tell("(Ctrl-D or /quit leaves)")
                 continue
+            except CoattnError as error:
+                self._fail(error)
+                continue
             if said.strip() in ("/quit", "/exit"):
                 return
             try:
                 self._do(said)
             except CoattnError as error:
-                self.failed += 1
-                self._tell(f"error: {error}")
-                if error.hint:
-                    self._tell(f"hint: {error.hint}")
+                self._fail(error)
+
+    def _fail(self, error: CoattnError) -> None:
+        self.failed += 1
+        self._tell(f"error: {error}")
+        if error.hint:
+            self._tell(f"hint: {error.hint}")
 
     def _message(self) -> str:
         """One message, of one line or several."""

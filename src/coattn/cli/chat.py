@@ -97,9 +97,12 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
 
 def read(prompt: str) -> str:
     """A line of standard input; the prompt is for terminals only."""
-    if sys.stdin.isatty():
-        return input(prompt)
-    line = sys.stdin.readline()
+    try:
+        if sys.stdin.isatty():
+            return input(prompt)
+        line = sys.stdin.buffer.readline().decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError("This line is not text (UTF-8).", "Write it in UTF-8.") from None
     if not line:
         raise EOFError
     return line.rstrip("\n")
