@@ -72,7 +72,8 @@ def test_make_targets_are_all_explained() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    """Short enough for the rows that a reader of docs/add_a_method.md adds to its table with `make docs`."""
+    assert len((ROOT / "README.md").read_text().splitlines()) < 148
 
 
 PAPERS = sorted((ROOT / "docs" / "methods").glob("*.md"))
