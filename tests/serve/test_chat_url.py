@@ -41,6 +41,7 @@ def page(body: bytes) -> bytes:
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", "cannot be reached"),
         (page(b"<html>hello</html>"), "does not answer as OpenAI's API does"),
+        (b"HTTP/1.1 401 Unauthorized\\r\\nContent-Length: 0\\r\\n\\r\\n", "Set COATTN_API_KEY"),
         (page(b"[]"), "does not answer as OpenAI's API does"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{", "does not answer as OpenAI's API does"),
     ],

@@ -105,7 +105,8 @@ class Remote:
         try:
             return urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
-            raise InputError(_said(error), "Change what you asked, or look at the server.") from None
+            hint = "Change what you asked, or look at the server."
+            raise InputError(_said(error), "Set COATTN_API_KEY to its key." if error.code == 401 else hint) from None
         except (OSError, HTTPException, ValueError) as error:  # ValueError: no request can have this address or key
             reason = " ".join(str(getattr(error, "reason", error)).split())
             raise InputError(f"{self._base} cannot be reached: {reason}.", "Is the server running?") from None
