@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from coattn import LLM
 from coattn.chat.base import Asked
 from coattn.chat.local import Local
 from coattn.chat.talk import Talk
+from coattn.errors import InputError
 
 ASKED = Asked(8, 0.0, 1.0)
 
@@ -150,3 +152,30 @@ def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert coattn("sessions", "delete", "ours").returncode == 0
     assert coattn("sessions", "delete", "ours").returncode == 2
     assert coattn("chat", "--session", "a/b").returncode == 2
+
+
+def test_what_failed_is_counted_and_leaves_no_line(partner: Local) -> None:
+    desk = Desk("/file /nowhere/at-all", "x" * 3000, "hello")
+    talk = desk.talk(partner)
+    assert talk.failed == 2
+    assert desk.written == talk.messages[-1]["content"] + "\n"
+
+
+def test_a_line_that_is_no_text_is_said_and_the_next_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coattn.cli import chat
+
+    pipe = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\nhello\n"))
+    monkeypatch.setattr("sys.stdin", pipe)
+    with pytest.raises(InputError, match="not text"):
+        chat.read("> ")
+    assert chat.read("> ") == "hello"
+    with pytest.raises(EOFError):
+        chat.read("> ")
+
+
+def test_a_message_with_half_a_character(partner: Local) -> None:
+    desk = Desk("\udcff", "hello")
+    assert desk.talk(partner).failed == 1
+    assert "half a character" in desk.told[0]
+    with pytest.raises(InputError, match="half a character"):
+        partner.llm.generate("\ud800")

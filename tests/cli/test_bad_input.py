@@ -54,6 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--top-p", "0.5"], ["--temperature"]),
         (["generate", "--file", "/nowhere/at-all.txt"], ["no file /nowhere/at-all.txt"]),
         (["generate"], ["standard input is empty"]),
+        (["generate", "--file", ""], ["--file is empty"]),
+        (["generate", "w1", "w2"], ["unexpected extra argument (w2)."]),
+        (["serve", "--name", " "], ["--name is empty"]),
+        (["chat", "--url", "http://a b"], ["http://a b/v1 cannot be reached"]),
+        (["bench", "requests", "--shapes", "tiny", "--url", "nowhere"], ["'nowhere'", "not an http address"]),
+        (["bench", "requests", "--shapes", "tiny", "--url", "http://127.0.0.1:1"], ["cannot be reached", "running"]),
+        (["bench", "requests", "--prompts", "uniform:10:5"], ["10 is more than 5"]),
+        (["bench", "decode", "--shapes", "tiny", "--methods", "auto", "--fetched", "-1"], ["--fetched"]),
         (["methods", "fulll"], ["no method 'fulll'"]),
         (["demo", "--tokens", "600"], ["12.5% of the KV of 624 tokens is too little", "--tokens 1500 or more"]),
         (["demo", "--gpu-share", "0.01"], ["1.0% of the KV", "--gpu-share of 0.05 or more"]),
@@ -211,6 +219,33 @@ def test_an_output_that_cannot_be_written(folder: Path) -> None:
 
 def test_usage_errors_also_exit_with_2() -> None:
     assert_refused(coattn("generate", "--no-such-option"), "No such option", "generate --help")
+
+
+@pytest.mark.parametrize("words", [[], ["eval"], ["bench"], ["eval", "tasks"]], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(words: list[str]) -> None:
+    done = coattn(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Usage: {' '.join(['coattn', *words])} ")
+    assert "Commands:" in done.stderr
+
+
+def test_prompts_longer_than_the_positions_do_not_calibrate(folder: Path, tmp_path: Path) -> None:
+    made = tmp_path / "heads.json"
+    done = coattn("calibrate", "duo", "--model", str(folder), "--length", "600", "--out", str(made))
+    assert_refused(done, "--length is 600", "only 512 positions")
+    assert not made.exists()
+
+
+def test_a_model_without_a_chat_template_does_not_chat(folder: Path) -> None:
+    done = coattn("chat", "--model", str(folder), stdin="w1\n")
+    assert_refused(done, "no chat template", "coattn generate --raw")
+
+
+def test_a_session_that_could_not_be_saved_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sessions").write_text("a file where the folder should be")
+    monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
+    done = coattn("chat", "--session", "talk", "--model", "/nowhere", stdin="w1\n")
+    assert_refused(done, "'talk' cannot be saved", "COATTN_CACHE")
 
 
 def test_the_installed_command_says_the_same() -> None:

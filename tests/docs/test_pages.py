@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.cli.run import coattn
 
 from coattn.hf.architectures import FAMILIES
 from coattn.models.catalog import SMOLLM2
+from coattn.units import format_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +75,8 @@ def test_make_targets_are_all_explained() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    """Short enough for the rows that a reader of docs/add_a_method.md adds to its table with `make docs`."""
+    assert len((ROOT / "README.md").read_text().splitlines()) < 148
 
 
 PAPERS = sorted((ROOT / "docs" / "methods").glob("*.md"))
@@ -91,3 +95,16 @@ def test_evidence_that_a_method_page_names_exists(page: Path) -> None:
             assert any(path.endswith("/" + name) for path in files), name
         elif name.startswith("test_"):
             assert f"def {name}(" in everything, name
+
+
+def test_the_example_of_a_long_answer_is_what_the_plan_says() -> None:
+    text = (ROOT / "docs" / "sessions.md").read_text(encoding="utf-8")
+    table = text.split("A chain of thought of 200,000 tokens")[1].split("is all that it takes")[0]
+    found = re.findall(r"^\| `(\w+)` \| ([\d.]+ \w+) \| ([\d.]+ \w+|-)", table, re.MULTILINE)
+    assert len(found) == 5
+    for method, gpu, host in found:
+        done = coattn("plan", "--shapes", "qwen3-8b", "--context", "200000", "--method", method, "--json")
+        plan = json.loads(done.stdout)
+        for said, held in ((gpu, plan["gpu_kv_bytes"]), (host, plan["host_kv_bytes"])):
+            want = format_bytes(held) if held else "-"
+            assert said in (want, re.sub(r"[\d.]+", lambda n: str(round(float(n[0]))), want)), (method, said, want)

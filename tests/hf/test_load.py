@@ -79,6 +79,7 @@ def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: str | torch.dtype) 
 def test_a_hidden_instruction_set_is_not_chosen_for(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
     rates = {torch.float32: 50.0, torch.bfloat16: 400.0}
     monkeypatch.setattr(fastest, "product_gflops", lambda: rates)
+    monkeypatch.setattr(fastest, "is_slow", lambda *_: False)
     monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
     assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
     monkeypatch.setenv("COATTN_HIDE_ISA", hidden)
@@ -91,8 +92,19 @@ def test_auto_is_bfloat16_only_where_it_is_fast(
 ) -> None:
     monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
     monkeypatch.setattr(fastest, "product_gflops", lambda: {torch.float32: 50.0, torch.bfloat16: rate})
+    monkeypatch.setattr(fastest, "is_slow", lambda *_: False)
     assert choose_dtype("auto", torch.device("cpu")) == expected
     assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
+def test_a_busy_machine_does_not_choose_what_its_cpu_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of two short products say anything while others compute; the next start would load other weights."""
+    monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
+    monkeypatch.setattr(fastest, "product_gflops", lambda: {torch.float32: 1.0, torch.bfloat16: 9.0})
+    monkeypatch.setattr("coattn.hf.slow.cpu_words", lambda: frozenset({"avx2", "avx512f"}))
+    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
+    monkeypatch.setattr("coattn.hf.slow.cpu_words", lambda: frozenset({"avx512f", "amx_bf16"}))
+    assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
 
 
 def test_the_rates_are_measured_once() -> None:

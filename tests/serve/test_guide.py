@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import openai
@@ -121,3 +122,15 @@ def test_openai_parse(server: Running) -> None:
             model="small", messages=[{"role": "user", "content": "a pet"}], response_format=Pet, max_tokens=60
         )
         assert isinstance(got.choices[0].message.parsed, Pet)
+
+
+def test_a_tokenizer_that_cannot_guide_is_said(server: Running) -> None:
+    from tokenizers import Tokenizer, models
+
+    from coattn.serve.errors import ApiError
+    from coattn.serve.guide import _tokens
+
+    bare = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
+    llm = SimpleNamespace(vocabulary=3, engine=server.llm.engine, tokenizer=SimpleNamespace(backend_tokenizer=bare))
+    with pytest.raises(ApiError, match="cannot guide answers"):
+        _tokens(llm)  # type: ignore[arg-type]

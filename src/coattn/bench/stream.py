@@ -40,7 +40,10 @@ def length(text: str, option: str, dice: random.Random) -> int:
     if name == "fixed":
         return max(1, round(numbers[0]))
     if name == "uniform":
-        return dice.randint(max(1, round(numbers[0])), max(1, round(max(numbers))))
+        low, high = numbers
+        if low > high:
+            raise ConfigError(f"{option} is {text!r}, but {low:g} is more than {high:g}.", f"Write {LENGTHS}.")
+        return dice.randint(max(1, round(low)), max(1, round(high)))
     return max(1, round(numbers[0] * math.exp(dice.gauss(0, numbers[1]))))
 
 

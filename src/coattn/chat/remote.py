@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Any
 
 from coattn.chat.base import Asked, Messages, Stats
@@ -14,6 +15,8 @@ from coattn.errors import ConfigError, InputError, UnsupportedError
 
 TIMEOUT = 600.0
 """Seconds without a byte; a server of ours shows signs of life more often."""
+FOREIGN = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What an answer raises that is not of OpenAI's form."""
 
 
 class Remote:
@@ -48,20 +51,29 @@ class Remote:
             body["session_id"] = self._session
         usage = {"prompt_tokens": 0, "completion_tokens": 0}
         own: dict[str, Any] = {}
+        ended = False
         start, first = time.perf_counter(), None
-        with self._open("/chat/completions", body) as lines:
-            for line in lines:
-                if not line.startswith(b"data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise InputError(str(chunk["error"].get("message", "The server failed.")), "Try again.")
-                usage, own = chunk.get("usage") or usage, chunk.get("coattn") or own
-                for choice in chunk["choices"]:
-                    piece = choice["delta"].get("content") or ""
-                    if piece and first is None:
-                        first = time.perf_counter() - start
-                    yield piece
+        try:
+            with self._open("/chat/completions", body) as lines:
+                for line in lines:
+                    ended = ended or line.startswith(b"data: [DONE]")
+                    if not line.startswith(b"data: {"):
+                        continue
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        raise InputError(str(chunk["error"].get("message", "The server failed.")), "Try again.")
+                    usage, own = chunk.get("usage") or usage, chunk.get("coattn") or own
+                    for choice in chunk["choices"]:
+                        piece = choice["delta"].get("content") or ""
+                        if piece and first is None:
+                            first = time.perf_counter() - start
+                        yield piece
+        except (OSError, HTTPException):
+            ended = False
+        except FOREIGN:
+            raise self._foreign() from None
+        if not ended:  # a line that is cut looks like the end of the answer to `urllib`
+            raise InputError("The server broke off before its answer was over.", "Is it still running?")
         new, whole = usage["completion_tokens"], time.perf_counter() - start
         speed = None if first is None or new < 2 else (new - 1) / max(whole - first, 1e-9)
         kv = own["choices"][0]["kv_bytes"] if own else {}
@@ -76,7 +88,10 @@ class Remote:
 
     def _first(self) -> str:
         with self._open("/models") as found:
-            names = [each["id"] for each in json.load(found)["data"]]
+            try:
+                names = [each["id"] for each in json.load(found)["data"]]
+            except (*FOREIGN, OSError, HTTPException):
+                raise self._foreign() from None
         if not names:
             raise InputError("The server names no model.", "It may still be loading: try again, or give --model.")
         return str(names[0])
@@ -90,10 +105,14 @@ class Remote:
         try:
             return urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
-            raise InputError(_said(error), "Change what you asked, or look at the server.") from None
-        except OSError as error:
-            reason = getattr(error, "reason", error)
+            hint = "Change what you asked, or look at the server."
+            raise InputError(_said(error), "Set COATTN_API_KEY to its key." if error.code == 401 else hint) from None
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: no request can have this address or key
+            reason = " ".join(str(getattr(error, "reason", error)).split())
             raise InputError(f"{self._base} cannot be reached: {reason}.", "Is the server running?") from None
+
+    def _foreign(self) -> InputError:
+        return InputError(f"{self._base} does not answer as OpenAI's API does.", "Is this the address of the server?")
 
 
 def _said(error: urllib.error.HTTPError) -> str:

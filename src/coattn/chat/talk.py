@@ -20,7 +20,8 @@ A line that ends with \\ goes on in the next; lines between \"\"\" and \"\"\" ar
 
 
 class Talk:
-    """read: a line for a prompt, EOFError at the end; write: the answer; tell: everything else, a line."""
+    """read: a line for a prompt, EOFError at the end, CoattnError for one that is no text; write: the answer; tell:
+    everything else, a line."""
 
     def __init__(
         self,
@@ -36,9 +37,10 @@ class Talk:
         self._begin: Messages = [] if system is None else [{"role": "system", "content": system}]
         self.messages: Messages = list(partner.said or self._begin)
         self._files: list[str] = []
+        self.failed = 0
 
     def run(self) -> None:
-        """Until the end of the input, or /quit."""
+        """Until the end of the input, or /quit. `failed` counts the lines that could not be done."""
         while True:
             try:
                 said = self._message()
@@ -47,14 +49,21 @@ class Talk:
             except KeyboardInterrupt:
                 self._tell("(Ctrl-D or /quit leaves)")
                 continue
+            except CoattnError as error:
+                self._fail(error)
+                continue
             if said.strip() in ("/quit", "/exit"):
                 return
             try:
                 self._do(said)
             except CoattnError as error:
-                self._tell(f"error: {error}")
-                if error.hint:
-                    self._tell(f"hint: {error.hint}")
+                self._fail(error)
+
+    def _fail(self, error: CoattnError) -> None:
+        self.failed += 1
+        self._tell(f"error: {error}")
+        if error.hint:
+            self._tell(f"hint: {error.hint}")
 
     def _message(self) -> str:
         """One message, of one line or several."""
@@ -102,11 +111,15 @@ class Talk:
                 self._write(piece)
         except KeyboardInterrupt:
             self._tell("\n(stopped)")
+        except CoattnError:
+            if pieces:
+                self._write("\n")
+            raise
         finally:
             close = getattr(answer, "close", None)
             if close is not None:
                 close()
-            self._write("\n")
+        self._write("\n")
         # what failed is not part of the conversation, and can be asked again
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
         self._files = []

@@ -13,6 +13,7 @@ from rich.table import Table
 from coattn.cli.bench import bench, numbers
 from coattn.cli.options import (
     Count,
+    Number,
     devices_options,
     is_given,
     json_option,
@@ -34,7 +35,7 @@ from coattn.units import format_bytes, parse_bytes
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A method's parameter, where it has it.")
 @click.option(
     "--fetched",
-    type=float,
+    type=Number(0),
     help="Tokens that a KV head fetches in a step, under auto; random weights fetch any number.",
 )
 @click.option(

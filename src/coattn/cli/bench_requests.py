@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from coattn.cli.bench import bench
 from coattn.cli.options import Count, Number, is_given, json_option, parse_settings
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.cli.serve import check_serve
-from coattn.errors import ConfigError
+from coattn.errors import ConfigError, InputError
 from coattn.part import MOST_BATCH
 from coattn.units import format_bytes, parse_bytes
 
@@ -63,6 +64,8 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         raise ConfigError("Both --http and --change are given.", "Leave one out: a server's picks are not driven.")
     if options["http"]:
         check_serve()
+    if options["url"] is not None:
+        check_reached(options["url"])
 
     from coattn.bench import http, request_figure, stream
     from coattn.bench import requests as bench_requests
@@ -128,6 +131,22 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         print_json(result)
         return
     show(result)
+
+
+def check_reached(url: str) -> None:
+    """Raises where no server answers at `url`, whatever it says, before the work."""
+    import urllib.error
+    import urllib.request
+
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url is {url!r}, which is not an http address.", "Write it like http://127.0.0.1:8000.")
+    try:
+        urllib.request.urlopen(url, timeout=10).close()
+    except urllib.error.HTTPError:
+        return
+    except (OSError, ValueError, HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise InputError(f"{url} cannot be reached: {reason}.", "Is the server running?") from None
 
 
 def show(result: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import click
 from coattn.cli.evaluate import load_model
 from coattn.cli.options import Count, Number, json_option, model_options
 from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.errors import InputError
 from coattn.text import read_text
 from coattn.units import format_bytes
 
@@ -109,6 +110,12 @@ def duo(**options: Any) -> None:
     loaded = load_model(options)
 
     from coattn.calibrate.files import write_heads
+    from coattn.hf.generate import positions
+
+    most = positions(loaded)
+    if most is not None and max(options["lengths"], default=0) > most:
+        asked = f"--length is {max(options['lengths']):,}, but {loaded.name} has only {most:,} positions."
+        raise InputError(asked, f"Give {most:,} or less.")
 
     chosen = {name: options[name] for name in ("rho", "samples", "sinks", "recent", "seed")}
     with progress("reading prompts", None) as bar:

@@ -11,7 +11,7 @@ import click
 
 from coattn.cli.options import Engine, engine_options, is_given, length_option, sampling_options
 from coattn.cli.output import err
-from coattn.errors import ConfigError
+from coattn.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from coattn.chat.base import Partner
@@ -40,7 +40,8 @@ def chat(
 ) -> None:
     """Talk to a model. Answers go to stdout, everything else to stderr.
 
-    /help lists the commands: files, other methods, statistics.
+    /help lists the commands: files, other methods, statistics. Lines from a pipe or a file are messages, too; the exit
+    code is 2 if one of them failed.
     """
     from coattn.chat.base import Asked
     from coattn.chat.talk import Talk
@@ -64,6 +65,8 @@ def chat(
         talk.run()
     finally:
         partner.close()
+    if talk.failed and not sys.stdin.isatty():
+        sys.exit(2)  # nobody reads along who could have asked again
 
 
 def local(engine: Engine, max_length: int | None, session: str | None) -> Partner:
@@ -71,13 +74,18 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
     if session is not None:
         from coattn.engine.session_file import Sessions
 
-        Sessions().path(session)  # refuse what is no name before the model is loaded
+        Sessions().check(session)  # refuse what cannot be saved before the model is loaded
     _ = engine.row  # the same
 
     from coattn.chat.local import Local
     from coattn.engine.llm import LLM
 
     loaded = engine.load()
+    if not getattr(loaded.tokenizer, "chat_template", None):
+        raise InputError(
+            f"{loaded.name} has no chat template, so nobody can chat with it.",
+            "Take a model that was tuned for chats, or go on with a text by `coattn generate --raw`.",
+        )
 
     def open_engine(name: str | None) -> LLM:
         own = engine.params if name == engine.method else {}
@@ -89,9 +97,12 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
 
 def read(prompt: str) -> str:
     """A line of standard input; the prompt is for terminals only."""
-    if sys.stdin.isatty():
-        return input(prompt)
-    line = sys.stdin.readline()
+    try:
+        if sys.stdin.isatty():
+            return input(prompt)
+        line = sys.stdin.buffer.readline().decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError("This line is not text (UTF-8).", "Write it in UTF-8.") from None
     if not line:
         raise EOFError
     return line.rstrip("\n")

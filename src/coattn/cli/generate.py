@@ -100,6 +100,8 @@ def generate(
 def read_prompt(prompt: str | None, file: str | None) -> str:
     """PROMPT, the file, both, or standard input."""
     parts = []
+    if file is not None and not file.strip():
+        raise InputError("--file is empty.", "Give the path of a text file.")
     if file is not None:
         parts.append(decode(read_bytes(Path(file)), file))
     if prompt is not None:

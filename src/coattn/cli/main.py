@@ -119,8 +119,12 @@ def main(arguments: list[str] | None = None) -> None:
         print_error(error)
         sys.exit(2)
     except click.UsageError as error:
-        where = "coattn" if error.ctx is None else error.ctx.command_path
-        print_error(ConfigError(error.format_message(), f"`{where} --help` shows what it takes."))
+        where, said = "coattn" if error.ctx is None else error.ctx.command_path, error.format_message()
+        if said.startswith("Usage: "):  # a group without a command: its help is all there is to say
+            click.echo(said, err=True)
+        else:
+            said += "" if said.endswith((".", "?)")) else "."
+            print_error(ConfigError(said, f"`{where} --help` shows what it takes."))
         sys.exit(2)
     except click.ClickException as error:
         error.show()

@@ -105,6 +105,8 @@ def serve(
             f"Whoever reaches {host} could use this server: there is no API key.",
             f"Give --api-key-file or set {KEY}; or say --no-key.",
         )
+    if not all(name.strip() for name in names):
+        raise ConfigError("--name is empty.", "Give a name that clients can ask for, or leave it out.")
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(f"--origin is {origin!r}, which is not an origin.", "Write it like https://chat.example.")

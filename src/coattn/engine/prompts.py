@@ -67,7 +67,7 @@ def _encode(prompt: Any, tokenizer: Any) -> list[int]:
             raise InputError(f"The prompt is a tensor of {prompt.dtype} {list(prompt.shape)}.", "Give token ids [n].")
         return [int(i) for i in prompt.tolist()]
     if isinstance(prompt, str):
-        return [int(i) for i in _known(tokenizer)(prompt, verbose=False)["input_ids"]]
+        return _ids(prompt, tokenizer)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise InputError(f"A prompt is a {type(prompt).__name__}.", HOW)
     if set(map(type, prompt)) == {int}:  # a turn checks all that was said before, too
@@ -89,7 +89,14 @@ def encode_chat(
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
     """Token ids of a text that does not begin a prompt, or has all its special tokens already."""
-    return [int(i) for i in _known(tokenizer)(text, add_special_tokens=False, verbose=False)["input_ids"]]
+    return _ids(text, tokenizer, add_special_tokens=False)
+
+
+def _ids(text: str, tokenizer: Any, **options: Any) -> list[int]:
+    try:
+        return [int(i) for i in _known(tokenizer)(text, verbose=False, **options)["input_ids"]]
+    except TypeError:  # what tokenizers say of a string that UTF-8 cannot write
+        raise InputError("The prompt is not text: it holds half a character.", "Write it in UTF-8.") from None
 
 
 def render_chat(

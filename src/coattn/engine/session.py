@@ -211,7 +211,7 @@ class Session:
         own, theirs = llm.fingerprints(), facts["made for"]
         for what, mark in own.items():
             if theirs[what] != mark:
-                raise InputError(f"its {what} is another one's")
+                raise InputError(f"it was not written with the same {what}")
         row = _plain(llm.composed.describe())
         if facts["row"] != row:
             raise InputError(f"it was written under method {facts['row']['method']!r} with other parameters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Sessions:
         if not isinstance(name, str) or not NAME.fullmatch(name) or name.endswith("."):
             raise InputError(
                 f"{str(name)[:80]!r} is no name of a session.",
-                "A name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit.",
+                "A name has 1 to 64 letters (a to z), digits, dots, dashes and underscores, a letter or digit first.",
             )
         return self.folder / (name + SUFFIX)
 
@@ -54,14 +55,23 @@ class Sessions:
             where = f"Look at who may write in {self.folder}."
             raise InputError(f"Session {name!r} cannot be deleted: {error.strerror}.", where) from None
 
+    def check(self, name: str) -> None:
+        """Raises InputError where a session of this name could not be saved. Leaves nothing but the folder."""
+        self.path(name)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(b"x")
+        except OSError as error:
+            raise self._unsaved(name, error) from None
+
     def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
         """Written beside and renamed: whoever looks sees the old file or the new one."""
         path = self.path(name)
         try:
             sealed.write(path, tensors, facts, FORMAT)
         except (OSError, SafetensorError) as error:
-            hint = f"{self.folder} must take files and have room; COATTN_CACHE or session_dir names another place."
-            raise InputError(f"Session {name!r} cannot be saved: {sealed.explain(error)}.", hint) from None
+            raise self._unsaved(name, error) from None
         return path
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -73,6 +83,10 @@ class Sessions:
             raise InputError(f"There is no session {name!r}.", self._hint()) from None
         except sealed.DAMAGED as error:
             raise InputError(f"Session {name!r} is damaged: {sealed.explain(error)}.", SAVED_HINT) from None
+
+    def _unsaved(self, name: str, error: Exception) -> InputError:
+        hint = f"{self.folder} must take files and have room; COATTN_CACHE or session_dir names another place."
+        return InputError(f"Session {name!r} cannot be saved: {sealed.explain(error)}.", hint)
 
     def _hint(self) -> str:
         names = self.names()

@@ -8,6 +8,8 @@ from functools import cache
 
 import torch
 
+from coattn.hf.slow import is_slow
+
 ROWS, WIDTH = 128, 512
 """Of the product that is timed: large enough for a prompt's rate; 0.1 s where a CPU converts number by number."""
 RUNS = 5
@@ -32,6 +34,8 @@ def product_gflops() -> dict[torch.dtype, float]:
 
 def bfloat16_is_faster() -> bool:
     """Whether this CPU multiplies bfloat16 clearly faster than float32. Never where AMX is hidden."""
+    if is_slow(torch.bfloat16, torch.device("cpu")):
+        return False  # without instructions for it there is nothing to time: a busy machine would time it wrongly
     if {"amx", "avx512", "avx2"} & set(os.environ.get("COATTN_HIDE_ISA", "").split(",")):
         return False  # as the C++ kernels take it: what builds on a hidden one is hidden with it
     rates = product_gflops()

@@ -155,4 +155,7 @@ def _tokens(llm: LLM) -> LLTokenizer:
     plain = copy.copy(backend)
     plain.no_padding()
     plain.no_truncation()
-    return LLTokenizer(plain.to_str(), n_vocab=llm.vocabulary, eos_token=sorted(llm.engine.ends))
+    try:
+        return LLTokenizer(plain.to_str(), n_vocab=llm.vocabulary, eos_token=sorted(llm.engine.ends))
+    except ValueError as error:  # a tokenizer of a kind that it does not know, such as one without a decoder
+        raise invalid("response_format", f"This model's tokenizer cannot guide answers: {error}.") from None
