@@ -41,9 +41,9 @@ the pool about half as many are fetched; at 10 sequences of 65,536 tokens anothe
 SHARE = 0.125
 """Of the longest sequence, where that is more than LEAST."""
 LEAST = 2048
-"""Tokens of a pool at least, where half of the longest sequence is more: a pool of twice what is wanted, 700 to 1,300
-tokens, fetches a third to a fifth of what an eighth of 4,096 to 8,192 tokens does (docs/log/auto.md). Also where nobody
-says how long sequences get."""
+"""Tokens of a pool at least, where half of the longest sequence is more: where 1,314 tokens were wanted,
+one of 2,048 fetched a fifth of what 512 did, a third of what 1,024 did (docs/log/auto.md). Also where nobody says how
+long sequences get."""
 
 
 def pool_tokens(longest: int, share: float | None) -> int:
