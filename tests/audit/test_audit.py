@@ -272,11 +272,16 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     for _ in range(4):
         take(audit, chosen, found(0.1))
     assert (audit.floors.stale, audit.report()["refits"]) == ({0}, 1)
-    held = sketch.pools[0].token_of.clone()
+    pool = sketch.pools[0]
+    lately, held = pool.lately(0, world.lengths[0]), pool.token_of[0].clone()
     step = Step.of((0,), (world.lengths[0],), (1,))
     world.runtime.begin(step)
     assert audit.floors.stale == set()
     assert sketch.fitted[0] >= known[0]
     assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
-    assert torch.equal(sketch.pools[0].token_of, held)
+    assert 0 < pool.pins < pool.token_of.shape[-1]
+    for head, tokens in enumerate(pool.token_of[0].tolist()):  # after those that stay, what was wanted most lately
+        kept, gone = set(tokens[pool.pins :]), set(held[head].tolist()) - set(tokens)
+        assert kept <= set(held[head].tolist())
+        assert lately[head, list(gone)].max() <= lately[head, list(kept)].min()
     world.runtime.abort()

@@ -40,6 +40,8 @@ class World:
         self.q: list[Tensor] = []
         self.wrong = 0.0
         """How far predicted queries are off."""
+        self.odd: tuple[int, ...] = ()
+        """Tokens whose keys are far from all others."""
         self.rounded = params.get("host_dtype") == "int8"
         """Whether what lies in DRAM alone has been rounded."""
         self.held: list[Tensor] = []
@@ -58,6 +60,9 @@ class World:
                     self.runtime.predict(layer, q + self.wrong * noise, SCALE)
                 self.held[layer] = self.sketch.pools[layer].place_of >= 0
             for slot, (start, end) in enumerate(step.spans):
+                for token in self.odd:
+                    if self.lengths[slot] <= token < step.lengths[slot]:
+                        k[start + token - self.lengths[slot]] *= 6
                 own = self.kv[slot][layer]
                 self.kv[slot][layer] = [torch.cat([own[0], k[start:end]]), torch.cat([own[1], v[start:end]])]
             found.append(self.runtime.attend(layer, q, k, v, SCALE))
@@ -303,6 +308,34 @@ def test_a_sequence_that_doubles_is_fitted_again_and_a_new_one_too() -> None:
     assert world.sketch.fitted == {}
     world.step(1)
     assert world.sketch.fitted == {0: 5}
+
+
+def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
+    world = World(seqs=1)
+    world.odd = (23, 61, 62, 100)
+    world.step(150)
+    places = []
+    for _ in range(70):  # it is fitted again on the way
+        world.step(1)
+        places += [pool.place_of[0, :, torch.tensor(world.odd) - world.sinks] for pool in world.sketch.pools.values()]
+    assert world.sketch.fitted[0] < 150 // BLOCK + 70 // BLOCK
+    pins = {pool.pins for pool in world.sketch.pools.values()}
+    assert pins == {8}  # a quarter of the pool
+    for found in places:
+        assert ((found >= 0) & (found < 8)).all()
+    world.check_books()
+
+
+def test_a_pool_grows_with_its_sequence() -> None:
+    world = World(seqs=1)
+    world.step(30)
+    while not world.sketch.fitted:
+        world.step(1)
+    small = world.sketch.cache.gpu.pooled[0]
+    for _ in range(60):
+        world.step(1)
+    assert world.sketch.cache.gpu.pooled[0] > small
+    assert int((world.sketch.pools[0].place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
 
 
 @pytest.mark.parametrize(("name", "value"), [("quality", 1.1), ("quality", "best"), ("code_bytes", 6)])

@@ -53,3 +53,14 @@ def test_tables_of_zeros_score_zero() -> None:
 def test_keys_that_are_all_alike() -> None:
     made = fit(*spread_of(torch.ones(100, HEADS, D), None), 64)
     assert all(x.isfinite().all() for x in made.tensors())
+
+
+def test_lost_is_the_distance_of_a_key_from_its_code() -> None:
+    keys, q = keys_and_queries()
+    keys[7] *= 5
+    made = fit(*spread_of(keys, moment(q)), 64)
+    words = made.encode(keys)
+    told = torch.einsum("nhp,hpd->nhd", unpack(words), made.worth) + made.base
+    found = made.lost(keys, words)
+    torch.testing.assert_close(found, (keys - told).norm(dim=-1))
+    assert found.argmax(0).tolist() == [7, 7]  # bits are dealt out for the others

@@ -33,6 +33,9 @@ PIECE = 4096
 """Keys that are coded at a time."""
 AT_ONCE = 256 << 20
 """Bytes of keys and values that are looked at at a time."""
+UNLIKE = 128
+"""Tokens of a KV head that stay in its pool because the sketch holds their keys worst: a few bits say where most keys
+are, and of one that is like no other they may say that it weighs a million times less than it does."""
 FIRST = 4096
 """Tokens of a sequence that books are made for where nobody says how many come."""
 
@@ -141,8 +144,11 @@ class Sketch(Index):
     def _make_pools(self, tokens: int) -> None:
         cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
         places = cache.spec.pool_blocks * cache.block
+        pins = min(UNLIKE, places // 4)
         self.pools = {
-            layer: TokenPool.make(gpu.memory[layer], gpu.pools, cache.spec.seqs + 1, tokens, places, shape.q_heads)
+            layer: TokenPool.make(
+                gpu.memory[layer], gpu.pools, cache.spec.seqs + 1, tokens, places, shape.q_heads, pins
+            )
             for layer, shape in cache.spec.layers.items()
         }
         gpu.pooled.clear()
@@ -171,8 +177,9 @@ class Sketch(Index):
     ) -> None:
         """Fits the sketch to a sequence's first `blocks` full blocks, by layer, and codes them.
 
-        first: the block up to which steps attend in DRAM: of those, what the last queries `[n, q_heads, d]` attend to
-        most fills the pool of a sequence that has none yet.
+        first: the block up to which steps attend in DRAM. Of those, keys that the sketch holds worst stay in the pool.
+        What the last queries `[n, q_heads, d]` attend to most fills the rest of it where a sequence has none yet; else
+        it goes on with what it has.
         """
         cache = self.cache
         assert cache.host is not None
@@ -195,27 +202,33 @@ class Sketch(Index):
                 self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
                 # both were in the terms of other tables
                 self.pools[layer].above[slot], self.pools[layer].best[slot] = torch.inf, -torch.inf
-                for start in range(0, blocks, each):
-                    part = keys[start * cache.block : (start + each) * cache.block]
-                    self._store(layer, slot, ids[start : start + each], part)
-                if slot not in self.fitted:  # else it holds what steps want now, which the prompt's queries do not know
-                    self._fill(layer, slot, first, keys, values, last.get(layer))
+                lost = [
+                    self.tables[layer][slot].lost(part, self._store(layer, slot, ids[start : start + each], part))
+                    for start, part in zip(range(0, blocks, each), keys.split(each * cache.block), strict=True)
+                ]
+                self._fill(layer, slot, first, (keys, values), last.get(layer), torch.cat(lost))
         self.fitted[slot] = blocks
 
-    def _fill(self, layer: int, slot: int, first: int, keys: Tensor, values: Tensor, last: Tensor | None) -> None:
+    def _fill(
+        self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None, lost: Tensor
+    ) -> None:
+        """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
         start, end = gpu.sinks * block, first * block
         count = min(pool.age.shape[-1], max(0, end - start)) // block * block
-        k, v = (x[start:end].transpose(0, 1) for x in (keys, values))
-        if last is None:
-            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1)  # the newest, for want of better
+        k, v = (x[start:end].transpose(0, 1) for x in kv)
+        if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
+            weight = pool.lately(slot, k.shape[1]).float()
+        elif last is None:
+            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
         else:
             q = last.view(len(last), k.shape[0], -1, last.shape[-1]).to(k.dtype) * k.shape[-1] ** -0.5
             # the scale of scores does not change which weigh most, nearly
             weight = torch.stack([
                 (q[:, h].flatten(0, 1) @ k[h].T).float().softmax(-1).amax(0) for h in range(k.shape[0])
             ])  # fmt: skip
-        chosen = weight.topk(count, dim=-1).indices
+        unlike = lost[start:end].T.topk(min(pool.pins, count)).indices
+        chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
         at = chosen[..., None].expand(-1, -1, k.shape[-1])
         pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at))
         gpu.pooled[slot] = count // block
@@ -258,8 +271,10 @@ class Sketch(Index):
             self.fitted.clear()
             self.pools.clear()
 
-    def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> None:
+    def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> Tensor:
+        """Whole blocks of keys `[n, kv_heads, d]` -> their words `[n, kv_heads, words]`."""
         kept = self.memory[layer]
         made = self.tables[layer][slot].encode(k.to(kept.device))
-        made = made.view(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
-        kept[torch.tensor(ids, device=kept.device)] = made
+        blocks = made.view(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
+        kept[torch.tensor(ids, device=kept.device)] = blocks
+        return made

@@ -38,7 +38,7 @@ class TokenPool:
     to come have come already; ends: like it, up to where there are any. above: `[slots, q_heads]` float32: how far the
     last bound was above what a sketch says of its query alone; infinity where none is known. best: `[slots, kv_heads,
     tokens]` float16: how far the last score of each token was above the bound before it, the highest of a group's
-    heads, as a power of two.
+    heads, as a power of two. pins: first places that are never given away.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
     `attend_scored` (rows, age, coming), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the
@@ -57,9 +57,10 @@ class TokenPool:
     ends: Tensor
     above: Tensor
     best: Tensor
+    pins: int = 0
 
     @staticmethod
-    def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int) -> TokenPool:
+    def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int, pins: int = 0) -> TokenPool:
         heads, device = gpu.shape[1], gpu.device
 
         def whole(width: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -71,7 +72,7 @@ class TokenPool:
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
             whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.zeros_like(clock), above,
-            best,
+            best, pins,
         )  # fmt: skip
 
     @staticmethod
@@ -83,9 +84,17 @@ class TokenPool:
         slots = seq.long()
         return self.best[slots, :, :n] >= -SLACK - TOUCH * LOG2E * (self.place_of[slots, :, :n] >= 0)
 
+    def lately(self, slot: int, n: int) -> Tensor:
+        """`[kv_heads, n]` int64: how lately each token was wanted; those outside the pool by their position, before all."""
+        heads, held = len(self.token_of[slot]), self.token_of[slot].long()
+        found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
+        age = self.age[slot].long() - self.age[slot].amin() + n + 1
+        inside = (held >= 0) & (held < n)
+        return found.scatter_(1, torch.where(inside, held, n), age)[:, :n]
+
     def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
-        """tokens `[kv_heads, n]` int64 positions, those wanted most first, n a multiple of the block; k, v
-        `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
+        """tokens `[kv_heads, n]` int64 positions, those that stay first and then those wanted most, n a multiple of the
+        block; k, v `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
         for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
             held[slot] = value
         self.coming[slot], self.clock[slot], self.began[slot], self.ends[slot] = NONE, 1, 0, 0
@@ -98,7 +107,7 @@ class TokenPool:
         self.place_of[slot].scatter_(1, tokens, order.to(torch.int16).expand(heads, -1))
         self.token_of[slot, :, :n] = tokens.int()
         self.age[slot, :, :n] = -order.int()
-        fresh = min(FRESH, n)
+        fresh = min(FRESH, max(0, n - self.pins))
         self.next[slot, :, :fresh] = order.flip(0)[:fresh].int()
         start = self.first + slot * (self.age.shape[-1] // block)
         for i, x in enumerate((k, v)):
@@ -171,7 +180,8 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
             pool.place_of[slot, head, tokens] = places.to(torch.int16)
             pool.token_of[slot, head, places] = tokens.int()
             pool.age[slot, head, places] = pool.clock[slot, head]
-            age = pool.age[slot, head]
+            age = pool.age[slot, head].clone()
+            age[: pool.pins] = NEVER
             oldest = age.argsort(stable=True)[: min(FRESH, len(age))]
             oldest = oldest[age[oldest] < pool.clock[slot, head]]
             pool.next[slot, head] = NONE

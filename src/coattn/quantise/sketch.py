@@ -131,15 +131,22 @@ class Sketcher:
         # the sum of powers of two is the word, the highest bit its sign
         return (bits.long() << torch.arange(WORD, device=keys.device)).sum(-1).to(torch.int32)
 
+    def lost(self, keys: Tensor, words: Tensor) -> Tensor:
+        """How far keys `[n, kv_heads, d]` are from what their planes say of them, `[n, kv_heads]` float32."""
+        planes = unpack(words, self.worth.dtype).transpose(0, 1)
+        told = torch.bmm(planes, self.worth).float() + self.base[:, None]
+        return (keys.transpose(0, 1).float() - told).norm(dim=-1).T
+
     def queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q `[rows, kv_heads, group, d]`, own tables for each row -> planes' worth `[..., planes]`, base `[...]`."""
         worth = torch.einsum("rhgd,rhpd->rhgp", q.float(), self.worth.float())
         return worth, torch.einsum("rhgd,rhd->rhg", q.float(), self.base)
 
 
-def unpack(words: Tensor) -> Tensor:
-    """`[..., planes / 32]` int32 -> `[..., planes]` float32, 0 or 1."""
-    return (words[..., None] >> torch.arange(WORD, device=words.device) & 1).flatten(-2).float()
+def unpack(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`[..., planes / 32]` int32 -> `[..., planes]`, 0 or 1."""
+    at = torch.arange(WORD, dtype=torch.int32, device=words.device)
+    return (words[..., None] >> at & 1).flatten(-2).to(dtype)
 
 
 def spread_of(keys: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,7 +34,8 @@ def filled_pool(
     memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor, slots: int, tokens: int, q_heads: int
 ) -> TokenPool:
     """Pools of four blocks that hold some tokens of every row."""
-    made = TokenPool.make(torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D), 0, slots, tokens, 4 * BLOCK, q_heads)
+    gpu = torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D)
+    made = TokenPool.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2)
     for row, slot in enumerate(seq.tolist()):
         if slot == slots - 1:
             continue
@@ -82,6 +83,7 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
                 torch.testing.assert_close(held[i], rows_of(memory, table[row], tokens, head, i))
             given = pool.next[slot, head]
             assert len(set(given[given >= 0].tolist())) == int((given >= 0).sum())
+            assert (given[given >= 0] >= pool.pins).all()
             assert (pool.age[slot, head, given[given >= 0].long()] < pool.clock[slot, head] - 1).all()
 
 

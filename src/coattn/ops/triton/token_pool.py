@@ -14,7 +14,7 @@ from coattn.quantise.blocks import PackedBlocks
 @triton.jit
 def _renew(
     place_ptr, token_ptr, age_ptr, next_ptr, coming_ptr, clock_ptr, ends_ptr, seq_ptr, heads, tokens, places, nobody,
-    PLACES_PAD: tl.constexpr, FRESH: tl.constexpr,
+    pins, PLACES_PAD: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.load(seq_ptr + tl.program_id(0)).to(tl.int64), tl.program_id(1).to(tl.int64)
     if slot < nobody:
@@ -37,7 +37,7 @@ def _renew(
         tl.store(coming_ptr + f, tl.full([FRESH], -1, tl.int32))
         tl.store(next_ptr + f, tl.full([FRESH], -1, tl.int32))
         tl.debug_barrier()
-        age = tl.load(age_ptr + p, mask=p < places, other=2147483647)
+        age = tl.load(age_ptr + p, mask=(p >= pins) & (p < places), other=2147483647)
         # the age up to which FRESH places are, or the one before this step
         low, high = tl.min(age, 0) - 1, clock - 1
         while low < high:
@@ -127,6 +127,6 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
     pad = triton.next_power_of_2(places)
     _renew[(len(seq), heads)](
         pool.place_of, pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, seq, heads,
-        pool.place_of.shape[-1], places, slots - 1, PLACES_PAD=pad, FRESH=FRESH,
+        pool.place_of.shape[-1], places, slots - 1, pool.pins, PLACES_PAD=pad, FRESH=FRESH,
         num_warps=16 if pad > 4096 else 8 if pad > 1024 else 4,
     )  # fmt: skip
