@@ -85,7 +85,7 @@ class TokenPool:
         return self.best[slots, :, :n] >= -SLACK - TOUCH * LOG2E * (self.place_of[slots, :, :n] >= 0)
 
     def lately(self, slot: int, n: int) -> Tensor:
-        """`[kv_heads, n]` int64: how lately each token was wanted; those outside the pool by their position, before all."""
+        """`[kv_heads, n]` int64: how lately each token was wanted; before all, those outside the pool."""
         heads, held = len(self.token_of[slot]), self.token_of[slot].long()
         found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
         age = self.age[slot].long() - self.age[slot].amin() + n + 1
