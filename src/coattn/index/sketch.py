@@ -204,7 +204,7 @@ class Sketch(Index):
                 self.pools[layer].above[slot], self.pools[layer].best[slot] = torch.inf, -torch.inf
                 lost = [
                     self.tables[layer][slot].lost(part, self._store(layer, slot, ids[start : start + each], part))
-                    for start, part in zip(range(0, blocks, each), keys.split(each * cache.block), strict=True)
+                    for start, part in zip(range(0, blocks, each), torch.split(keys, each * cache.block), strict=True)
                 ]
                 self._fill(layer, slot, first, (keys, values), last.get(layer), torch.cat(lost))
         self.fitted[slot] = blocks
