@@ -135,7 +135,8 @@ class Sketcher:
         """How far keys `[n, kv_heads, d]` are from what their planes say of them, `[n, kv_heads]` float32."""
         planes = unpack(words, self.worth.dtype).transpose(0, 1)
         told = torch.bmm(planes, self.worth).float() + self.base[:, None]
-        return torch.linalg.vector_norm(keys.transpose(0, 1).float() - told, dim=-1).T
+        far: Tensor = (keys.transpose(0, 1).float() - told).norm(dim=-1)
+        return far.T
 
     def queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q `[rows, kv_heads, group, d]`, own tables for each row -> planes' worth `[..., planes]`, base `[...]`."""
