@@ -212,6 +212,28 @@ def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
     assert coattn("methods", str(rows), "--json").returncode == 0
 
 
+def test_an_answer_that_ends_with_the_model_s_positions_says_so(folder: Path) -> None:
+    command = ["generate", "w1 " * 505, "--model", str(folder), "--raw", "--max-new-tokens", "200"]
+    done = coattn(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["prompt_tokens"] + found["new_tokens"] <= 512
+    assert (found["finish_reason"], found["new_tokens"] < 10) == ("length", True)
+    assert "where the model's positions do" in coattn(*command).stderr
+
+
+def test_a_plan_for_a_model_reads_its_config_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    done = coattn("plan", "--model", str(tmp_path), "--context", "256", "--dtype", "float32", "--json")
+    assert done.returncode == 0, done.stderr
+    found, config = json.loads(done.stdout), tiny("llama").config
+    assert found["model"] == tmp_path.name
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    assert found["full_kv_bytes"] == 256 * 2 * heads * config.head_dim * 4
+    assert_refused(coattn("plan", "--model", str(tmp_path), "--shapes", "tiny"), "--model and --shapes")
+    assert_refused(coattn("plan", "--model", str(tmp_path / "nowhere")), "There is no model folder")
+
+
 def test_an_output_that_cannot_be_written(folder: Path) -> None:
     done = coattn("eval", "fidelity", "--model", str(folder), "--length", "64", "--out", "/proc/nowhere/x.json")
     assert_refused(done, "cannot be written")

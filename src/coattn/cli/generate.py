@@ -81,6 +81,7 @@ def generate(
         "text": result.text,
         "prompt_tokens": len(result.prompt_ids),
         "new_tokens": len(result.new_ids),
+        "finish_reason": result.finish_reason,
         "prefill_s": round(result.prefill_s, 4),
         "decode_s": round(result.decode_s, 4),
         "tokens_per_s": None if result.tokens_per_s is None else round(result.tokens_per_s, 3),
@@ -94,6 +95,8 @@ def generate(
         print_json(summary)
         return
     click.echo()
+    if result.finish_reason == "length" and len(result.new_ids) < max_new_tokens:
+        err.print("The answer ends where the model's positions do.", style="dim", highlight=False)
     err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,11 +21,14 @@ from coattn.cli.output import out, print_json
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 
+SHAPES = "llama-3-8b"
+
 
 @click.command()
 @click.option("--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
-@click.option("--shapes", default="llama-3-8b", show_default=True, help="Model shapes by name.")
+@click.option("--shapes", help="Model shapes by name.  [default: llama-3-8b]")
+@click.option("--model", help="smollm2, a model folder, a GGUF file or a hub name; only its config is read.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--context", default=131072, show_default=True, type=Count(1), help="Tokens of each sequence.")
 @click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
@@ -56,7 +60,6 @@ def plan(as_json: bool, **options: Any) -> None:
     import torch
 
     from coattn.hf.load import choose_dtype
-    from coattn.hf.random_model import random_model
     from coattn.method import compose
     from coattn.methods import find_method
     from coattn.plan.kv import plan as found_by
@@ -65,7 +68,7 @@ def plan(as_json: bool, **options: Any) -> None:
     composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
     limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
     ghost = torch.device("meta")
-    model = random_model(options["shapes"], ghost, choose_dtype(options["dtype"], ghost))
+    named, model = _model(options["shapes"], options["model"], choose_dtype(options["dtype"], ghost))
     share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
     gpu, host = limits
     asked = parse_devices(options["devices"], options["device_shares"])
@@ -75,9 +78,9 @@ def plan(as_json: bool, **options: Any) -> None:
     found = found_by(model, composed, options["batch"], options["context"], gpu, host, share, division)
     found |= predict(model, composed, found, gpu, Rates(1e9 * options["hbm"], 1e9 * options["pcie"]))
     if as_json:
-        print_json({"shapes": options["shapes"], **found})
+        print_json({"model" if options["model"] else "shapes": named, **found})
         return
-    table = Table(title=f"{found['method']}, {options['shapes']}, {found['batch']} x {found['context']:,} tokens")
+    table = Table(title=f"{found['method']}, {named}, {found['batch']} x {found['context']:,} tokens")
     for column in ("what", "bytes", "share of full KV", "fits"):
         table.add_column(column, justify="left" if column == "what" else "right")
     share = found["host_kv_bytes"] / found["full_kv_bytes"]
@@ -105,6 +108,20 @@ def plan(as_json: bool, **options: Any) -> None:
         )
     if found["taken"] is not None:
         out.print(f"where no method is named: {found['taken']} ({found['taken_why']})", highlight=False)
+
+
+def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]:
+    """What is planned for, by name, without weights."""
+    import torch
+
+    from coattn.hf.ghost import ghost
+    from coattn.hf.random_model import random_model
+
+    if model is None:
+        return shapes or SHAPES, random_model(shapes or SHAPES, torch.device("meta"), dtype)
+    if shapes is not None:
+        raise ConfigError("Both --model and --shapes are given.", "Leave one out.")
+    return Path(model).name, ghost(model, dtype)
 
 
 def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, rates: Any) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Generation:
     decode_s: float
     """From the first token to the last."""
     report: dict[str, Any]
+    finish_reason: str
+    """stop: the end token; length: as many tokens as were asked for, or as the model has positions."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -92,4 +94,4 @@ def generate(
     if part.error is not None:
         raise part.error
     first, total = part.first_token_s or 0.0, part.total_s or 0.0
-    return Generation("".join(texts), ids, torch.tensor(tokens), first, total - first, report)
+    return Generation("".join(texts), ids, torch.tensor(tokens), first, total - first, report, str(part.finish_reason))
