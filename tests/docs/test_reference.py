@@ -95,7 +95,7 @@ def test_a_changed_part_is_noticed(script: ModuleType, monkeypatch: pytest.Monke
 
 
 def test_a_changed_step_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runtime, "decode", Runtime.extend)
+    monkeypatch.setattr(Runtime, "decode", Runtime.attend)
     assert list(script.stale(ROOT)) == ["docs/concepts.md"]
 
 

@@ -189,7 +189,7 @@ def test_a_bad_file_is_refused_in_a_sentence(tmp_path: Path, content: str | None
 
 def test_the_command_writes_labels_that_the_method_reads(tmp_path: Path) -> None:
     folder, path = save_model(tmp_path / "model"), tmp_path / "heads.json"
-    made = coattn("calibrate", "duo", "--model", str(folder), "--samples", "1", "--length", "1200", "--out", str(path))
+    made = coattn("calibrate", "duo", "--model", str(folder), "--samples", "1", "--length", "512", "--out", str(path))
     assert made.returncode == 0, made.stderr
     found = read_labels(str(path))
     assert found.prompts == 1

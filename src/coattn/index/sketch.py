@@ -218,7 +218,7 @@ class Sketch(Index):
         count = min(pool.age.shape[-1], max(0, end - start)) // block * block
         k, v = (x[start:end].transpose(0, 1) for x in kv)
         if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
-            weight = pool.lately(slot, k.shape[1]).float()
+            weight = pool.lately(slot, k.shape[1]).double()
         elif last is None:
             weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
         else:

@@ -88,7 +88,7 @@ class TokenPool:
         """`[kv_heads, n]` int64: how lately each token was wanted; before all, those outside the pool."""
         heads, held = len(self.token_of[slot]), self.token_of[slot].long()
         found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
-        age = self.age[slot].long() - self.age[slot].amin() + n + 1
+        age = self.age[slot].long() + (1 << 31) + n  # all are later than any position
         inside = (held >= 0) & (held < n)
         return found.scatter_(1, torch.where(inside, held, n), age)[:, :n]
 
