@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, BlockTable
+from coattn.cache.block_table import BlockTable
+from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
 from coattn.cache.step_table import NO_BLOCK, StepTable, TableMemory
 from coattn.handover.base import Hand

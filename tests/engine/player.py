@@ -22,7 +22,7 @@ from tests.engine.rows import options
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.cache.blocks import BlockTable
+from coattn.cache.block_table import BlockTable
 from coattn.engine import scheduler
 from coattn.engine.disk import SUFFIX
 from coattn.engine.handle import Handle

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, BlockTable, runs
+from coattn.cache.block_table import BlockTable
+from coattn.cache.blocks import BlockMemory, runs
 from coattn.cache.spec import CacheSpec
 from coattn.types import Step
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, BlockTable, runs
+from coattn.cache.block_table import BlockTable
+from coattn.cache.blocks import BlockMemory, runs
 from coattn.cache.dense import marks_of, window_marks
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens

@@ -8,7 +8,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, BlockTable
+from coattn.cache.block_table import BlockTable
+from coattn.cache.blocks import BlockMemory
 from coattn.cache.spec import CacheSpec
 from coattn.types import Step
 from coattn.units import ceil_div

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coattn.cache.blocks import BlockTable
+from coattn.cache.block_table import BlockTable
 
 FORMAT = "coattn-prefix-1"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.cache.blocks import BlockTable
+from coattn.cache.block_table import BlockTable
 from coattn.cache.layout import AllBlocks
 from coattn.engine.beginnings import Beginnings
 from coattn.engine.cold import Cold

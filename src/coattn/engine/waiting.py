@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from coattn.cache import available, keep
-from coattn.cache.blocks import BlockTable
+from coattn.cache.block_table import BlockTable
 from coattn.cache.ledger import PLACE
 from coattn.engine.cold import Cold
 from coattn.engine.parked import Parked, averages_of, pack, unpack

@@ -200,8 +200,6 @@ class Sketch(Index):
             for i, layer in enumerate(some):
                 (keys, values), heads = read[layer], cache.spec.shape.kv_heads
                 self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
-                # both were in the terms of other tables
-                self.pools[layer].above[slot], self.pools[layer].best[slot] = torch.inf, -torch.inf
                 lost = [
                     self.tables[layer][slot].lost(part, self._store(layer, slot, ids[start : start + each], part))
                     for start, part in zip(range(0, blocks, each), torch.split(keys, each * cache.block), strict=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockTable
+from coattn.cache.block_table import BlockTable
 from coattn.cache.keep import table_of
 from coattn.probe import Probe
 from coattn.types import BlockList, Selection
