@@ -7,7 +7,7 @@
 # CHANGE the share of scout's picks that change in a step, as stage `quality` measures it at 32k; default 0.19
 # ONLY   names of commands, separated by "|", where not all of a stage are wanted: ONLY="hgca_fig10|hgca_fig12"
 # KEPT   the shares of DRAM's entries that heads of hgca attend to; default 0.02,0.25
-# Stages with the seconds that each may take: quality 85, hgca 85, scout 85.
+# Stages with the seconds that each may take: quality 85, hgca 190, scout 190.
 # Stage `quality` runs the real model in five processes side by side: nothing in it is timed. The others time random
 # weights, keys and values, one row after the other in one process; picks of scout are driven to CHANGE, lists of hgca
 # cut to KEPT. A command that is cut off leaves what it has, as unfinished; the others stay.
@@ -47,21 +47,21 @@ END
         wait
         ;;
     hgca) # figures 6, 10, 11, 12, 13, 15 in shapes whose query heads do not share KV
-        many hgca 85 <<END
+        many hgca 190 <<END
 hgca_fig6 25 bench hgca --figure 6 --shapes llama-2-7b --batch 1,4 --context 4096 --steps 16 --seconds 0.5 --out $OUT/hgca_fig6_llama2_7b.json
 hgca_fig11 25 bench hgca --figure 11 --shapes llama-2-7b --batch 1,4 --context 4096 --window 1024 --kept $KEPT --steps 16 --seconds 0.5 --out $OUT/hgca_fig11_llama2_7b.json
-hgca_fig12 30 bench hgca --figure 12 --shapes opt-6.7b --batch 4 --context 2048 --window 512 --kept 0.25 --steps 16 --seconds 0.5 --peers --out $OUT/hgca_fig12_opt_6.7b.json
+hgca_fig12 60 bench hgca --figure 12 --shapes opt-6.7b --batch 4 --context 2048 --window 512 --kept 0.25 --steps 16 --seconds 0.5 --peers --out $OUT/hgca_fig12_opt_6.7b.json
 hgca_fig13 25 bench hgca --figure 13 --shapes llama-2-7b --batch 1 --context 1024,2048,4096,8192 --window 512 --kept 0.25 --steps 16 --seconds 0.5 --out $OUT/hgca_fig13_llama2_7b.json
 hgca_fig10 25 bench hgca --figure 10 --shapes llama-2-7b --batch 4 --context 4096 --window 2048 --steps 16 --seconds 0.5 --out $OUT/hgca_fig10_llama2_7b.json
 hgca_fig15 30 bench hgca --figure 15 --shapes gpt-neox-20b --batch 1 --context 4096,16384 --window 4096 --kept 0.25 --steps 16 --seconds 0.5 --out $OUT/hgca_fig15_neox_20b.json
 END
         ;;
     scout) # figures 2, 3, 8 to 12
-        many scout 85 <<END
+        many scout 190 <<END
 scout_fig2 15 bench scout --figure 2 --out $OUT/scout_fig2.json
 scout_fig11 40 bench scout --figure 11 --shapes qwen3-8b --context 16384 --batch 8,16 --change $CHANGE --seconds 1 --steps 24 --out $OUT/scout_fig11_16k.json
 scout_fig12 30 bench scout --figure 12 --shapes qwen3-8b --context 16384 --batch 8 --set ahead_from=1 --change $CHANGE --seconds 1 --steps 24 --out $OUT/scout_fig12_16k.json
-scout_fig8 30 bench scout --figure 8 --shapes qwen3-8b --methods full,hgca,infinigen,scout --context 16384 --batch 16 --gpu-memory 40GiB --change $CHANGE --seconds 1 --steps 24 --out $OUT/scout_fig8_16k.json
+scout_fig8 60 bench scout --figure 8 --shapes qwen3-8b --methods full,hgca,infinigen,scout --context 16384 --batch 16 --gpu-memory 40GiB --change $CHANGE --seconds 1 --steps 24 --out $OUT/scout_fig8_16k.json
 scout_fig10 30 bench scout --figure 10 --shapes qwen3-8b --context 16384 --batch 8 --gpu-memory 40GiB --change $CHANGE --seconds 1 --steps 24 --out $OUT/scout_fig10_16k.json
 END
         ;;
