@@ -42,9 +42,9 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     assert packed["pulled_bytes"] == pytest.approx(found["pulled_bytes"] / LAYERS[0].dtype.itemsize, abs=1)
 
 
-def test_a_pool_is_an_eighth_of_a_long_sequence_and_half_of_a_short_one() -> None:
+def test_a_pool_is_a_quarter_of_a_long_sequence_and_half_of_a_short_one() -> None:
     pools = [pool_tokens(n, None) for n in (100, 2000, 4096, 8192, 20000, 100_000)]
-    assert pools == [50, 1000, 2048, 2048, 2500, 4096]
+    assert pools == [50, 1000, 2048, 2048, 5000, 8192]
     assert pool_tokens(4096, 0.25) == 1024
 
 

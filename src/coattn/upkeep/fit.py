@@ -35,11 +35,11 @@ SINKS = 1
 a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
-MOST = 4096
-"""Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. With twice
-the pool about half as many are fetched; at 10 sequences of 65,536 tokens another thousand takes 10 us a layer."""
-SHARE = 0.125
-"""Of the longest sequence, where that is more than LEAST."""
+MOST = 8192
+"""Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. At 10
+sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each KV head fetches late 4."""
+SHARE = 0.25
+"""Of the longest sequence, where that is more than LEAST and the GPU budget has room."""
 LEAST = 2048
 """Tokens of a pool at least, where half of the longest sequence is more: where 1,314 tokens were wanted,
 one of 2,048 fetched a fifth of what 512 did, a third of what 1,024 did (docs/log/auto.md). Also where nobody says how
@@ -81,7 +81,7 @@ class Fit(Upkeep):
     beside = True
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
-        "the longest sequence; unset: an eighth, at least 2,048 tokens, at most half",
+        "the longest sequence; unset: a quarter, at least 2,048 tokens, at most half",
     }
 
     pool_share: float | None = None
