@@ -29,7 +29,7 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     composed = compose(METHODS["auto"], block=32, window_blocks=4, code_bytes=16, quality=0.98)
     found = step(LAYERS, composed, 4, 20000, 10**6, Rates(1e12, 1e9))
     assert found is not None
-    assert found["kv_bytes"] == 4 * (128 + 2500) * TOKEN
+    assert found["kv_bytes"] == 4 * (128 + 5000) * TOKEN
     assert found["scan_bytes"] == 4 * (20000 - 128) * 3 * 2 * 16
     assert found["entries"] == 1780
     assert found["pulled_bytes"] == pytest.approx(4 * 0.28 * 1780 * TOKEN, abs=1)
