@@ -27,7 +27,7 @@ def test_a_chunk_that_was_given_is_kept(on_gpu: bool, layers: int | None) -> Non
 
 @pytest.mark.parametrize(
     ("on_gpu", "layers", "fixed", "most", "least"),
-    [(False, None, 2048, 2048, LEAST), (True, None, 2048, 8192, FIRST), (True, 36, 4096, 8192, LEAST)],
+    [(False, None, 2048, 2048, LEAST), (True, None, 2048, 8192, FIRST), (True, 36, 8192, 8192, LEAST)],
 )
 def test_what_the_device_makes_of_nothing(on_gpu: bool, layers: int | None, fixed: int, most: int, least: int) -> None:
     """An exact method follows the clock; what another forgets must not depend on it."""

@@ -141,7 +141,7 @@ def test_what_is_refused_and_what_is_said() -> None:
     with llm(chunk=None, target_ms=20) as engine:
         assert engine.report()["chunk"] == (8192 if torch.cuda.is_available() else 2048)
     with llm("streaming", chunk=None) as engine:
-        assert engine.report()["chunk"] == engine.engine.pace.fixed == (4096 if torch.cuda.is_available() else 2048)
+        assert engine.report()["chunk"] == engine.engine.pace.fixed == (8192 if torch.cuda.is_available() else 2048)
 
 
 def test_no_fewer_than_the_least() -> None:

@@ -40,7 +40,7 @@ class Chunks:
         if layers is not None:
             pace.layers = layers
             if self.chunk is None and pace.fixed is not None:
-                pace.fixed = LARGEST // 2  # a layer of it is short enough
+                pace.fixed = LARGEST  # 24 requests took 0.91 of the time that half of it took
         elif on_gpu and self.target_ms is None:
             # fewer tokens save little time beside the launches of a step that is not captured
             pace.least = FIRST
