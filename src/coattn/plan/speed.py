@@ -15,11 +15,11 @@ from coattn.upkeep.fit import pool_tokens
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
 1e-4: with the length they hardly grow."""
-FETCHED = 0.28
-"""Of the entries that `auto` wants in a step, those that are not in its pool and cross PCIe: 295 of 1,060 with a pool
-of 2,048, in simulation (docs/log/auto.md)."""
-LATE = 0.15
-"""Of these, those that the layer's own query has to wait for: an assumption."""
+FETCHED = 0.21
+"""Of the entries that `auto` wants in a step, how many cross PCIe: 314 and 468 of 1,840 on two texts of 30,592 tokens,
+with a pool of 7,648 (docs/log/auto.md). Most come ahead, and most of those are not used."""
+LATE = 0.08
+"""Of these, those that the layer's own query has to wait for: 21 and 40 there."""
 SCAN = 0.45
 """Of the rate of GPU memory, what a scan of sketches reaches (docs/methods/auto.md)."""
 

@@ -50,7 +50,7 @@ class WeightFloor(Select):
     }
 
     quality: float = 0.98
-    now: float = 1.0
+    now: float = 2.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
     leads: Floors = field(init=False, repr=False)
