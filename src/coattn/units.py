@@ -1,9 +1,11 @@
-"""Bytes as people write them."""
+"""Bytes and folders as people write them."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+from pathlib import Path
 
 from coattn.errors import ConfigError
 
@@ -67,3 +69,10 @@ def parse_share(text: str | None, name: str) -> float | None:
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
+
+
+def as_folder(name: str, value: object) -> Path | None:
+    """The path of a folder, or None where none is given. Raises ConfigError for what is no path."""
+    if value is None or isinstance(value, str | os.PathLike):
+        return None if value is None else Path(value)
+    raise ConfigError(f"{name} is {value!r}, but must be the path of a folder.", f'Write it like {name}="folder".')

@@ -172,3 +172,10 @@ def test_a_budget_too_small_for_one_request_names_the_need() -> None:
             engine.generate([prompt(10), prompt(200)], greedy(80))
         assert "gpu_kv" in caught.value.hint
         assert engine.report()["waiting"] == 0
+
+
+@pytest.mark.parametrize("name", ["disk", "session_dir"])
+def test_a_folder_is_a_path(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 5, but must be the path of a folder") as caught:
+        llm("full", **{name: 5})
+    assert name in caught.value.hint

@@ -12,7 +12,7 @@ from coattn.engine.prefix import FORMAT, digest
 from coattn.errors import ConfigError
 from coattn.hf.fingerprint import config_fingerprint, read_by
 from coattn.types import LayerShape
-from coattn.units import parse_bytes
+from coattn.units import as_folder, parse_bytes
 
 LIMIT = 16 << 30
 """Most bytes of the files, unless said."""
@@ -31,7 +31,7 @@ class DiskTier:
         limit = parse_bytes(memory, "disk_memory")
         if disk is None and memory is not None:
             raise ConfigError("disk_memory is given, but no folder for it.", "Give disk as well, or leave it out.")
-        return DiskTier(None if disk is None else Path(disk), LIMIT if limit is None else limit)
+        return DiskTier(as_folder("disk", disk), LIMIT if limit is None else limit)
 
     def key(self, model: Any, layers: Sequence[LayerShape]) -> bytes:
         """The fingerprint of a model, by which what is stored of it is known."""

@@ -41,7 +41,7 @@ from coattn.ops.prompt.warm import warm
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.runtime import Runtime
 from coattn.trace.step import StepTrace
-from coattn.units import parse_bytes
+from coattn.units import as_folder, parse_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,7 +132,7 @@ class LLM:
         loaded = open_model(model, dtype, device, on_host=share is not None or asked.several, first=asked.first)
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = sequence_length(loaded, max_length)
-        self.sessions = Sessions(None if session_dir is None else Path(session_dir))
+        self.sessions = Sessions(as_folder("session_dir", session_dir))
         """Those that are saved: `names()`, `has(name)`, `delete(name)`."""
         self.conversations = Conversations()
         """Those that are open."""
