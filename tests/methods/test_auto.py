@@ -190,7 +190,9 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
 def test_what_a_predicted_query_wants_is_there_before_its_turn() -> None:
     taken = {}
     for wrong in (0.0, 0.5, None):
-        world = World(quality=0.75, code_bytes=4, pool_share=0.3, now=1.0, fetch_from=1 if wrong is not None else 9)
+        world = World(
+            quality=0.75, code_bytes=4, pool_share=0.3, now=1.0, lead=1.0, fetch_from=1 if wrong is not None else 9
+        )
         world.wrong = wrong or 0.0
         world.step(150, 90)
         late = ahead = 0.0

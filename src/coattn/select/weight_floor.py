@@ -45,29 +45,32 @@ class WeightFloor(Select):
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
         "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
         "the pool for the next steps, and the mean stands in for them",
+        "lead": "how many times the floor an entry must weigh, by the predicted query, to be fetched a layer ahead",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
         "where the error is larger than allowed",
     }
 
     quality: float = 0.98
     now: float = 2.0
+    lead: float = 16.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
     leads: Floors = field(init=False, repr=False)
-    """What the floor of a predicted query is multiplied by; for benchmarks, which say how much is fetched ahead."""
+    """What the floor of a predicted query is multiplied by; benchmarks write it, which say how much comes ahead."""
     _sketch: Sketch = field(init=False, repr=False)
     _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
         check_number("now", self.now, 1, math.inf)
+        check_number("lead", self.lead, 0, math.inf, above=True)
         self.target = 1 - self.quality if self.audit else 0.0
 
     def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
-        self.leads = Floors(1.0, cache.spec.seqs, cache.spec.device)
+        self.leads = Floors(self.lead, cache.spec.seqs, cache.spec.device)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
