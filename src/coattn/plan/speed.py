@@ -17,7 +17,7 @@ CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 1e-4: with the length they hardly grow."""
 FETCHED = 0.21
 """Of the entries that `auto` wants in a step, how many cross PCIe: 314 and 468 of 1,840 on two texts of 30,592 tokens,
-with a pool of 7,648 (docs/log/auto.md). Most come ahead, and most of those are not used."""
+with a pool of 7,648 and a `lead` of 1 (docs/log/auto.md): more than come with one of 16, which was not recorded."""
 LATE = 0.08
 """Of these, those that the layer's own query has to wait for: 21 and 40 there."""
 SCAN = 0.45

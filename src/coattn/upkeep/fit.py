@@ -37,7 +37,7 @@ QUERIES = 32
 """Last queries by which the pool is filled at first."""
 MOST = 8192
 """Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. At 10
-sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each KV head fetches late 4."""
+sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each KV head fetches late 2 to 5."""
 SHARE = 0.25
 """Of the longest sequence, where that is more than LEAST and the GPU budget has room."""
 LEAST = 2048
