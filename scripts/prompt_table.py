@@ -70,14 +70,29 @@ def transformers(result: dict[str, Any], others: Rows) -> Iterator[Check]:
     yield "full / Transformers", full["total_s"] / peer["total_s"], 1 / 2.5
 
 
+def answers(peer: dict[str, Any], count: int) -> float:
+    """Seconds that Transformers would take for answers of `count` tokens, if its steps took what they took."""
+    batches = {line["started_s"]: line for line in peer["timeline"]}.values()
+    steps = [(line["ended_s"] - line["first_s"]) / (line["new_tokens"] - 1) for line in batches]
+    lengths = [line["new_tokens"] for line in batches]
+    more = sum((count - length) * step for length, step in zip(lengths, steps, strict=True))
+    return float(peer["total_s"]) + more
+
+
 def old(result: dict[str, Any], others: Rows) -> Iterator[Check]:
     """The same by an older tree."""
     yield "full / old full", row(others("requests"), "full")["total_s"] / row(result, "full")["total_s"], 0.75
 
 
-def driven(result: dict[str, Any], _others: Rows) -> Iterator[Check]:
+def driven(result: dict[str, Any], others: Rows) -> Iterator[Check]:
     """Long answers with driven picks."""
-    yield "scout / full", row(result, "scout")["total_s"] / row(result, "full")["total_s"], 1 / 1.5
+    full = row(result, "full")
+    yield "scout / full", row(result, "scout")["total_s"] / full["total_s"], 1 / 1.5
+    try:
+        peer = row(others("transformers"), "transformers")
+    except FileNotFoundError:
+        return
+    yield "full / Transformers by its steps", full["total_s"] / answers(peer, 1024), 1 / 6
 
 
 LINES: dict[str, Callable[[dict[str, Any], Rows], Iterator[Check]]] = {

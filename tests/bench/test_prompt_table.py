@@ -27,14 +27,19 @@ def test_one_line_each(tmp_path: Path) -> None:
     )
     assert "scout / full at 8192 1.25 (wanted <= 1.15, NO) | full 8192 1.20 s" in said
     assert "ValueError: scout: no room" in summary(tmp_path, "qwen", [full, {**scout, "refused": "no room"}])
-    rows = [{"method": name, "total_s": s} for name, s in (("full", 10.0), ("scout", 6.0), ("transformers", 30.0))]
+    taken = {"full": 10.0, "scout": 6.0, "transformers": 30.0}
+    rows: list[dict[str, Any]] = [{"method": name, "total_s": seconds} for name, seconds in taken.items()]
     assert summary(tmp_path, "requests", rows[:1]) == "requests in 9 s: full 10.00 s\n"
     assert "scout / full 0.60 (wanted <= 1.10, yes) | scout 6.00 s" in summary(tmp_path, "scout", rows[1:2])
+    assert "scout / full 0.60 (wanted <= 0.67, yes) |" in summary(tmp_path, "driven", rows)
+    line = {"started_s": 0.0, "first_s": 2.0, "ended_s": 8.3, "new_tokens": 64}
+    rows[2]["timeline"] = [line, dict(line), {**line, "started_s": 8.3, "first_s": 20.0, "ended_s": 26.3}]
     assert "full / Transformers 0.33 (wanted <= 0.40, yes)" in summary(tmp_path, "transformers", rows[2:])
     assert "full / old full 0.50 (wanted <= 0.75, yes)" in summary(
         tmp_path, "old", [{"method": "full", "total_s": 20.0}]
     )
-    assert "scout / full 0.60 (wanted <= 0.67, yes)" in summary(tmp_path, "driven", rows)
+    # two batches of three requests, 0.1 s a step: 30 s and 960 steps of each
+    assert "full / Transformers by its steps 0.05 (wanted <= 0.17, yes)" in summary(tmp_path, "driven", rows)
 
 
 def test_lines_are_named() -> None:
