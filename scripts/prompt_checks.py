@@ -3,12 +3,12 @@
 Usage: scripts/prompt_checks.sh OUT [LINE ...]      the lines of the first table if none is named
 
 LINE          at most  what
-requests         60 s  24 requests, 64 new tokens each, 12 GiB of GPU memory: full
+requests        110 s  24 requests, 64 new tokens each, 12 GiB of GPU memory: full
 where            80 s  8 of them under a profiler, full and scout: where the time goes
 old              90 s  the 24 by `full` of an older tree: OLD=TARBALL
-scout            90 s  the 24 by scout, at its own chunk and in chunks of 8,192
-transformers    100 s  the 24 by Transformers, in batches that fit
-driven          160 s  the 24 with 1,024 new tokens each, driven picks: full, scout
+scout            90 s  the 24 by scout
+transformers    190 s  as many of the 24 as Transformers begins in 100 s, in batches that fit
+driven          200 s  the 24 with 1,024 new tokens each, driven picks: full, scout
 llama            70 s  a prompt of 32k, Llama-3-8B: full, scout, hgca, hcattention by 8,192; Transformers
 beside           60 s  8 sequences of 16k decode while a prompt of 64k is read, Qwen3-8B
 long             80 s  a prompt of 128k: full, Transformers
@@ -46,7 +46,7 @@ from prompt_where import lines, where
 
 HERE = Path(__file__).resolve().parent
 LIMITS = {
-    "requests": 60, "where": 80, "old": 90, "scout": 90, "transformers": 100, "driven": 160, "llama": 70, "beside": 60,
+    "requests": 110, "where": 80, "old": 90, "scout": 90, "transformers": 190, "driven": 200, "llama": 70, "beside": 60,
     "long": 80, "capped": 60,
 }  # fmt: skip
 MORE = {"qwen": 120, "kernels": 90}
@@ -54,6 +54,8 @@ QWEN = ("beside", "long", "capped", "qwen")
 """Lines whose shapes are those of Qwen3-8B; of the others Llama-3-8B. Mistral-7B, for which the requests were first
 measured, has Llama's layers."""
 COUNT, PROMPTS, SEED, ROOM = 24, "uniform:4096:30720", 0, 12 << 30
+PEER_S = 100
+"""Seconds in which Transformers begins batches."""
 FIRST = 8
 """Requests that are profiled."""
 
@@ -148,8 +150,7 @@ class Checks:
         self.stream("requests", "fixed:64", ["full"], 16, None)
 
     def scout(self) -> None:
-        """At the engine's own chunk, and in the largest."""
-        self.stream("scout", "fixed:64", ["scout"], 16, None, (None, 8192))
+        self.stream("scout", "fixed:64", ["scout"], 16, None)
 
     def transformers(self) -> None:
         self.stream("transformers", "fixed:64", ["transformers"], 16, None)
@@ -170,23 +171,17 @@ class Checks:
     def driven(self) -> None:
         self.stream("driven", "fixed:1024", ["full", "scout"], 24, 0.124)
 
-    def stream(
-        self, name: str, new: str, methods: list[str], batch: int, change: float | None,
-        chunks: tuple[int | None, ...] = (None,),
-    ) -> None:  # fmt: skip
-        """A burst of requests under each method, and in chunks of each size."""
+    def stream(self, name: str, new: str, methods: list[str], batch: int, change: float | None) -> None:
+        """A burst of requests under each method."""
         from coattn.bench import requests, stream
 
         items = stream.draw(COUNT, PROMPTS, new, "burst", SEED)
         most = max(item.prompt_tokens + item.new_tokens for item in items)
+        setting = requests.Setting(batch, most, ROOM, None, {}, change, peer_s=PEER_S)
         rows: list[dict[str, Any]] = []
-        for chunk in chunks:
-            given = {} if chunk is None else {"chunk": chunk}
-            setting = requests.Setting(batch, most, ROOM, None, given, change)
-            named = [(each, {}) for each in methods]
-            for row in requests.rows_of(self.model(name), named, items, setting, SEED):
-                rows.append({**row, **given})
-                self.write(name, rows, stream=stream.describe(items), max_batch=batch, gpu_kv=ROOM, seed=SEED)
+        for row in requests.rows_of(self.model(name), [(each, {}) for each in methods], items, setting, SEED):
+            rows.append(row)
+            self.write(name, rows, stream=stream.describe(items), max_batch=batch, gpu_kv=ROOM, seed=SEED)
 
     def old(self) -> None:
         """In a process of its own: it is another coattn."""

@@ -67,16 +67,21 @@ def scout(result: dict[str, Any], others: Rows) -> Iterator[Check]:
 def transformers(result: dict[str, Any], others: Rows) -> Iterator[Check]:
     """The same by Transformers."""
     full, peer = row(others("requests"), "full"), row(result, "transformers")
-    yield "full / Transformers", full["total_s"] / peer["total_s"], 1 / 2.5
+    yield "full / Transformers", apiece(full) / apiece(peer), 1 / 2.5
+
+
+def apiece(each: dict[str, Any]) -> float:
+    """Seconds a request; Transformers may have done the first ones alone."""
+    return float(each["total_s"] / each["requests"])
 
 
 def answers(peer: dict[str, Any], count: int) -> float:
-    """Seconds that Transformers would take for answers of `count` tokens, if its steps took what they took."""
+    """Seconds a request by Transformers for answers of `count` tokens, if its steps took what they took."""
     batches = {line["started_s"]: line for line in peer["timeline"]}.values()
     steps = [(line["ended_s"] - line["first_s"]) / (line["new_tokens"] - 1) for line in batches]
     lengths = [line["new_tokens"] for line in batches]
     more = sum((count - length) * step for length, step in zip(lengths, steps, strict=True))
-    return float(peer["total_s"]) + more
+    return float((peer["total_s"] + more) / peer["requests"])
 
 
 def old(result: dict[str, Any], others: Rows) -> Iterator[Check]:
@@ -92,7 +97,7 @@ def driven(result: dict[str, Any], others: Rows) -> Iterator[Check]:
         peer = row(others("transformers"), "transformers")
     except FileNotFoundError:
         return
-    yield "full / Transformers by its steps", full["total_s"] / answers(peer, 1024), 1 / 6
+    yield "full / Transformers by its steps", apiece(full) / answers(peer, 1024), 1 / 6
 
 
 LINES: dict[str, Callable[[dict[str, Any], Rows], Iterator[Check]]] = {
@@ -136,10 +141,11 @@ def show(what: str, ratio: float | None, most: float) -> str:
 
 
 def took(each: dict[str, Any]) -> str:
-    """Seconds of a row."""
+    """Seconds of a row, and of how many requests."""
     seconds = each.get("seconds", each.get("total_s", each.get("prompt_beside_s")))
     chunk = f" {each['chunk']}" if each.get("chunk") else ""
-    return f"{each['method']}{chunk} " + ("refused" if each.get("refused") else f"{seconds:.2f} s")
+    count = f" for {each['requests']} requests" if "requests" in each else ""
+    return f"{each['method']}{chunk} " + ("refused" if each.get("refused") else f"{seconds:.2f} s{count}")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,13 @@ def test_one_line_each(tmp_path: Path) -> None:
     assert "scout / full at 8192 1.25 (wanted <= 1.15, NO) | full 8192 1.20 s" in said
     assert "ValueError: scout: no room" in summary(tmp_path, "qwen", [full, {**scout, "refused": "no room"}])
     taken = {"full": 10.0, "scout": 6.0, "transformers": 30.0}
-    rows: list[dict[str, Any]] = [{"method": name, "total_s": seconds} for name, seconds in taken.items()]
-    assert summary(tmp_path, "requests", rows[:1]) == "requests in 9 s: full 10.00 s\n"
-    assert "scout / full 0.60 (wanted <= 1.10, yes) | scout 6.00 s" in summary(tmp_path, "scout", rows[1:2])
+    rows: list[dict[str, Any]] = [
+        {"method": name, "total_s": seconds, "requests": 3} for name, seconds in taken.items()
+    ]
+    assert summary(tmp_path, "requests", rows[:1]) == "requests in 9 s: full 10.00 s for 3 requests\n"
+    assert "scout / full 0.60 (wanted <= 1.10, yes) | scout 6.00 s for 3 requests" in summary(
+        tmp_path, "scout", rows[1:2]
+    )
     assert "scout / full 0.60 (wanted <= 0.67, yes) |" in summary(tmp_path, "driven", rows)
     line = {"started_s": 0.0, "first_s": 2.0, "ended_s": 8.3, "new_tokens": 64}
     rows[2]["timeline"] = [line, dict(line), {**line, "started_s": 8.3, "first_s": 20.0, "ended_s": 26.3}]
