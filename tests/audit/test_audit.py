@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coattn.audit.audit import Chosen
-from coattn.audit.control import LEAST, ROOTS, Control
+from coattn.audit.control import LEAST, Control
 from coattn.audit.drift import CASES, Drift
 from coattn.audit.measure import Finding
 from coattn.audit.ratios import Ratios
@@ -21,6 +21,7 @@ from coattn.index.sketch import Sketch
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
+from coattn.select.floors import ROOTS
 from coattn.types import LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE, BLOCK = 6, 2, 16, 0.4, 8
@@ -252,7 +253,7 @@ def test_estimates_that_are_as_far_off_as_at_first_do_not_drift() -> None:
 
 
 def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -> None:
-    world = World(seqs=1, quality=0.9, code_bytes=4)
+    world = World(seqs=1, quality=0.93, code_bytes=4)
     world.step(150)
     for _ in range(4):
         world.step(1)

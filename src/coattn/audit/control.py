@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-ROOTS = 2.0
-"""The error in units of the floor's root, before anything is measured."""
+from coattn.select.floors import ROOTS
+
 TRUST = 64
-"""Cases that count as much as what is thought beforehand: of a run, the number above; of a request, the run's mean."""
+"""Cases that count as much as what is thought beforehand: of a run, ROOTS; of a request, the run's mean."""
 MEMORY = 1024
 """Cases of a run after which the oldest count less and less."""
 LARGEST = 10 * ROOTS

@@ -24,18 +24,19 @@ class FetchAhead(Inline):
     picks_again = True
     help_text = {
         "fetch_from": "first layer that is fetched for ahead; queries of the very first are predicted badly in many "
-        "models",
+        "models; unset: none, since where the pool holds what is wanted nothing is gained",
     }
 
-    fetch_from: int = 2
+    fetch_from: int | None = None
     _started: dict[int, tuple[Step, list[Callable[[], None]]]] = field(init=False, repr=False, default_factory=dict)
     """By layer: the step, and what makes it wait until it is known what comes, and until that has come."""
 
     def __post_init__(self) -> None:
-        check_count("fetch_from", self.fetch_from, 1)
+        if self.fetch_from is not None:
+            check_count("fetch_from", self.fetch_from, 1)
 
     def predicts(self, layer: int) -> bool:
-        return layer >= self.fetch_from
+        return self.fetch_from is not None and layer >= self.fetch_from
 
     def predict(self, call: Call, selection: Selection) -> None:
         assert call.table is not None

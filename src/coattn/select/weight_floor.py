@@ -17,7 +17,7 @@ from coattn.ops.attend import attend
 from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
-from coattn.select.floors import Floors
+from coattn.select.floors import ROOTS, Floors
 from coattn.side import SideStream
 from coattn.types import BlockWork, ScoredWork, Selection
 
@@ -83,8 +83,8 @@ class WeightFloor(Select):
 
     @property
     def floor(self) -> float:
-        """The least weight of an entry that is attended: measured, the output errs by twice its root."""
-        return ((1 - self.quality) / 2) ** 2
+        """The least weight of an entry that is attended."""
+        return ((1 - self.quality) / ROOTS) ** 2
 
     def pick(self, call: Call) -> Selection:
         visible, table = call.visible, call.table
