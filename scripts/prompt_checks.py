@@ -90,9 +90,13 @@ class Checks:
 
     def drop(self) -> None:
         """Gives the model's memory back."""
+        self._shapes, self._model = "", None
+        self.rest()
+
+    def rest(self) -> None:
+        """Gives back what a line has left over: Transformers leaves so much that kernels find no room to be loaded."""
         import torch
 
-        self._shapes, self._model = "", None
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -258,7 +262,7 @@ def main() -> None:
                 run()
         except Exception as error:
             failed = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
-            gc.collect()
+        checks.rest()
         said = summary(out, name) if (out / f"{name}.json").exists() else "nothing was measured"
         print(f"{name} in {time.perf_counter() - begin:.0f} s: {failed}{said}", flush=True)
 
