@@ -253,7 +253,7 @@ def test_estimates_that_are_as_far_off_as_at_first_do_not_drift() -> None:
 
 
 def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -> None:
-    world = World(seqs=1, quality=0.93, code_bytes=4)
+    world = World(seqs=1, quality=0.9, code_bytes=4)
     world.step(150)
     for _ in range(4):
         world.step(1)

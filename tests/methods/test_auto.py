@@ -168,7 +168,7 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     assert world.sketch.cache.spec.pool_blocks == 4
     for _ in range(12):  # a block becomes full on the way, in both
         got = world.step(1, 1)
-    floor = (1 - quality) ** 2 / 2
+    floor = ((1 - quality) / 2) ** 2
     taken = []
     for slot in range(2):
         for layer in range(2):
@@ -202,7 +202,7 @@ def test_what_a_predicted_query_wants_is_there_before_its_turn() -> None:
             late, ahead = late + said["row_entries"], ahead + said.get("ahead_entries", 0.0)
         # whatever was predicted: the layer's own query decides
         for slot in range(2):
-            want, _ = world.slow(slot, 1, 0.25**2 / 2)
+            want, _ = world.slow(slot, 1, (0.25 / 2) ** 2)
             torch.testing.assert_close(got[1][slot], want, atol=1e-5, rtol=1e-4)
         world.check_books()
         taken[wrong] = late, ahead

@@ -29,10 +29,10 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     composed = compose(METHODS["auto"], block=32, window_blocks=4, code_bytes=16, quality=0.98)
     found = step(LAYERS, composed, 4, 20000, 10**6, Rates(1e12, 1e9))
     assert found is not None
-    assert found["kv_bytes"] == 4 * (128 + 5000) * TOKEN
+    assert found["kv_bytes"] == 4 * (128 + 8192) * TOKEN
     assert found["scan_bytes"] == 4 * (20000 - 128) * 3 * 2 * 16
-    assert found["entries"] == 979  # between what was measured at 3e-4 and 1e-4
-    assert found["pulled_bytes"] == pytest.approx(4 * 0.21 * entries(2e-4, 20000) * TOKEN, rel=1e-3)
+    assert found["entries"] == 1780
+    assert found["pulled_bytes"] == pytest.approx(4 * 0.21 * 1780 * TOKEN, rel=1e-3)
     own = 1e3 * (10**6 + found["kv_bytes"] + found["scan_bytes"] / 0.45) / 1e12
     late = 1e3 * 0.08 * found["pulled_bytes"] / 1e9
     assert found["ms"] == pytest.approx(max(own + late, late / 0.08))
@@ -42,9 +42,9 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     assert packed["pulled_bytes"] == pytest.approx(found["pulled_bytes"] / LAYERS[0].dtype.itemsize, abs=1)
 
 
-def test_a_pool_is_a_quarter_of_a_long_sequence_and_half_of_a_short_one() -> None:
+def test_a_pool_is_half_of_a_sequence_up_to_a_length() -> None:
     pools = [pool_tokens(n, None) for n in (100, 2000, 4096, 8192, 20000, 100_000)]
-    assert pools == [50, 1000, 2048, 2048, 5000, 8192]
+    assert pools == [50, 1000, 2048, 4096, 8192, 8192]
     assert pool_tokens(4096, 0.25) == 1024
 
 

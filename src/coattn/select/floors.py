@@ -10,9 +10,10 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 
-ROOTS = math.sqrt(2)
-"""The output's error that is reckoned with, in units of the floor's root: audits find 0.2 to 0.7 where pools hold what
-is wanted, simulations without any pool 2 (docs/log/auto.md). Where it is more, an audit lowers the floor."""
+ROOTS = 2.0
+"""The output's error that is reckoned with, in units of the floor's root, as simulations without a pool had it. Audits
+find 0.2 to 0.7 where pools hold what is wanted; KL and perplexity need the rest (docs/log/auto.md). Where the error is
+more, an audit lowers the floor."""
 
 
 class Floors:

@@ -38,17 +38,16 @@ QUERIES = 32
 MOST = 8192
 """Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. At 10
 sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each KV head fetches late 2 to 5."""
-SHARE = 0.25
-"""Of the longest sequence, where that is more than LEAST and the GPU budget has room."""
+SHARE = 0.5
+"""Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of
+what one of a quarter did, and KL was a quarter (docs/log/auto.md)."""
 LEAST = 2048
-"""Tokens of a pool at least, where half of the longest sequence is more: where 1,314 tokens were wanted,
-one of 2,048 fetched a fifth of what 512 did, a third of what 1,024 did (docs/log/auto.md). Also where nobody says how
-long sequences get."""
+"""Tokens of a pool where nobody says how long sequences get."""
 
 
 def pool_tokens(longest: int, share: float | None) -> int:
     """Tokens of a pool, if the GPU budget has room for them. share: of the longest sequence, where it is given."""
-    return min(MOST, min(max(int(longest * SHARE), LEAST), longest // 2) if share is None else int(longest * share))
+    return min(MOST, int(longest * (SHARE if share is None else share)))
 
 
 def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
@@ -81,7 +80,7 @@ class Fit(Upkeep):
     beside = True
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
-        "the longest sequence; unset: a quarter, at least 2,048 tokens, at most half",
+        "the longest sequence; unset: half",
     }
 
     pool_share: float | None = None

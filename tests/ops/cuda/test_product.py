@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from coattn.ops.cuda import nvrtc, product
 from coattn.ops.linear import linear
+from coattn.ops.triton.launch import on_part
 
 FORM = {"WARPS": product.WARPS, "STAGES": 3, "TILES": 9}
 
@@ -59,6 +62,30 @@ def test_product(n: int, k: int, tokens: int, bias: bool, residual: bool, dtype:
     # two roundings, of numbers of the size of what is added
     error = (got.double() - want).abs().max() / (want.abs().max() + (0 if r is None else r.abs().max()))
     assert error < 2 * torch.finfo(dtype).eps
+
+
+def test_many_tokens_are_taken_on_a_part_of_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a library's products may fail."""
+    monkeypatch.setattr(product, "own_products", lambda: True)
+    x, w = (torch.empty(*size, dtype=torch.bfloat16) for size in ((24, 64), (16, 64)))
+    like = cast("torch.Tensor", SimpleNamespace(
+        device=SimpleNamespace(type="cuda"), shape=x.shape, dtype=x.dtype, numel=x.numel, stride=x.stride, data_ptr=int
+    ))  # fmt: skip
+    assert product.refuses(like, w) == "24 tokens of torch.bfloat16"
+    with on_part(28):
+        assert product.refuses(like, w) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [17, 24, 40])
+def test_many_tokens_on_a_part_of_the_gpu(tokens: int) -> None:
+    _needs_ours()
+    x, r = torch.randn(2, 1, tokens, 4096, device="cuda").bfloat16()
+    w = (torch.randn(4096, 4096, device="cuda") / 64).bfloat16()
+    parts = [linear(x[:, i : i + 16], w, None, r[:, i : i + 16]) for i in range(0, tokens, 16)]
+    with on_part(28):
+        got = linear(x, w, None, r)
+    assert (got - torch.cat(parts, 1)).abs().max() <= 0.0625  # another cut of the same sums
 
 
 @pytest.mark.gpu

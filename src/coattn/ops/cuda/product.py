@@ -12,6 +12,7 @@ from coattn.ops.triton.launch import MOST_TOKENS, own_products, part
 
 FEWEST_TOKENS = 2
 """For one, a kernel without tensor cores is as fast."""
+DTYPES = (torch.bfloat16, torch.float16)
 WARPS = 8
 MOST_TILES = 14
 """Tiles of eight rows that a pass sums up at a time: what the registers hold."""
@@ -38,7 +39,7 @@ def refuses(x: Tensor, weight: Tensor) -> str | None:
     n, k = weight.shape
     if x.device.type != "cuda" or not own_products():
         return "made for compute capability 9"
-    if not FEWEST_TOKENS <= tokens <= MOST_TOKENS or x.dtype not in (torch.bfloat16, torch.float16):
+    if not FEWEST_TOKENS <= tokens <= (MOST_TOKENS if part() is None else tokens) or x.dtype not in DTYPES:
         return f"{tokens} tokens of {x.dtype}"
     if weight.dtype != x.dtype or n % 8 or k % 32 or not weight.is_contiguous() or x.stride(-1) != 1:
         return "the operands have no form that fits"
@@ -64,24 +65,34 @@ def cut(n: int, room: int, processors: int, most_shared: int = SHARED) -> Cut:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    """x `[.., tokens, k]` times weight `[n, k]`, plus residual `[.., tokens, n]`."""
+    """x `[.., tokens, k]` times weight `[n, k]`, plus residual `[.., tokens, n]`.
+
+    On a part of the GPU also for more tokens than one pass takes, which then reads the weights once for every 16: the
+    library's products are made for all multiprocessors, and some fail where there are fewer.
+    """
     n, k = weight.shape
-    flat = x.reshape(-1, k)
-    tokens = flat.shape[0]
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
+    flat, into = x.reshape(-1, k), out.view(-1, n)
+    added = None if residual is None else residual.reshape(-1, n).contiguous()
+    for first in range(0, len(flat), MOST_TOKENS):
+        some = slice(first, first + MOST_TOKENS)
+        _product(flat[some], weight, bias, None if added is None else added[some], into[some])
+    return out
+
+
+def _product(flat: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+    (tokens, k), n = flat.shape, weight.shape[0]
     room = -(-tokens // 8) * 8
     few = part()
     if few is None:
-        made = cut(n, room, torch.cuda.get_device_properties(x.device).multi_processor_count)
+        made = cut(n, room, torch.cuda.get_device_properties(flat.device).multi_processor_count)
     else:
         made = cut(n, room, few, SHARED_OF_PART)
     constants = {
         "WARPS": WARPS, "STAGES": made.stages, "TILES": made.tiles, "TOKENS": room, "BIAS": int(bias is not None),
-        "RESIDUAL": int(residual is not None), "F16": int(x.dtype == torch.float16),
+        "RESIDUAL": int(residual is not None), "F16": int(flat.dtype == torch.float16),
     }  # fmt: skip
-    module("product.cu", tuple(constants.items()), x.device).launch(
+    module("product.cu", tuple(constants.items()), flat.device).launch(
         "product", (made.programs, 1, 1), WARPS * 32,
-        flat, weight, bias, None if residual is None else residual.contiguous(), out, tokens, n, k, flat.stride(0),
-        shared=made.shared, follow=True,
+        flat, weight, bias, residual, out, tokens, n, k, flat.stride(0), shared=made.shared, follow=True,
     )  # fmt: skip
-    return out
