@@ -13,6 +13,7 @@ from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
 from coattn.cache.step_table import NO_BLOCK, StepTable, TableMemory
+from coattn.errors import BudgetError
 from coattn.handover.base import Hand
 from coattn.method import compose
 from coattn.methods import METHODS
@@ -83,6 +84,23 @@ def test_the_table_of_blocks_grows_and_keeps_what_it_has() -> None:
     table.ensure(0, 5)
     assert table.version[0] == versions[0] + 2
     assert table.rows[0, :5].tolist() == table.owned[0]
+    table.check_integrity()
+
+
+def test_sequences_grow_together_or_not_at_all() -> None:
+    memory = BlockMemory("host", {0: SHAPE}, 4, Ledger(host=8 * 4 * SHAPE.token_bytes), "test")
+    table = BlockTable(memory)
+    table.tabulate(3, 8)
+    table.grow([(0, 3), (1, 0), (2, 2)])
+    assert {slot: len(ids) for slot, ids in table.owned.items()} == {0: 3, 1: 0, 2: 2}
+    versions = dict(table.version)
+    table.grow([(0, 2), (1, 0), (2, 2)])  # all have enough
+    assert table.version == versions
+    with pytest.raises(BudgetError):
+        table.grow([(0, 5), (1, 1), (2, 3), (3, 1)])
+    assert {slot: len(ids) for slot, ids in table.owned.items()} == {0: 3, 1: 0, 2: 2}
+    table.grow([(0, 5), (1, 1), (2, 2)])
+    assert [len(table.owned[slot]) for slot in range(3)] == [5, 1, 2]
     table.check_integrity()
 
 

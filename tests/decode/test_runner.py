@@ -54,7 +54,7 @@ class World:
         plain = params.get("host_dtype", "model") == "model"
         self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
-        chosen = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
+        chosen = method in ("auto", BOTH, "hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
         self.borders = chosen or bool(params.get("renew"))
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None

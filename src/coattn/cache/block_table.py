@@ -80,6 +80,19 @@ class BlockTable:
         """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""
         self._require(sum(max(0, blocks - len(self.owned.get(slot, ()))) for slot, blocks in wanted))
 
+    def grow(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Every `(slot, blocks)` has at least so many afterwards. Raises BudgetError, changing nothing.
+
+        In most decode steps all have what they need, and the GPU waits meanwhile: then this looks and does no more.
+        """
+        lacking = [(slot, blocks) for slot, blocks in wanted if blocks > len(self.owned.get(slot, ()))]
+        if lacking:
+            self.require(lacking)
+        for slot, blocks in lacking:
+            self.ensure(slot, blocks)
+        for slot, _ in wanted:
+            self.owned.setdefault(slot, [])
+
     def ensure(self, slot: int, blocks: int) -> None:
         """The sequence in `slot` owns at least `blocks` blocks afterwards."""
         owned = self.owned.setdefault(slot, [])

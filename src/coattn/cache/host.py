@@ -45,10 +45,7 @@ class HostTier:
 
     def plan(self, step: Step) -> None:
         """Makes room for the blocks that the step fills."""
-        wanted = [(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)]
-        self.table.require(wanted)
-        for slot, blocks in wanted:
-            self.table.ensure(slot, blocks)
+        self.table.grow([(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)])
 
     def write(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
         """Whole blocks of k, v `[len(ids) * block, kv_heads, d]`.

@@ -301,7 +301,7 @@ class KVCache:
                 "gpu_blocks",
                 row,
                 (gpu.key(slot, seen), len(pool)),
-                lambda s=slot, n=seen, p=pool: torch.cat([p, gpu.list(s, n)]),  # type: ignore[misc]
+                lambda s=slot, n=seen, p=pool: torch.cat([torch.tensor(p, dtype=torch.int32), gpu.list(s, n)]),  # type: ignore[misc]
             )
             if self.host is None:
                 continue
@@ -309,8 +309,12 @@ class KVCache:
             flush.append(table.owned[slot][length // block - 1] if length % block == 0 else NO_BLOCK)
             host.append((first - gpu.sinks) * block)
             if first > gpu.sinks:
-                ids = table.rows[slot, gpu.sinks :]
-                memory.set_list("host_blocks", row, (slot, table.version[slot]), lambda ids=ids: ids)  # type: ignore[misc]
+                memory.set_list(
+                    "host_blocks",
+                    row,
+                    (slot, table.version[slot]),
+                    lambda s=slot, t=table: t.rows[s, gpu.sinks :],  # type: ignore[misc]
+                )
         numbers = {
             "seq": step.slots,
             "write_block": [block for block, _ in places],

@@ -51,9 +51,9 @@ class Layout(ABC):
         """Tokens attended here, of a sequence of so many."""
         return tokens
 
-    def pool(self, slot: int) -> Tensor:
-        """int32 ids of full blocks that decode steps attend to beside these."""
-        return torch.empty(0, dtype=torch.int32)
+    def pool(self, slot: int) -> range:
+        """Ids of full blocks that decode steps attend to beside these."""
+        return range(0)
 
     @abstractmethod
     def key(self, slot: int, tokens: int) -> Hashable:
@@ -117,10 +117,7 @@ class AllBlocks(Layout):
         return self.spec.seqs * width
 
     def plan(self, step: Step) -> None:
-        wanted = [(slot, ceil_div(n, self.block)) for slot, n in zip(step.slots, step.lengths, strict=True)]
-        self.table.require(wanted)
-        for slot, blocks in wanted:
-            self.table.ensure(slot, blocks)
+        self.table.grow([(slot, ceil_div(n, self.block)) for slot, n in zip(step.slots, step.lengths, strict=True)])
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -246,10 +243,10 @@ class NewestBlocks(Layout):
         """The block at which the upkeep's pools begin."""
         return self.spec.seqs * self.width + self.spec.padding
 
-    def pool(self, slot: int) -> Tensor:
-        """int32 ids of the full blocks of a sequence's pool."""
+    def pool(self, slot: int) -> range:
+        """Ids of the full blocks of a sequence's pool."""
         first = self.pools + slot * self.spec.pool_blocks
-        return torch.arange(first, first + self.pooled.get(slot, 0), dtype=torch.int32)
+        return range(first, first + self.pooled.get(slot, 0))
 
     def _choose(self) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""
