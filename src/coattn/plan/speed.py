@@ -15,11 +15,12 @@ from coattn.upkeep.fit import pool_tokens
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
 1e-4: with the length they hardly grow."""
-FETCHED = 0.21
-"""Of the entries that `auto` wants in a step, how many cross PCIe: 314 and 468 of 1,840 on two texts of 30,592 tokens,
-with a pool of 7,648 and a `lead` of 1 (docs/log/auto.md): more than come with one of 16, which was not recorded."""
-LATE = 0.08
-"""Of these, those that the layer's own query has to wait for: 21 and 40 there."""
+FETCHED = 0.05
+"""Of the entries that `auto` wants in a step, how many cross PCIe: 128, 44 and 95 of 1,840 on three texts of 30,720
+tokens, with a pool of 8,192 (docs/methods/auto.md). A smaller one fetches more: of 16,384 tokens one of 4,096 three and
+a half times as many as one of 8,192."""
+LATE = 0.33
+"""Of these, those that the layer's own query has to wait for: 46, 11 and 31 there."""
 SCAN = 0.45
 """Of the rate of GPU memory, what a scan of sketches reaches (docs/methods/auto.md)."""
 
@@ -29,7 +30,7 @@ class Rates:
     """Bytes a second. As measured on an NVIDIA H200: HBM read; rows of one token gathered over PCIe by a kernel."""
 
     hbm: float = 4.2e12
-    pcie: float = 40e9
+    pcie: float = 25e9
 
 
 def entries(floor: float, context: int) -> float:
