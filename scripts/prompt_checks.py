@@ -94,7 +94,7 @@ class Checks:
         self.rest()
 
     def rest(self) -> None:
-        """Gives back what a line has left over: Transformers leaves so much that kernels find no room to be loaded."""
+        """Gives back what a line has left over."""
         import torch
 
         gc.collect()

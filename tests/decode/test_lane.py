@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.decode import partition
+from coattn.decode import lane, partition
+from coattn.decode.capture import GraphRunner
 from coattn.decode.lane import Lane, lane_for
 
 
@@ -19,6 +21,17 @@ def test_no_lane_without_captured_steps() -> None:
             assert lane_for(engine.runner) == "decode steps are not captured"
             assert engine.engine.between.lane is None
             assert not engine.engine.pace.lane
+
+
+@pytest.mark.parametrize(("own", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_no_lane_for_products_of_a_library(own: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "own_products", lambda: own)
+    runner = GraphRunner.__new__(GraphRunner)
+    exact = SimpleNamespace(exact=True)
+    runner.runtime = cast("Any", SimpleNamespace(tiered=lambda: False, composed=exact))
+    runner.session = cast("Any", SimpleNamespace(model=SimpleNamespace(dtype=dtype)))
+    runner.devices, runner.sizes = (torch.device("cpu"),), (8, 16, 24)
+    assert "a library's" in str(lane_for(runner))
 
 
 def test_a_driver_that_does_not_divide_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class World:
         plain = params.get("host_dtype", "model") == "model"
         self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
-        chosen = method in ("auto", BOTH, "hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
+        chosen = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
         self.borders = chosen or bool(params.get("renew"))
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None
@@ -160,6 +160,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         "pqcache",
         {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4, "tail": "mean"},
     ),
+    # with 0.8 a token of these steps weighs as much as it must, but for the last bit
     "auto": ("auto", {**AUTO, "quality": 0.82}),
     "auto, both": (BOTH, {**AUTO, "quality": 0.82, "fetch": 8, "balance": False}),
     "auto, int8": ("auto", {**AUTO, "quality": 0.8, "fetch_from": 1, "host_dtype": "int8"}),

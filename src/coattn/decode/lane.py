@@ -17,7 +17,8 @@ from torch import Tensor
 from coattn.decode.buckets import bucket_for
 from coattn.decode.capture import CapturedStep, GraphRunner
 from coattn.decode.partition import Partition, split
-from coattn.ops.triton.launch import on_part
+from coattn.ops.cuda.product import DTYPES
+from coattn.ops.triton.launch import MOST_TOKENS, on_part, own_products
 from coattn.types import Phase, Step
 
 FEW = 28
@@ -141,6 +142,8 @@ def lane_for(runner: Any) -> Lane | str:
         return "decode steps are not captured"
     if runner.runtime.tiered() or not runner.runtime.composed.exact or len(runner.devices) > 1:
         return "a step does more than attend to the memory of one GPU"
+    if runner.sizes[-1] > MOST_TOKENS and not (own_products() and runner.session.model.dtype in DTYPES):
+        return "products of so many sequences are a library's, and some of those fail on a part of the GPU"
     device = runner.session.device
     if torch.cuda.get_device_properties(device).multi_processor_count < LEAST:
         return "the GPU is too small to be divided"

@@ -39,7 +39,8 @@ def refuses(x: Tensor, weight: Tensor) -> str | None:
     n, k = weight.shape
     if x.device.type != "cuda" or not own_products():
         return "made for compute capability 9"
-    if not FEWEST_TOKENS <= tokens <= (MOST_TOKENS if part() is None else tokens) or x.dtype not in DTYPES:
+    many = tokens > MOST_TOKENS and part() is None
+    if many or tokens < FEWEST_TOKENS or x.dtype not in DTYPES:
         return f"{tokens} tokens of {x.dtype}"
     if weight.dtype != x.dtype or n % 8 or k % 32 or not weight.is_contiguous() or x.stride(-1) != 1:
         return "the operands have no form that fits"
