@@ -118,13 +118,13 @@ def _free(groups: Iterable[Group]) -> dict[Tier, int | None]:
 def report_of(group: Group, step: Step) -> dict[str, Any]:
     """Of one group; entries attended among it."""
     cache = group.cache
-    gpu = host = 0
+    gpu, host = 0.0, 0
     for slot, history, seen in zip(step.slots, step.history, step.visible, strict=True):
         tokens = cache.gpu.stored_tokens(slot, history) + seen - history
-        gpu += cache.gpu.entries(slot, tokens) + len(cache.gpu.pool(slot)) * cache.block
+        gpu += cache.gpu.entries(slot, tokens) + cache.gpu.pool_entries(slot)
         if cache.host is not None:
             host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block
-    found: dict[str, Any] = {"attended_gpu": float(gpu), "attended_host": float(host)}
+    found: dict[str, Any] = {"attended_gpu": gpu, "attended_host": float(host)}
     for part in group.all():
         found |= part.report(step)
     if group.replayed and group.mailboxes is not None:

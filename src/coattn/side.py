@@ -15,7 +15,7 @@ class SideStream:
         self._streams: dict[torch.device, Any] = {}
         self._forked: set[torch.device] = set()
 
-    def run(self, device: torch.device, work: Callable[[], None]) -> None:
+    def run(self, device: torch.device, work: Callable[[], object]) -> None:
         """After what is on the current stream of the device now."""
         if device.type != "cuda":
             work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from coattn.index.sketch import Sketch
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.ops.reference.append import whole_blocks
+from coattn.ops.token_pool import TokenPool
 from coattn.quantise.blocks import pack_blocks, unpack_blocks
 from coattn.quantise.sketch import unpack
 from coattn.runtime import Runtime
@@ -46,11 +48,14 @@ class World:
         """Whether what lies in DRAM alone has been rounded."""
         self.held: list[Tensor] = []
         """By layer: which tokens lay in the pools when the last step began."""
+        self.pools: list[TokenPool] = []
+        """The pools themselves."""
 
     def step(self, *new: int) -> list[Tensor]:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
         self.runtime.begin(step)
         self.held = [pool.place_of >= 0 for pool in self.sketch.pools.values()]
+        self.pools = [deepcopy(pool) for pool in self.sketch.pools.values()]
         found, self.q = [], []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -59,6 +64,7 @@ class World:
                 with self.runtime.side_stream(layer, q):
                     self.runtime.predict(layer, q + self.wrong * noise, SCALE)
                 self.held[layer] = self.sketch.pools[layer].place_of >= 0
+                self.pools[layer] = deepcopy(self.sketch.pools[layer])
             for slot, (start, end) in enumerate(step.spans):
                 for token in self.odd:
                     if self.lengths[slot] <= token < step.lengths[slot]:
@@ -102,13 +108,20 @@ class World:
                     tokens = pool.token_of[slot, head].long()
                     assert pool.place_of[slot, head, tokens].tolist() == list(range(len(tokens)))
                     assert int((pool.place_of[slot, head] >= 0).sum()) == len(tokens)
-                    start = pool.first + slot * len(tokens) // BLOCK
-                    rows = pool.gpu[start : start + len(tokens) // BLOCK, head].transpose(0, 1).flatten(1, 2)
+                    rows, off = self.rows(pool, slot, head), 0.0 if pool.packed is None else 0.02
                     for i, kept in enumerate(self.stored(slot, layer)):
-                        torch.testing.assert_close(rows[i], kept[tokens + self.sinks, head])
+                        torch.testing.assert_close(rows[i], kept[tokens + self.sinks, head], atol=off, rtol=1e-5)
                     young += int((pool.age[slot, head] > 0).sum())
                     size += len(tokens)
             assert 0 < young <= size
+
+    def rows(self, pool: TokenPool, slot: int, head: int) -> list[Tensor]:
+        """Keys and values of all places of a pool."""
+        places = pool.age.shape[-1]
+        if pool.packed is not None:
+            return list(pool.packed.rows(slot, head, places))
+        start = pool.first + slot * places // BLOCK
+        return list(pool.gpu[start : start + places // BLOCK, head].transpose(0, 1).flatten(1, 2))
 
     def slow(self, slot: int, layer: int, floor: float) -> tuple[Tensor, int]:
         """What the last decode step should have given, and entries of DRAM attended over KV heads."""
@@ -116,7 +129,7 @@ class World:
         edge = cache.gpu.first(self.lengths[slot]) * BLOCK
         given, values = self.kv[slot][layer], self.kv[slot][layer][1]
         # the first block and the newest ones are attended as they were given
-        k, v = (
+        whole_k, whole_v = (
             torch.cat([x[: self.sinks], y[self.sinks : edge], x[edge:]])
             for x, y in zip(given, self.stored(slot, layer), strict=True)
         )
@@ -127,6 +140,12 @@ class World:
         full = self.lengths[slot] // BLOCK * BLOCK
         for head in range(KV_HEADS):
             coded = planes[:, head] @ table.worth[head] + table.base[head]
+            k, v = whole_k.clone(), whole_v.clone()
+            pool = self.pools[layer]
+            if pool.packed is not None:
+                at = pool.token_of[slot, head].long()
+                for x, rows in zip((k, v), self.rows(pool, slot, head), strict=True):
+                    x[at + self.sinks, head] = rows
             q = self.q[layer][slot, head * GROUP : (head + 1) * GROUP]
             held = torch.zeros(edge, dtype=torch.bool)
             held[self.sinks :] = self.held[layer][slot, head, : edge - self.sinks]
@@ -155,6 +174,8 @@ class World:
         (0.97, "pull", {}),
         (0.97, "both", {"fetch": 3}),
         (0.9, "pull", {"host_dtype": "int8"}),
+        (0.9, "pull", {"pool_dtype": "int8"}),
+        (0.97, "both", {"fetch": 3, "pool_dtype": "int8", "host_dtype": "int8"}),
         (0.97, "both", {"fetch": 3, "host_dtype": "int8"}),
         (0.9, "pull", {"side_by_side": True}),
         (0.97, "both", {"fetch": 3, "side_by_side": True}),
@@ -182,7 +203,8 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
         assert 0 < report["cpu_entries"] < report["row_entries"]
     # window, first block, pool, and codes by their bytes
     gpu, far = world.runtime.groups[0].cache.gpu, report["row_entries"] / report["kept_mean"]
-    near = sum(gpu.entries(slot, length) + 4 * BLOCK for slot, length in ((0, 162), (1, 102)))
+    share = (2 * DIM + 4) / (8 * DIM) if "pool_dtype" in more else 1
+    near = sum(gpu.entries(slot, length) + 4 * BLOCK * share for slot, length in ((0, 162), (1, 102)))
     assert report["attended_gpu"] == pytest.approx(near + far * report["code_share"])
     world.check_books()
 
@@ -282,8 +304,9 @@ def test_scales_follow_blocks_that_come_from_a_file(beside: bool) -> None:
     worlds[1].check_books()
 
 
-def test_quality_one_is_exact() -> None:
-    world = World(seqs=1, quality=1.0)
+@pytest.mark.parametrize("pool_dtype", [None, "int8"])
+def test_quality_one_is_exact(pool_dtype: str | None) -> None:
+    world = World(seqs=1, quality=1.0, pool_dtype=pool_dtype)
     world.step(100)
     got = world.step(1)
     for layer in range(2):
@@ -340,7 +363,9 @@ def test_a_pool_grows_with_its_sequence() -> None:
     assert int((world.sketch.pools[0].place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
 
 
-@pytest.mark.parametrize(("name", "value"), [("quality", 1.1), ("quality", "best"), ("code_bytes", 6)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("quality", 1.1), ("quality", "best"), ("code_bytes", 6), ("pool_dtype", "int4")]
+)
 def test_bad_parameters(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         compose(METHODS["auto"], **{name: value}).build()

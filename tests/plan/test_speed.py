@@ -43,9 +43,9 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
 
 
 def test_a_pool_is_half_of_a_sequence_up_to_a_length() -> None:
-    pools = [pool_tokens(n, None) for n in (100, 2000, 4096, 8192, 20000, 100_000)]
+    pools = [pool_tokens(n, None, "model") for n in (100, 2000, 4096, 8192, 20000, 100_000)]
     assert pools == [50, 1000, 2048, 4096, 8192, 8192]
-    assert pool_tokens(4096, 0.25) == 1024
+    assert pool_tokens(4096, 0.25, "int8") == 1024
 
 
 def test_entries_go_through_what_was_measured_and_have_limits() -> None:

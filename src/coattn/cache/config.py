@@ -160,8 +160,8 @@ class Values(CacheConfig):
         return {"host_dtype": "model"}
 
 
-def check_dtype(given: object, known: tuple[str, ...]) -> None:
-    """Raises ConfigError unless there is such a form of blocks in DRAM."""
+def check_dtype(given: object, known: tuple[str, ...], name: str = "host_dtype") -> None:
+    """Raises ConfigError unless there is such a form of keys and values."""
     if given not in known:
         names = f"{', '.join(known[:-1])} or {known[-1]}"
-        raise ConfigError(f"host_dtype is {given!r}, but must be {names}.", "Leave it out for model.")
+        raise ConfigError(f"{name} is {given!r}, but must be {names}.", "Leave it out for the default.")

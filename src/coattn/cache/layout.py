@@ -11,6 +11,7 @@ from torch import Tensor
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.spec import CacheSpec
+from coattn.quantise.rows import PackedRows
 from coattn.types import Step
 from coattn.units import ceil_div
 
@@ -54,6 +55,10 @@ class Layout(ABC):
     def pool(self, slot: int) -> range:
         """Ids of full blocks that decode steps attend to beside these."""
         return range(0)
+
+    def pool_entries(self, slot: int) -> float:
+        """Tokens of pools that decode steps attend to, as many as their bytes are of whole tokens."""
+        return float(len(self.pool(slot)) * self.block)
 
     @abstractmethod
     def key(self, slot: int, tokens: int) -> Hashable:
@@ -232,7 +237,7 @@ class NewestBlocks(Layout):
         spec = self.spec
         self.ring = self._choose()
         self.width = self.sinks + self.ring
-        blocks = spec.seqs * (self.width + spec.pool_blocks) + spec.padding
+        blocks = spec.seqs * (self.width + spec.listed_pool) + spec.padding
         if spec.fixed:
             self.memory.fix(blocks)
         else:
@@ -244,9 +249,16 @@ class NewestBlocks(Layout):
         return self.spec.seqs * self.width + self.spec.padding
 
     def pool(self, slot: int) -> range:
-        """Ids of the full blocks of a sequence's pool."""
+        """Ids of the full blocks of a sequence's pool, where they are among the memory's."""
+        if self.spec.pool_packed:
+            return range(0)
         first = self.pools + slot * self.spec.pool_blocks
         return range(first, first + self.pooled.get(slot, 0))
+
+    def pool_entries(self, slot: int) -> float:
+        shape, packed = self.spec.shape, self.spec.pool_packed
+        share = PackedRows.token_bytes(shape.kv_heads, shape.head_dim) / shape.token_bytes if packed else 1.0
+        return self.pooled.get(slot, 0) * self.block * share
 
     def _choose(self) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""

@@ -27,6 +27,8 @@ class CacheSpec:
     """GPU blocks beside those of the sequences, for the padding rows of a captured step: 1 or none."""
     pool_blocks: int = 0
     """GPU blocks of each sequence beside its window, which belong to the upkeep."""
+    pool_packed: bool = False
+    """Whether these are in 8 bits, row by row, in memory of the index's own: then no list has them."""
     list_extra: int = 0
     """Blocks that a decode step may list of a sequence in GPU memory beside those of its window and sinks."""
     sink_blocks: int = 0
@@ -42,6 +44,11 @@ class CacheSpec:
 
     reading: int = 0
     """Bytes that a token takes while its prompt is read, beside what stays: in DRAM, where GPU memory has no room."""
+
+    @property
+    def listed_pool(self) -> int:
+        """Blocks of the pools that lie with those of the window."""
+        return 0 if self.pool_packed else self.pool_blocks
 
     def block_bytes(self, block: int) -> int:
         """Bytes of one block of every layer."""

@@ -24,6 +24,7 @@ from coattn.ops.flush import sum_values
 from coattn.ops.sketch import flush_sketch, peek_sketch, score_sketch
 from coattn.ops.token_pool import TokenPool
 from coattn.part import check_count
+from coattn.quantise.rows import PackedRows
 from coattn.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
 from coattn.types import LayerShape, Step
 
@@ -120,6 +121,7 @@ class Sketch(Index):
         places = spec.pool_blocks * config.block
         pools = sum(
             TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places, s.q_heads)
+            + (PackedRows.bytes(spec.seqs + 1, s.kv_heads, places, s.head_dim) if spec.pool_packed else 0)
             for s in spec.layers.values()
         )
         return tables + pools + Means.bytes(spec.layers, spec.seqs)
@@ -147,7 +149,14 @@ class Sketch(Index):
         pins = min(UNLIKE, places // 4)
         self.pools = {
             layer: TokenPool.make(
-                gpu.memory[layer], gpu.pools, cache.spec.seqs + 1, tokens, places, shape.q_heads, pins
+                gpu.memory[layer],
+                gpu.pools,
+                cache.spec.seqs + 1,
+                tokens,
+                places,
+                shape.q_heads,
+                pins,
+                cache.spec.pool_packed,
             )
             for layer, shape in cache.spec.layers.items()
         }
@@ -227,6 +236,8 @@ class Sketch(Index):
             ])  # fmt: skip
         unlike = lost[start:end].T.topk(min(pool.pins, count)).indices
         chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
+        if pool.packed is not None:
+            pool.packed.learn(slot, k[:, :: max(1, k.shape[1] // SAMPLE)])
         at = chosen[..., None].expand(-1, -1, k.shape[-1])
         pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at))
         gpu.pooled[slot] = count // block

@@ -166,12 +166,9 @@ def _list(work: ScoredWork, chosen: _Chosen) -> None:
 
 def _admit(pool: TokenPool, seq: Tensor, used: Tensor, k: Tensor, v: Tensor) -> None:
     """Rows that were read come into the places to be given next."""
-    block, size = pool.gpu.shape[3], pool.age.shape[-1]
     for row, slot in enumerate(seq.tolist()):
         for head in range(used.shape[1]) if slot < len(pool.clock) - 1 else ():
             here = used[row, head].nonzero()[:FRESH, 0]
             to = pool.next[slot, head, : len(here)].long()
             here, to = here[to >= 0], to[to >= 0]
-            ids, at = pool.first + slot * (size // block) + to // block, to % block
-            pool.gpu[ids, head, 0, at] = k[row, head, here].to(pool.gpu.dtype)
-            pool.gpu[ids, head, 1, at] = v[row, head, here].to(pool.gpu.dtype)
+            pool.put(slot, head, to, k[row, head, here], v[row, head, here])

@@ -33,8 +33,7 @@ def score_sketch(
         from coattn.ops.cuda import score_sketch as cuda
 
         if cuda.refuses(q, kept, pool) is None:
-            weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
-            return lambda: cuda.score(weighed, pool)
+            return lambda: cuda.score(cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool), pool)
 
     def score() -> Scores:
         found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.quantise.blocks import PackedBlocks, read_entries
+from coattn.quantise.rows import PackedRows
 
 FRESH = 1024
 """Tokens that may come into the pool of a sequence and KV head in one step: what a head wants that is not there yet
@@ -27,7 +28,8 @@ SLACK = 4.0
 
 @dataclass(frozen=True)
 class TokenPool:
-    """One layer's pools. Place p of slot s is row `p % block` of block `first + s * places / block + p // block`.
+    """One layer's pools. Place p of slot s is row `p % block` of block `first + s * places / block + p // block`, where
+    rows are kept as they are; in 8 bits `packed` has them, and decode steps attend to its first `count` places.
 
     The last slot is for padding rows. Positions count from the first token that a step may attend to in DRAM.
 
@@ -58,9 +60,12 @@ class TokenPool:
     above: Tensor
     best: Tensor
     pins: int = 0
+    packed: PackedRows | None = None
 
     @staticmethod
-    def make(gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int, pins: int = 0) -> TokenPool:
+    def make(
+        gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int, pins: int = 0, packed: bool = False
+    ) -> TokenPool:
         heads, device = gpu.shape[1], gpu.device
 
         def whole(width: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -72,7 +77,7 @@ class TokenPool:
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
             whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.zeros_like(clock), above,
-            best, pins,
+            best, pins, PackedRows.make(slots, heads, places, gpu.shape[-1], device) if packed else None,
         )  # fmt: skip
 
     @staticmethod
@@ -99,20 +104,31 @@ class TokenPool:
             held[slot] = value
         self.coming[slot], self.clock[slot], self.began[slot], self.ends[slot] = NONE, 1, 0, 0
         self.above[slot], self.best[slot] = torch.inf, -torch.inf
+        if self.packed is not None:
+            self.packed.count[slot] = 0
         heads, n = tokens.shape
         if not n:
             return
-        block, d = self.gpu.shape[3:]
         order = torch.arange(n, device=tokens.device)
         self.place_of[slot].scatter_(1, tokens, order.to(torch.int16).expand(heads, -1))
         self.token_of[slot, :, :n] = tokens.int()
         self.age[slot, :, :n] = -order.int()
         fresh = min(FRESH, max(0, n - self.pins))
         self.next[slot, :, :fresh] = order.flip(0)[:fresh].int()
-        start = self.first + slot * (self.age.shape[-1] // block)
+        if self.packed is not None:
+            self.packed.count[slot] = n
+        for head in range(heads):
+            self.put(slot, head, order, k[head], v[head])
+
+    def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Rows `[n, d]` come into places `[n]` int64."""
+        if self.packed is not None:
+            self.packed.put(slot, head, places, k, v)
+            return
+        block = self.gpu.shape[3]
+        ids = self.first + slot * (self.age.shape[-1] // block) + places // block
         for i, x in enumerate((k, v)):
-            rows = x.view(heads, n // block, block, d).transpose(0, 1)
-            self.gpu[start : start + n // block, :, i] = rows.to(self.gpu.dtype)
+            self.gpu[ids, head, i, places % block] = x.to(self.gpu.dtype)
 
 
 def _aligned(tokens: int) -> int:
@@ -143,7 +159,7 @@ def bring(
 
         kernel(pool, memory, table, seq, moves)
         return
-    block, size = pool.gpu.shape[3], pool.age.shape[-1]
+    block = pool.gpu.shape[3]
     for row, slot in enumerate(seq.tolist()):
         if slot == len(pool.clock) - 1:
             continue
@@ -154,9 +170,8 @@ def bring(
             else:
                 coming, places = (x[row, head] for x in moves[:2])
             tokens, to = (x[coming >= 0].long() for x in (coming, places))
-            ids, at = pool.first + slot * (size // block) + to // block, to % block
             found = read_entries(memory, table[row, tokens // block].long(), torch.tensor(head), tokens % block)
-            pool.gpu[ids, head, :, at] = found.to(pool.gpu.dtype)
+            pool.put(slot, head, to, *found.to(pool.gpu.dtype).unbind(1))
 
 
 def renew_pool(pool: TokenPool, seq: Tensor) -> None:

@@ -9,6 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from coattn.method import Composed
+from coattn.ops.attend_pool import has_form
+from coattn.quantise.rows import PackedRows
 from coattn.types import LayerShape
 from coattn.upkeep.fit import pool_tokens
 
@@ -66,12 +68,15 @@ def step(
     upkeep: Any = parts.upkeep
     near = min(context, config.window_blocks * config.block)
     scan = batch * max(0, context - near) * sum(s.kv_heads * index.planes(s) // 8 for s in whole)
-    pool = pool_tokens(context, upkeep.pool_share)
+    small = upkeep.pool_dtype != "model" and not select.is_exact() and all(map(has_form, whole))
+    pool = pool_tokens(context, upkeep.pool_share, "int8" if small else "model")
+    row = [PackedRows.token_bytes(s.kv_heads, s.head_dim) if small else s.token_bytes for s in whole]
+    pools = batch * pool * sum(row)
     chosen = entries(select.floor, max(0, context - near))
     # codes alone cross, a byte a channel: their scales lie in GPU memory
     row = [shape.token_bytes // (shape.dtype.itemsize if config.host_dtype == "int8" else 1) for shape in whole]
     pulled = batch * chosen * FETCHED * sum(row)
-    kv = windows + batch * (near + pool) * sum(shape.token_bytes for shape in whole)
+    kv = windows + pools + batch * near * sum(shape.token_bytes for shape in whole)
     return {**_step(batch, rates, weights=weights, kv=kv, scan=scan, pulled=round(pulled)), "entries": round(chosen)}
 
 

@@ -13,7 +13,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.call import Call
 from coattn.index.base import Index
-from coattn.ops.attend import attend
+from coattn.ops.attend_pool import attend_pool
 from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
@@ -59,6 +59,7 @@ class WeightFloor(Select):
     """What the floor of a predicted query is multiplied by; benchmarks write it, which say how much comes ahead."""
     _sketch: Sketch = field(init=False, repr=False)
     _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
+    _beside: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
@@ -98,11 +99,13 @@ class WeightFloor(Select):
         self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
         call.arrived()
-        near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
+        near = attend_pool(call.q, memory, visible.gpu, pool, table.seq, call.scale, call.shape.softcap, self._beside)
         mean = self._sketch.means.of(call.layer, table, call.shape)
         self._lane.join()
+        self._beside.join()
         found = scored[0]
-        pool, floors = self._sketch.pools[call.layer], self.floors.rows(len(found.lse))
+        floors = self.floors.rows(len(found.lse))
         bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
         far = self._work(call.layer, table, found, bound, mean)
         return Selection((BlockWork("gpu", visible.gpu, near), far))

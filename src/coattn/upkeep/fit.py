@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from coattn.cache.config import CacheConfig
+from coattn.cache.config import CacheConfig, check_dtype
 from coattn.cache.kv import KVCache
 from coattn.cache.scales import scale_bytes
 from coattn.cache.spec import CacheSpec
@@ -19,6 +19,7 @@ from coattn.index.sketch import Sketch
 from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_number
+from coattn.quantise.rows import PackedRows
 from coattn.quantise.sketch import Sketcher
 from coattn.select.base import Select
 from coattn.select.floors import Floors
@@ -35,9 +36,10 @@ SINKS = 1
 a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
-MOST = 8192
+MOST = {"model": 8192, "int8": 16384}
 """Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. At 10
-sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each KV head fetches late 2 to 5."""
+sequences of 65,536 tokens another thousand takes 10 us a layer, in 8 bits 6, and a token that each KV head fetches late
+2 to 5."""
 SHARE = 0.5
 """Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of
 what one of a quarter did, and KL was a quarter (docs/log/auto.md)."""
@@ -45,9 +47,9 @@ LEAST = 2048
 """Tokens of a pool where nobody says how long sequences get."""
 
 
-def pool_tokens(longest: int, share: float | None) -> int:
+def pool_tokens(longest: int, share: float | None, form: str) -> int:
     """Tokens of a pool, if the GPU budget has room for them. share: of the longest sequence, where it is given."""
-    return min(MOST, int(longest * (SHARE if share is None else share)))
+    return min(MOST[form], int(longest * (SHARE if share is None else share)))
 
 
 def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
@@ -81,9 +83,11 @@ class Fit(Upkeep):
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
         "the longest sequence; unset: half",
+        "pool_dtype": "of their keys and values there: int8 or model; unset: int8 where the GPU has a kernel for it",
     }
 
     pool_share: float | None = None
+    pool_dtype: str | None = None
 
     _sketch: Sketch = field(init=False, repr=False)
     _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
@@ -95,16 +99,41 @@ class Fit(Upkeep):
     def __post_init__(self) -> None:
         if self.pool_share is not None:
             check_number("pool_share", self.pool_share, 0, 1)
+        if self.pool_dtype is not None:
+            check_dtype(self.pool_dtype, ("int8", "model"), "pool_dtype")
 
     def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
         if "scored" not in select.works(config):
             return spec  # other rules do not know what lies in a pool too, and would attend to it twice
-        tokens = LEAST if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share)
-        blocks, room = max(1, tokens // config.block), spec.ledger.room("gpu")
+        small, room = self.in_8_bits(spec, select), spec.ledger.room("gpu")
+        form = "int8" if small else "model"
+        tokens = LEAST if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share, form)
+        blocks = max(1, tokens // config.block)
         if room is not None:
-            blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * spec.block_bytes(config.block))))
+            each = spec.block_bytes(config.block)
+            if small:
+                shapes = spec.layers.values()
+                each = config.block * sum(PackedRows.token_bytes(s.kv_heads, s.head_dim) for s in shapes)
+            blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * each)))
         packed = getattr(config, "host_dtype", "model") != "model"
-        return replace(spec, pool_blocks=blocks, list_extra=blocks, sink_blocks=SINKS, near_scales=packed)
+        return replace(
+            spec,
+            pool_blocks=blocks,
+            pool_packed=small,
+            list_extra=0 if small else blocks,
+            sink_blocks=SINKS,
+            near_scales=packed,
+        )
+
+    def in_8_bits(self, spec: CacheSpec, select: Select) -> bool:
+        """Whether pools are kept in 8 bits; never where everything is to be exact."""
+        if select.is_exact() or self.pool_dtype == "model":
+            return False
+        if spec.device.type != "cuda":
+            return self.pool_dtype == "int8"
+        from coattn.ops.cuda.attend_pool import refuses
+
+        return all(refuses(shape) is None for shape in spec.layers.values())
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
 from coattn.ops.token_pool import TokenPool, bring, renew_pool
 from coattn.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
+from coattn.quantise.rows import PackedRows
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
 from coattn.types import ScoredWork
 
@@ -31,16 +34,24 @@ def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
 
 
 def filled_pool(
-    memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor, slots: int, tokens: int, q_heads: int
+    memory: torch.Tensor,
+    table: torch.Tensor,
+    seq: torch.Tensor,
+    slots: int,
+    tokens: int,
+    q_heads: int,
+    small: bool = False,
 ) -> TokenPool:
     """Pools of four blocks that hold some tokens of every row."""
     gpu = torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D)
-    made = TokenPool.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2)
+    made = TokenPool.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2, packed=small)
     for row, slot in enumerate(seq.tolist()):
         if slot == slots - 1:
             continue
         chosen = torch.stack([torch.randperm(128)[: 4 * BLOCK] for _ in range(KV_HEADS)])
         k, v = (torch.stack([rows_of(memory, table[row], chosen[h], h, i) for h in range(KV_HEADS)]) for i in range(2))
+        if made.packed is not None:
+            made.packed.learn(slot, 3 * k + 1)
         made.fill(slot, chosen, k, v)
     return made
 
@@ -67,8 +78,12 @@ def kept(memory: torch.Tensor, packed: bool, beside: bool = False) -> tuple[torc
 
 
 def copied(pool: TokenPool, device: torch.device) -> TokenPool:
-    moved = [x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()]
-    return TokenPool(*moved)
+    def moved(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.to(device, copy=True)
+        return PackedRows(*map(moved, vars(part).values())) if isinstance(part, PackedRows) else part
+
+    return TokenPool(*map(moved, vars(pool).values()))
 
 
 def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor) -> None:
@@ -79,8 +94,11 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
             tokens = pool.token_of[slot, head].long()
             assert pool.place_of[slot, head, tokens].tolist() == list(range(len(tokens)))
             held = pool.gpu[4 * slot : 4 * slot + 4, head].transpose(0, 1).flatten(1, 2)
+            off = 0.0
+            if pool.packed is not None:
+                held, off = torch.stack(pool.packed.rows(slot, head, len(tokens))), 0.06
             for i in range(2):
-                torch.testing.assert_close(held[i], rows_of(memory, table[row], tokens, head, i))
+                torch.testing.assert_close(held[i], rows_of(memory, table[row], tokens, head, i), atol=off, rtol=1e-5)
             given = pool.next[slot, head]
             assert len(set(given[given >= 0].tolist())) == int((given >= 0).sum())
             assert (given[given >= 0] >= pool.pins).all()
@@ -88,10 +106,17 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
 
 
 @pytest.mark.parametrize(
-    ("planes", "group", "cap", "packed", "beside"),
-    [(64, 3, None, False, False), (96, 1, 5.0, False, True), (64, 3, None, True, False), (96, 1, 5.0, True, True)],
+    ("planes", "group", "cap", "packed", "beside", "small"),
+    [
+        (64, 3, None, False, False, False),
+        (96, 1, 5.0, False, True, True),
+        (64, 3, None, True, False, True),
+        (96, 1, 5.0, True, True, False),
+    ],
 )
-def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None, packed: bool, beside: bool) -> None:
+def test_scores_and_what_is_attended(
+    planes: int, group: int, cap: float | None, packed: bool, beside: bool, small: bool
+) -> None:
     torch.manual_seed(0)
     rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)
@@ -102,7 +127,7 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None,
     q = torch.randn(rows, KV_HEADS * group, D)
     mean = torch.randn(rows, KV_HEADS * group, D)
     memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
-    pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group)
+    pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
     want, want_lse, _ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, words, table, tokens)]
     got, lse, _ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
@@ -135,10 +160,15 @@ def test_scores_and_what_is_attended(planes: int, group: int, cap: float | None,
         check(two, memory, table, seq)
         assert int((one.age == 1).sum()) > 0 or shift > 0
         assert two.place_of.cpu().equal(one.place_of)
+        if one.packed is not None and two.packed is not None:
+            assert two.packed.scales.cpu().equal(one.packed.scales)
+            assert (two.packed.codes.cpu().int() - one.packed.codes.int()).abs().max() <= 1
 
 
-@pytest.mark.parametrize(("packed", "beside"), [(False, True), (True, False), (True, True)])
-def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool, beside: bool) -> None:
+@pytest.mark.parametrize(
+    ("packed", "beside", "small"), [(False, True, False), (True, False, True), (True, True, False)]
+)
+def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool, beside: bool, small: bool) -> None:
     torch.manual_seed(2)
     rows, blocks, width = 3, 6, 9
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
@@ -146,13 +176,14 @@ def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool, beside: 
     scores = torch.randn(rows, KV_HEADS, 3, width * BLOCK)
     memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
     bound, mean = torch.full((rows, 6), 1.5), torch.randn(rows, 6, D)
-    pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6)
+    pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6, small)
     one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)
     args = (table, tokens, scores, bound, mean, seq)
     known: list[tuple[torch.Tensor, bool]] = []  # the books say what comes before anything has come
 
     def listed(own: TokenPool) -> None:
-        known.append((own.place_of.cpu().clone(), own.gpu.cpu().equal(pool.gpu)))
+        now, before = (x.gpu if x.packed is None else x.packed.codes for x in (own, pool))
+        known.append((own.place_of.cpu().clone(), now.cpu().equal(before)))
 
     came = plain_attend.fetch_ahead(here, ScoredWork(*args, one), lambda: listed(one))
     there = ScoredWork(*(x.to(DEVICE) for x in args), two)

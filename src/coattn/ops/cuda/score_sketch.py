@@ -14,7 +14,7 @@ from coattn.quantise.sketch import Scan, Scores, Sketcher
 
 WARPS = 8
 """Of a program: one for each KV head, as far as there are."""
-CHUNKS = (1024, 512, 256)
+CHUNKS = (1024, 512, 256, 128)
 """Tokens a warp scores: the most that leave enough warps for all of a GPU."""
 ENOUGH = 2500
 """Warps."""

@@ -16,7 +16,7 @@ from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import FRESH, TOUCH, Moves
 from coattn.ops.triton.packed import Entries, read_entries
 from coattn.ops.triton.softcap import capped
-from coattn.ops.triton.token_pool import bring, renew_pool
+from coattn.ops.triton.token_pool import Home, bring, put_rows, renew_pool
 from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
 from coattn.state import Split
@@ -145,9 +145,10 @@ def _list(
 @triton.jit
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, later_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr,
-    lse_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, scale, softcap, kv_heads, n, splits, places,
-    first_block, q_seq, q_head, block_stride, head_stride, scale_block, scale_head, table_seq, gpu_block, gpu_head,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    lse_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
+    places, packed_places, first_block, gpu_block, gpu_head, scale, softcap, kv_heads, n, splits, q_seq, q_head,
+    block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
     FRESH: tl.constexpr, SOME: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -183,11 +184,10 @@ def _fetch(
         )  # fmt: skip
         number = earlier + start + r
         to = tl.load(next_ptr + given + number, mask=used & (number < FRESH), other=-1)
-        admitted = to >= 0
-        home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head + (to % BLOCK) * D
-        home_at = gpu_ptr + home[:, None] + d[None, :]
-        tl.store(home_at, k, mask=admitted[:, None] & inside[None, :])
-        tl.store(home_at + BLOCK * D, v, mask=admitted[:, None] & inside[None, :])
+        put_rows(
+            k, v, to, to >= 0, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places,
+            packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
+        )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
             scores = capped(scores, softcap)
@@ -267,15 +267,14 @@ def attend_scored(
     lists, group = _chosen(work, work.now), q_heads // kv_heads
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
-    splits = lists.counts.shape[2]
+    splits, home = lists.counts.shape[2], Home.of(pool)
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail,
-        work.mean, out, lse, work.seq, pool.gpu, pool.next, pool.coming, pool.began, pool.ends, scale, softcap or 1.0,
-        kv_heads, n, splits, pool.age.shape[-1], pool.first, q.stride(0), q.stride(2), *away.strides,
-        work.table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1), GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
+        work.mean, out, lse, work.seq, pool.next, pool.coming, pool.began, pool.ends, *home.tensors, *home.sizes, scale,
+        softcap or 1.0, kv_heads, n, splits, q.stride(0), q.stride(2), *away.strides, work.table.stride(0),
+        **home.forms, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
         SPLITS_PAD=lists.pad, FRESH=FRESH, SOME=SOME, **away.sizes, CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -55,6 +57,61 @@ def _renew(
         tl.store(ends_ptr + own, 0)
 
 
+class Home(NamedTuple):
+    """What `put_rows` has to know of a pool."""
+
+    tensors: tuple[Tensor, ...]
+    """The layer's GPU memory; of rows in 8 bits codes, scales, middle and spread."""
+    sizes: tuple[int, ...]
+    """Its places, those of rows in 8 bits, and where pools begin and how blocks and heads lie in the GPU memory."""
+    forms: dict[str, Any]
+    """Constants of the kernel, by name."""
+
+    @staticmethod
+    def of(pool: TokenPool) -> Home:
+        gpu, rows = pool.gpu, pool.packed
+        tensors = (gpu,) * 5 if rows is None else (gpu, rows.codes, rows.scales, rows.middle, rows.spread)
+        places = pool.age.shape[-1]
+        sizes = (places, places if rows is None else rows.places, pool.first, gpu.stride(0), gpu.stride(1))
+        return Home(tensors, sizes, {"IN_8_BITS": rows is not None})
+
+
+@triton.jit
+def _coded(x):
+    """`[rows, D_PAD]` float32, each row with its own scale: codes and scales; see `quantise/rows.py`."""
+    scale = (tl.max(tl.abs(x), 1) / 127.0).to(tl.float16)
+    over = tl.where(scale > 0, scale.to(tl.float32), 1.0)
+    code = tl.floor(tl.div_rn(x, over[:, None] + tl.zeros_like(x)) + 0.5)
+    return (tl.minimum(tl.maximum(code, -127.0), 127.0) + 128.0).to(tl.uint8), scale
+
+
+@triton.jit
+def put_rows(
+    k, v, to, used, slot, head, heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places,
+    first_block, gpu_block, gpu_head, IN_8_BITS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr,
+):  # fmt: skip
+    """Keys and values `[rows, D_PAD]` come into places `to` of a pool, where `used`."""
+    d = tl.arange(0, D_PAD)
+    mask = used[:, None] & (d < D)[None, :]
+    if IN_8_BITS:
+        own = slot * heads + head
+        middle = tl.load(middle_ptr + own * D + d, mask=d < D, other=0.0)
+        spread = tl.load(spread_ptr + own * D + d, mask=d < D, other=1.0)
+        at = codes_ptr + own * 2 * packed_places * D
+        codes, scale = _coded(tl.where(mask, (k.to(tl.float32) - middle[None, :]) / spread[None, :], 0.0))
+        tl.store(at + to[:, None] * D + d[None, :], codes, mask=mask)
+        tl.store(scales_ptr + own * 2 * packed_places + to, scale, mask=used)
+        codes, scale = _coded(tl.where(mask, v.to(tl.float32), 0.0))
+        at += packed_places * D
+        tl.store(at + (to // 4)[:, None] * (4 * D) + d[None, :] * 4 + (to % 4)[:, None], codes, mask=mask)
+        tl.store(scales_ptr + (own * 2 + 1) * packed_places + to, scale, mask=used)
+    else:
+        home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head + (to % BLOCK) * D
+        tl.store(gpu_ptr + home[:, None] + d[None, :], k, mask=mask)
+        tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
+
+
 PROGRAMS = 24
 """That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
 are as fast; with more, rows that a layer waits for queue up behind those of the next."""
@@ -64,12 +121,13 @@ ROWS = 16
 
 @triton.jit
 def _bring(
-    memory_ptr, scale_ptr, table_ptr, seq_ptr, gpu_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, heads, lines, places,
-    nobody, first_block, block_stride, head_stride, scale_block, scale_head, table_seq, gpu_block, gpu_head,
-    MOVES: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
+    memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, gpu_ptr, codes_ptr,
+    scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads, lines, nobody,
+    block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, MOVES: tl.constexpr,
+    LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
     VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
-    r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
+    r = tl.arange(0, ROWS)
     # every sequence and KV head has a line; all pieces of all lines are numbered
     x = tl.arange(0, LINES)
     slots = tl.load(seq_ptr + x // heads, mask=x < lines, other=nobody)
@@ -100,24 +158,23 @@ def _bring(
                 memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
                 token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
             )  # fmt: skip
-            home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head
-            home += (to % BLOCK) * D
-            mask = used[:, None] & (d < D)[None, :]
-            tl.store(gpu_ptr + home[:, None] + d[None, :], k, mask=mask)
-            tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
+            put_rows(
+                k, v, to, used, slot, head, heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places,
+                packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
+            )  # fmt: skip
 
 
 def bring(
     pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor, moves: Moves | None = None
 ) -> None:
     """See `ops/token_pool.py`."""
-    (slots, heads), away = pool.clock.shape, Entries.of(memory)
+    (slots, heads), away, home = pool.clock.shape, Entries.of(memory), Home.of(pool)
     lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
     _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
-        away.memory, away.scales, table, seq, pool.gpu, to, tokens, pool.began, ends, heads, lines, pool.age.shape[-1],
-        slots - 1, pool.first, *away.strides, table.stride(0), pool.gpu.stride(0), pool.gpu.stride(1),
-        MOVES=moves is not None, LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
+        away.memory, away.scales, table, seq, to, tokens, pool.began, ends, *home.tensors, *home.sizes, heads, lines,
+        slots - 1, *away.strides, table.stride(0), **home.forms, MOVES=moves is not None,
+        LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
 
 
@@ -128,5 +185,5 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
     _renew[(len(seq), heads)](
         pool.place_of, pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, seq, heads,
         pool.place_of.shape[-1], places, slots - 1, pool.pins, PLACES_PAD=pad, FRESH=FRESH,
-        num_warps=16 if pad > 4096 else 8 if pad > 1024 else 4,
+        num_warps=32 if pad > 8192 else 16 if pad > 4096 else 8 if pad > 1024 else 4,
     )  # fmt: skip

@@ -1,0 +1,66 @@
+"""`attend_pool`: one query token a sequence over all that lies in GPU memory, its window and its pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.ops.attend import attend
+from coattn.ops.softcap import softcap as capped
+from coattn.ops.token_pool import TokenPool
+from coattn.side import SideStream
+from coattn.state import AttnState, Split
+from coattn.types import BlockList, LayerShape
+
+SIZES = (64, 128)
+"""Channels of a head that there is a kernel for."""
+
+
+def has_form(shape: LayerShape) -> bool:
+    """Whether GPUs have a kernel for pools of such a layer in 8 bits."""
+    group = shape.q_heads // shape.kv_heads
+    return shape.head_dim in SIZES and group <= 8 and shape.dtype in (torch.bfloat16, torch.float16)
+
+
+def attend_pool(
+    q: Tensor,
+    blocks: Tensor,
+    picked: BlockList,
+    pool: TokenPool,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+    lane: SideStream,
+) -> AttnState | Split:
+    """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, and over the pools of sequences `seq`
+    `[rows]` int32 where these are in 8 bits; else they are among the blocks.
+
+    On a GPU: CUDA C++ for the pools, and beside it, on the lane, Triton for the blocks: whoever reads the result joins
+    it.
+    """
+    if pool.packed is None:
+        return attend(q, blocks, picked, scale, softcap)
+    if q.device.type == "cuda":
+        from coattn.ops.cuda.attend_pool import attend_pool as kernel
+
+        return kernel(q, blocks, picked, pool.packed, seq, scale, softcap, lane)
+    found = attend(q, blocks, picked, scale, softcap)
+    own = _attend(q[:, 0], pool, seq, scale, softcap)
+    window = found.merged() if isinstance(found, Split) else found
+    return Split(torch.cat([window.out, own.out], 1), torch.cat([window.lse, own.lse], 1))
+
+
+def _attend(q: Tensor, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None) -> AttnState:
+    assert pool.packed is not None
+    kv_heads, made = pool.clock.shape[1], []
+    for row, slot in enumerate(seq.tolist()):
+        count = int(pool.packed.count[slot])
+        rows = [pool.packed.rows(slot, head, count) for head in range(kv_heads)]
+        k, v = (torch.stack(x) for x in zip(*rows, strict=True))
+        own = q[row].float().view(kv_heads, -1, q.shape[-1])
+        scores = capped(torch.einsum("hgd,hnd->hgn", own, k) * scale, softcap)
+        lse = scores.logsumexp(-1) if count else scores.new_full(scores.shape[:-1], -torch.inf)
+        weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+        made.append((torch.einsum("hgn,hnd->hgd", weights, v).flatten(0, 1), lse.flatten()))
+    out, lse = (torch.stack(x)[:, None] for x in zip(*made, strict=True))
+    return AttnState(out, lse)

@@ -1,0 +1,246 @@
+// Attention of one query token a sequence over pools of single tokens in 8 bits (`quantise/rows.py`), on tensor cores.
+//
+// Keys and values are the left operands as they lie: a thread loads 16 bytes of a key, which are its channels of four
+// products, and 16 bytes of values, which are four tokens of four channels. Which channel or token counts as which is all
+// the same, as long as both operands agree. Bytes become float16 by their bits: 1024 + code is 0x6400 | code. A warp has
+// 16 tokens at a time, and the next 16 are on their way; nothing goes through shared memory but the sums at the end.
+//
+// Scores are powers of two less the highest so far, which is only looked for when a score is far above it.
+//
+// Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64, 128 or 256), F16 (0: bfloat16), CAP.
+
+#include "half.cuh"
+
+typedef long long i64;
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+constexpr int TILE = 16;
+constexpr int PARTS = D / 64;   // pieces of 16 bytes of a key that a thread has
+constexpr int TURNS = D / 16;   // products over 16 channels of a key
+constexpr int LOADS = D / 32;   // pieces of 16 bytes of values
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float MOST = 4.f;     // powers of two that a score may be above what counts as highest
+constexpr float LIFT = 256.f;   // of weights in float16, whose smallest number is 2^-24
+
+// c += a * b over float16: 16 x 16 by 16 x 8.
+__device__ __forceinline__ void multiply16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 halves(float first, float second) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+  return y;
+}
+
+__device__ __forceinline__ float from_half(unsigned short x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+
+// Bytes 0 and 1, or 2 and 3, of a word of codes as two numbers.
+__device__ __forceinline__ u32 numbers(u32 word, u32 which) {
+  u32 y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(word), "r"(0x64646464u), "r"(which));
+  asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x64806480u));  // 1152
+  return y;
+}
+constexpr u32 LOW = 0x5140, HIGH = 0x5342;
+
+__device__ __forceinline__ u32 turned(u32 x) {
+  u32 y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+struct Rows {
+  uint4 k[2][PARTS], v[LOADS];
+  float k_scale[2], v_scale[2];
+};
+
+// A thread has tokens `token` and `token + 2` of keys, and the quad `quad` of values.
+__device__ __forceinline__ void load(Rows& to, const unsigned char* keys, const unsigned char* values,
+                                     const unsigned short* scales, int places, int tile, int token, int quad,
+                                     int lane) {
+  const int first = tile * TILE + token;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned char* const own = keys + (i64)(first + 2 * i) * D + lane % 4 * 16;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) to.k[i][p] = __ldcs((const uint4*)(own + p * 64));
+    to.k_scale[i] = from_half(scales[first + 2 * i]);
+    to.v_scale[i] = from_half(scales[places + first + 2 * i]);
+  }
+  const unsigned char* const own = values + (i64)(tile * 4 + quad) * 4 * D + lane / 4 * 16;
+#pragma unroll
+  for (int i = 0; i < LOADS; ++i) to.v[i] = __ldcs((const uint4*)(own + i * 128));
+}
+
+// codes [slots, heads, 2, places * D], scales [slots, heads, 2, places], middle, spread [slots, heads, D], count [slots]:
+// see `PackedRows`. out [rows, pieces, heads * GROUP, D], lse [rows, pieces, heads * GROUP]: this kernel writes the first
+// gridDim.x pieces. One program a piece, KV head and row.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
+                const unsigned short* __restrict__ scales, const float* __restrict__ middle,
+                const float* __restrict__ spread, const int* __restrict__ seq, const int* __restrict__ count,
+                float* __restrict__ out, float* __restrict__ lse, float scale, float softcap, int places, int pieces,
+                i64 q_seq, i64 q_head) {
+  __shared__ float sums[WARPS][GROUP][D];
+  __shared__ float tops[WARPS][8], totals[WARPS][8];
+  const int head = blockIdx.y, heads = gridDim.y, row = blockIdx.z, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = lane / 4, t = lane % 4;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  const int slot = seq[row], n = count[slot];
+  const i64 own = (i64)slot * heads + head;
+  const int tiles = (n + TILE - 1) / TILE, each = (tiles + gridDim.x - 1) / gridDim.x;
+  const int first = blockIdx.x * each, last = min(first + each, tiles);
+  const unsigned char* const keys = codes + own * 2 * places * D;
+  const unsigned char* const values = keys + (i64)places * D;
+  scales += own * 2 * places;
+  const int token = 4 * (g / 2) + g % 2;  // of the first eight rows of keys; two more: of the others
+
+  Rows next;
+  int tile = first + warp;
+  if (tile < last) load(next, keys, values, scales, places, tile, token, t, lane);
+
+  // the query of head g, in which the channels' spread is: 16 channels a part
+  u32 query[TURNS][2];
+  float factor, shift = 0.f;
+  {
+    float x[D / 4];
+    float most = 0.f;
+    const Number* const asked = q + row * q_seq + (i64)(head * GROUP + (g < GROUP ? g : 0)) * q_head;
+#pragma unroll
+    for (int i = 0; i < D / 4; i += 8) {
+      const int channel = i / 16 * 64 + t * 16 + i % 16;
+      const uint4 eight = *(const uint4*)(asked + channel);
+#pragma unroll
+      for (int j = 0; j < 8; j += 4) {
+        const float4 less = *(const float4*)(middle + own * D + channel + j);
+        const float4 over = *(const float4*)(spread + own * D + channel + j);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const float given = g < GROUP ? wide(((const Number*)&eight)[j + k]) : 0.f;
+          shift += given * ((const float*)&less)[k];
+          x[i + j + k] = given * ((const float*)&over)[k];
+          most = fmaxf(most, fabsf(x[i + j + k]));
+        }
+      }
+    }
+    for (int i = 1; i < 4; i *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, i));
+      shift += __shfl_xor_sync(0xffffffff, shift, i);
+    }
+    // a power of two, so that nothing is rounded: the largest is between 8 and 16 then
+    const int exponent = min(max((int)(__float_as_uint(most) >> 23), 8), 240);
+    const float up = __uint_as_float((u32)(127 + 127 + 3 - exponent) << 23);
+    factor = __uint_as_float((u32)(exponent - 3) << 23);
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        query[i][j] = halves(x[4 * i + 2 * j] * up, x[4 * i + 2 * j + 1] * up);
+  }
+  // scores have tokens in rows and heads in columns: of heads 2 t and 2 t + 1
+  float times[2], plus[2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.f, 0.f};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    times[i] = __shfl_sync(0xffffffff, factor, (2 * t + i) * 4) * scale * (CAP ? 1.f : LOG2E);
+    plus[i] = __shfl_sync(0xffffffff, shift, (2 * t + i) * 4) * scale * (CAP ? 1.f : LOG2E);
+  }
+  float acc[TURNS][4];
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) acc[i][j] = 0.f;
+
+  for (; tile < last; tile += WARPS) {
+    const Rows now = next;
+    if (tile + WARPS < last) load(next, keys, values, scales, places, tile + WARPS, token, t, lane);
+    float s[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      const u32* const a = (const u32*)&now.k[0][p];
+      const u32* const b = (const u32*)&now.k[1][p];
+#pragma unroll
+      for (int w = 0; w < 4; ++w)
+        multiply16(s, numbers(a[w], LOW), numbers(b[w], LOW), numbers(a[w], HIGH), numbers(b[w], HIGH),
+                   query[4 * p + w][0], query[4 * p + w][1]);
+    }
+    bool higher = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[i] = s[i] * now.k_scale[i / 2] * times[i % 2] + plus[i % 2];
+      if (CAP) s[i] = softcap * tanhf(s[i] / softcap) * LOG2E;
+      if (tile * TILE + token + i / 2 * 2 >= n) s[i] = -INFINITY;
+      higher |= s[i] > top[i % 2] + MOST;
+    }
+    if (__any_sync(0xffffffff, higher)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float most = fmaxf(top[i], fmaxf(s[i], s[2 + i]));
+        for (int j = 4; j < 32; j *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, j));
+        const float shrink = most == -INFINITY ? 1.f : exp2f(top[i] - most);
+        top[i] = most;
+        total[i] *= shrink;
+#pragma unroll
+        for (int j = 0; j < TURNS; ++j) acc[j][i] *= shrink, acc[j][2 + i] *= shrink;
+      }
+    }
+    float w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      w[i] = s[i] == -INFINITY ? 0.f : exp2f(s[i] - top[i % 2]);
+      total[i % 2] += w[i];
+    }
+    const float lift[2] = {now.v_scale[0] * LIFT, now.v_scale[1] * LIFT};
+    const u32 b0 = turned(halves(w[0] * lift[0], w[1] * lift[0]));
+    const u32 b1 = turned(halves(w[2] * lift[1], w[3] * lift[1]));
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const u32* const v = (const u32*)&now.v[i];
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        multiply16(acc[2 * i + h], numbers(v[2 * h], LOW), numbers(v[2 * h + 1], LOW), numbers(v[2 * h], HIGH),
+                   numbers(v[2 * h + 1], HIGH), b0, b1);
+    }
+  }
+  for (int i = 0; i < 2; ++i)
+    for (int j = 4; j < 32; j *= 2) total[i] += __shfl_xor_sync(0xffffffff, total[i], j);
+  if (g == 0)
+    for (int i = 0; i < 2; ++i) tops[warp][2 * t + i] = top[i], totals[warp][2 * t + i] = total[i];
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int channel = i / 2 * 32 + g * 4 + i % 2 * 2 + j / 2;
+      if (2 * t + j % 2 < GROUP) sums[warp][2 * t + j % 2][channel] = acc[i][j];
+    }
+  __syncthreads();
+  const i64 to = ((i64)row * pieces + blockIdx.x) * heads * GROUP + head * GROUP;
+  for (int i = threadIdx.x; i < GROUP * D; i += WARPS * 32) {
+    const int h = i / D, channel = i % D;
+    float highest = -INFINITY, all = 0.f, sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < WARPS; ++j) highest = fmaxf(highest, tops[j][h]);
+    if (highest > -INFINITY)
+#pragma unroll
+      for (int j = 0; j < WARPS; ++j) {
+        const float shrink = exp2f(tops[j][h] - highest);
+        all += shrink * totals[j][h];
+        sum += shrink * sums[j][h][channel];
+      }
+    out[(to + h) * D + channel] = all > 0.f ? sum / (all * LIFT) : 0.f;
+    if (channel == 0) lse[to + h] = all > 0.f ? (highest + log2f(all)) / LOG2E : -INFINITY;
+  }
+}

@@ -1,0 +1,66 @@
+"""Attention over pools in 8 bits on a GPU, beside that over the window's blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.ops.attend_pool import has_form
+from coattn.ops.cuda.nvrtc import Int64, available, module
+from coattn.ops.triton import attend as blocks_kernel
+from coattn.ops.triton.launch import follow, part
+from coattn.quantise.rows import TILE, PackedRows
+from coattn.side import SideStream
+from coattn.state import Split
+from coattn.types import BlockList, LayerShape
+
+WARPS = 4
+"""Of a program."""
+RESIDENT = 3
+"""Programs of a multiprocessor at a time."""
+ROUNDS = 4
+"""Of programs at most."""
+LEAST = 2
+"""Tiles of a warp."""
+
+
+def refuses(shape: LayerShape) -> str | None:
+    """Why pools of such a layer cannot be in 8 bits, or None."""
+    if not available(shape.device):
+        return "kernels cannot be compiled for this device"
+    return None if has_form(shape) else "heads or numbers have no form that fits"
+
+
+def splits_of(pairs: int, places: int, slots: int) -> int:
+    """How many pieces each pool is cut into: those that keep the most of so many slots at work in all rounds."""
+    most = max(1, min(places // (TILE * WARPS * LEAST), ROUNDS * slots // pairs, 64))
+    return max(range(1, most + 1), key=lambda count: pairs * count / (-(-pairs * count // slots) * slots))
+
+
+def attend_pool(
+    q: Tensor,
+    blocks: Tensor,
+    picked: BlockList,
+    rows: PackedRows,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+    lane: SideStream,
+) -> Split:
+    """See `ops/attend_pool.py`."""
+    (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
+    processors = part() or torch.cuda.get_device_properties(q.device).multi_processor_count
+    splits = splits_of(seqs * kv_heads, rows.places, processors * RESIDENT)
+    near = blocks_kernel.splits_of(seqs, kv_heads, picked.longest)
+    out = torch.empty(seqs, splits + near, q_heads, d, dtype=torch.float32, device=q.device)
+    lse = torch.empty(seqs, splits + near, q_heads, dtype=torch.float32, device=q.device)
+    made = Split(out, lse)
+    form = {"WARPS": WARPS, "GROUP": q_heads // kv_heads, "D": d, "F16": int(q.dtype == torch.float16)}
+    form["CAP"] = int(softcap is not None)
+    lane.run(q.device, lambda: blocks_kernel.attend(q, blocks, picked, scale, softcap, into=made))
+    module("attend_pool.cu", tuple(form.items()), q.device).launch(
+        "attend_pool", (splits, kv_heads, seqs), WARPS * 32, q, rows.codes, rows.scales, rows.middle, rows.spread, seq,
+        rows.count, out, lse, float(scale), float(softcap or 1.0), rows.places, splits + near, Int64(q.stride(0)),
+        Int64(q.stride(2)), follow=follow(),
+    )  # fmt: skip
+    return made

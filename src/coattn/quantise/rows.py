@@ -1,0 +1,105 @@
+"""Rows of single tokens in 8 bits, each with its own scale, in the terms of the sequence that they are of.
+
+Keys of some models have large parts that all tokens share, and channels that differ a hundredfold; a scale a token
+alone would spend its steps on them. So what a sequence's keys have in common is taken off first, and every channel is
+divided by its spread, a power of two: a query takes that in without rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ZERO = 128
+"""The code of a channel that is zero; codes are one byte from 1 to 255."""
+STEPS = 127
+TOGETHER = 4
+"""Tokens whose values lie beside each other, channel by channel: a kernel multiplies over tokens."""
+TILE = 16
+"""Places are a multiple of this."""
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows of all slots of a layer.
+
+    codes: `[slots, kv_heads, 2, places * d]` uint8: keys place after place, then values, of each four places channel by
+    channel. scales: `[slots, kv_heads, 2, places]` float16. middle, spread: `[slots, kv_heads, d]` float32: what every
+    key has in common, and powers of two. count: `[slots]` int32, places that hold a row.
+
+    Owner: the pool that it is part of.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    middle: Tensor
+    spread: Tensor
+    count: Tensor
+
+    @staticmethod
+    def make(slots: int, kv_heads: int, places: int, d: int, device: torch.device) -> PackedRows:
+        places = -(-places // TILE) * TILE
+        lead = (slots, kv_heads)
+        return PackedRows(
+            torch.full((*lead, 2, places * d), ZERO, dtype=torch.uint8, device=device),
+            torch.zeros(*lead, 2, places, dtype=torch.float16, device=device),
+            torch.zeros(*lead, d, device=device),
+            torch.ones(*lead, d, device=device),
+            torch.zeros(slots, dtype=torch.int32, device=device),
+        )
+
+    @staticmethod
+    def token_bytes(kv_heads: int, d: int) -> int:
+        """Of one place."""
+        return kv_heads * (2 * d + 4)
+
+    @staticmethod
+    def bytes(slots: int, kv_heads: int, places: int, d: int) -> int:
+        places = -(-places // TILE) * TILE
+        return slots * (places * PackedRows.token_bytes(kv_heads, d) + 8 * kv_heads * d + 4)
+
+    @property
+    def d(self) -> int:
+        return self.middle.shape[-1]
+
+    @property
+    def places(self) -> int:
+        return self.scales.shape[-1]
+
+    def learn(self, slot: int, keys: Tensor) -> None:
+        """keys `[kv_heads, n, d]`, some of a sequence's: what rows of a slot are in the terms of from now on."""
+        x = keys.float()
+        self.middle[slot] = x.mean(1)
+        spread = (x - self.middle[slot][:, None]).square().mean(1).sqrt()
+        self.spread[slot] = torch.where(spread > 0, spread.log2().round().clamp(-24, 24).exp2(), 1.0)
+
+    def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """places `[n]` int64; k, v `[n, d]`."""
+        codes, scales = _coded((k.float() - self.middle[slot, head]) / self.spread[slot, head])
+        self._keys(slot, head)[places], self.scales[slot, head, 0, places] = codes, scales
+        codes, scales = _coded(v.float())
+        self._values(slot, head)[places // TOGETHER, :, places % TOGETHER] = codes
+        self.scales[slot, head, 1, places] = scales
+
+    def rows(self, slot: int, head: int, count: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first places, `[count, d]` float32."""
+        scales = self.scales[slot, head, :, :count, None].float()
+        k = (self._keys(slot, head)[:count].float() - ZERO) * scales[0]
+        values = self._values(slot, head).transpose(1, 2).flatten(0, 1)[:count]
+        return k * self.spread[slot, head] + self.middle[slot, head], (values.float() - ZERO) * scales[1]
+
+    def _keys(self, slot: int, head: int) -> Tensor:
+        return self.codes[slot, head, 0].view(-1, self.d)
+
+    def _values(self, slot: int, head: int) -> Tensor:
+        return self.codes[slot, head, 1].view(-1, self.d, TOGETHER)
+
+
+def _coded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`[n, d]` -> codes like it, scales `[n]`."""
+    scales = (x.abs().amax(-1) / STEPS).to(torch.float16)
+    over = torch.where(scales > 0, scales.float(), 1.0)
+    codes = (x / over[:, None] + 0.5).floor().clamp(-STEPS, STEPS) + ZERO
+    return codes.to(torch.uint8), scales

@@ -1,0 +1,120 @@
+"""Attention over pools in 8 bits on tensor cores against PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from coattn.ops.attend_pool import SIZES, attend_pool
+from coattn.ops.cuda import nvrtc
+from coattn.ops.cuda.nvrtc import FOLDER
+from coattn.ops.token_pool import TokenPool
+from coattn.quantise.rows import PackedRows
+from coattn.side import SideStream
+from coattn.types import BlockList, LayerShape
+
+pytest.importorskip("triton")
+from coattn.ops.cuda import attend_pool as cuda
+
+KV_HEADS, BLOCK, SLOTS = 2, 32, 4
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("d", SIZES)
+def test_compiles(d: int) -> None:
+    form = {"WARPS": cuda.WARPS, "GROUP": 5, "D": d, "F16": int(d == 64), "CAP": int(d == 128)}
+    assert nvrtc.compile_cubin((FOLDER / "attend_pool.cu").read_text(), form, "sm_90")
+
+
+def test_refused_without_a_gpu() -> None:
+    assert cuda.refuses(LayerShape(10, 2, 128, torch.bfloat16, torch.device("cpu"))) is not None
+
+
+@pytest.mark.parametrize("pairs", [1, 8, 80, 424])
+@pytest.mark.parametrize("places", [16, 1024, 16384])
+def test_pieces(pairs: int, places: int) -> None:
+    slots = 396
+    splits = cuda.splits_of(pairs, places, slots)
+    assert 1 <= splits <= 64
+    assert splits == 1 or places // splits >= 2 * 16 * cuda.WARPS
+    if places == 16384 and pairs > 1:
+        assert pairs * splits / (-(-pairs * splits // slots) * slots) > 0.8
+
+
+def world(d: int, group: int, dtype: torch.dtype) -> tuple[TokenPool, Any]:
+    """A pool of 100 places, of which slot 0 has 96, slot 1 none and slot 2 32, with keys as models have them: far from
+    zero, and channels of very different spread."""
+    torch.manual_seed(0)
+    gpu = torch.randn(9, KV_HEADS, 2, BLOCK, d).to(dtype)
+    pool = TokenPool.make(gpu, 0, SLOTS, 256, 3 * BLOCK, KV_HEADS * group, packed=True)
+    assert pool.packed is not None
+    for slot, count in ((0, 96), (2, 32)):
+        k = torch.randn(KV_HEADS, count, d) * torch.logspace(1, -2, d) + 20 * torch.randn(KV_HEADS, 1, d)
+        tokens = torch.stack([torch.randperm(200)[:count] for _ in range(KV_HEADS)])
+        pool.packed.learn(slot, k)
+        pool.fill(slot, tokens, k, torch.randn(KV_HEADS, count, d))
+    table = torch.randint(0, 9, (4, 1, 3), dtype=torch.int32)
+    lists = BlockList(table, torch.tensor([[70], [3], [0], [96]], dtype=torch.int32), 96)
+    q = torch.randn(4, 1, KV_HEADS * group, d).to(dtype)
+    return pool, (q, gpu, lists, torch.tensor([2, 1, 0, 3], dtype=torch.int32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("d", "group", "cap", "dtype"),
+    [
+        (64, 7, None, torch.bfloat16),
+        (128, 5, None, torch.float16),
+        (128, 8, 30.0, torch.bfloat16),
+        (64, 1, 5.0, torch.float16),
+    ],
+)
+def test_equals_the_reference(d: int, group: int, cap: float | None, dtype: torch.dtype) -> None:
+    pool, (q, gpu, lists, seq) = world(d, group, dtype)
+    scale = 0.02
+    want = attend_pool(q.float(), gpu.float(), lists, pool, seq, scale, cap, SideStream()).merged()  # type: ignore[union-attr]
+    device = torch.device("cuda")
+    assert pool.packed is not None
+    rows = PackedRows(*(x.to(device) for x in vars(pool.packed).values()))
+    there = BlockList(lists.table.to(device), lists.tokens.to(device), lists.longest)
+    lane = SideStream()
+    args = (q.to(device), gpu.to(device), there, rows, seq.to(device), scale, cap, lane)
+    made = cuda.attend_pool(*args)
+    lane.join()
+    got = made.merged()
+    torch.testing.assert_close(got.lse.cpu(), want.lse, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(got.out.cpu(), want.out, atol=5e-3, rtol=5e-3)
+    again = cuda.attend_pool(*args)
+    lane.join()
+    assert again.out.equal(made.out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [3, 8])
+def test_one_token_that_outweighs_all_and_many_alike(group: int) -> None:
+    """Weights far apart: float16 holds the small ones, of which there are many."""
+    device, d, places = torch.device("cuda"), 128, 4096
+    torch.manual_seed(1)
+    rows = PackedRows.make(2, 1, places, d, torch.device("cpu"))
+    k, v = torch.randn(places, d) * 0.1, torch.randn(places, d) + 2
+    q = torch.randn(1, 1, group, d)
+    k[77] = q[0, 0, 0] * 2
+    rows.learn(0, k[None])
+    rows.put(0, 0, torch.arange(places), k, v)
+    rows.count[0] = places
+    keys, values = rows.rows(0, 0, places)
+    scores = q[0, 0].half().float() @ keys.T * 0.05
+    want = scores.softmax(-1) @ values
+    there = PackedRows(*(x.to(device) for x in vars(rows).values()))
+    none = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    lists = BlockList(none[None], none, BLOCK)
+    blocks = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16, device=device)
+    seq = torch.zeros(1, dtype=torch.int32, device=device)
+    lane = SideStream()
+    made = cuda.attend_pool(q.half().to(device), blocks, lists, there, seq, 0.05, None, lane)
+    lane.join()
+    got = made.merged()
+    torch.testing.assert_close(got.lse[0, 0].cpu(), scores.logsumexp(-1), atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(got.out[0, 0].cpu(), want, atol=4e-3, rtol=2e-3)
