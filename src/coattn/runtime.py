@@ -70,6 +70,8 @@ class Runtime:
         self.office: PostOffice | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
         self._side, self._lane = SideStream(), SideStream()
+        self._put_off: Callable[[], None] | None = None
+        """What a layer does beside the next one's attention."""
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
         planned = make_groups(
@@ -110,6 +112,7 @@ class Runtime:
         beside: prompts that a decode step takes along.
         """
         parts = (step,) if beside is None else (step, beside)
+        self._put_off = None  # of a step that failed
         try:
             for group in self.groups:
                 with group.here():
@@ -202,6 +205,7 @@ class Runtime:
         group = self._by_layer[layer]
         group.cache.append(layer, k, v, step)
         call = self._begin(group, self._call(group, layer, q, scale, step))
+        self._catch_up(q.device)
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
         call.arrived()  # if the rule had nothing to attend to
         states = group.schedule.run(call, selection)
@@ -210,11 +214,26 @@ class Runtime:
         if group.index.beside or group.upkeep.beside:
             table = group.table
             assert table is not None
-            self._side.run(q.device, lambda: group.upkeep.after(layer, table))
+            self._put_off = lambda: group.upkeep.after(layer, table)
+            if not (group.upkeep.patient and self._same_place(layer + 1, layer)):
+                self._catch_up(q.device)
         out = merge_output(states, q)
         if group.audit is not None:
             self._note(group.audit, call, selection, states, out)
         return out
+
+    def _same_place(self, layer: int, other: int) -> bool:
+        """Whether there is such a layer where the other one is."""
+        if layer >= len(self.layers):
+            return False
+        one, two = self.layers[layer], self.layers[other]
+        return (one.section, one.device) == (two.section, two.device)
+
+    def _catch_up(self, device: torch.device) -> None:
+        """What was put off runs beside what follows."""
+        work, self._put_off = self._put_off, None
+        if work is not None:
+            self._side.run(device, work)
 
     def _begin(self, group: Group, call: Call) -> Call:
         arrived = group.schedule.begin(call)
@@ -235,8 +254,7 @@ class Runtime:
     def begins_section(self, layer: int) -> bool:
         """Whether the layer before lies elsewhere. Then its query is not predicted: a second hidden state would have to
         cross, before the layer's own, for one layer of each device."""
-        own, before = self.layers[layer], self.layers[max(0, layer - 1)]
-        return (own.section, own.device) != (before.section, before.device)
+        return not self._same_place(layer, max(0, layer - 1))
 
     def norm_layer(self, layer: int) -> int:
         """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""

@@ -33,7 +33,9 @@ def score_sketch(
         from coattn.ops.cuda import score_sketch as cuda
 
         if cuda.refuses(q, kept, pool) is None:
-            return lambda: cuda.score(cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool), pool)
+            # before attention takes all of the GPU: what waits for it is longer
+            weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+            return lambda: cuda.score(weighed, pool)
 
     def score() -> Scores:
         found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)

@@ -80,6 +80,7 @@ class Fit(Upkeep):
     resumes = True
     listens = ALL  # all queries of a prompt count, if less and less: none of it can be shared
     beside = True
+    patient = True
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
         "the longest sequence; unset: half",

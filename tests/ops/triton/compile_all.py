@@ -42,9 +42,10 @@ KINDS = {
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
-ENTRIES = {"mean_ptr": "*fp32", "tail_ptr": "*fp32"} | dict.fromkeys(
-    ("next_ptr", "coming_ptr", "began_ptr", "ends_ptr", "ids_ptr", "later_ptr"), "*i32"
+ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
+    ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
+ENTRIES |= dict.fromkeys(("next_ptr", "coming_ptr", "began_ptr", "ends_ptr", "ids_ptr", "later_ptr"), "*i32")
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
 COPIED = {"ROW": 128, "VALUE": 32 * 128, "BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
@@ -67,13 +68,17 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for packed in (False, True)
     ),
     *(
-        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "ROW": 128, "VALUE": 32 * 128, "D": 128, "D_PAD": 128})
+        (
+            kernel,
+            {**constants, "PACKED": packed, "BLOCK": 32, "ROW": 128, "VALUE": 32 * 128, "D": 128, "D_PAD": 128}
+            | {"IN_8_BITS": not packed},
+        )
         for packed in (False, True)
         for kernel, constants in (
             (token_pool._bring, {"MOVES": True, "LINES": 128, "ROWS": 16, "FRESH": 1024}),
             (
                 attend_scored._fetch,
-                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "FRESH": 1024, "SOME": 256}
+                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "FRESH": 1024}
                 | {"CAP": True, "PRECISION": "tf32"},
             ),
         )

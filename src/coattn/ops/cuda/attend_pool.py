@@ -16,10 +16,10 @@ from coattn.types import BlockList, LayerShape
 
 WARPS = 4
 """Of a program."""
-RESIDENT = 3
-"""Programs of a multiprocessor at a time."""
+RESIDENT = 2
+"""Programs of a multiprocessor at a time: three would fit, and leave no room for the scan of sketches beside them."""
 ROUNDS = 4
-"""Of programs at most."""
+"""Of programs at most, where pools are so many that one round would leave multiprocessors idle."""
 LEAST = 2
 """Tiles of a warp."""
 
@@ -33,7 +33,8 @@ def refuses(shape: LayerShape) -> str | None:
 
 def splits_of(pairs: int, places: int, slots: int) -> int:
     """How many pieces each pool is cut into: those that keep the most of so many slots at work in all rounds."""
-    most = max(1, min(places // (TILE * WARPS * LEAST), ROUNDS * slots // pairs, 64))
+    rounds = 1 if 2 * pairs <= slots else ROUNDS
+    most = max(1, min(places // (TILE * WARPS * LEAST), rounds * slots // pairs, 64))
     return max(range(1, most + 1), key=lambda count: pairs * count / (-(-pairs * count // slots) * slots))
 
 

@@ -19,6 +19,7 @@ from coattn.ops.triton.softcap import capped
 from coattn.ops.triton.token_pool import Home, bring, put_rows, renew_pool
 from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
+from coattn.side import SideStream
 from coattn.state import Split
 from coattn.types import ScoredWork
 
@@ -129,7 +130,7 @@ def list_coming(
 def _list(
     tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr,
     came_ptr, kv_heads, n, splits, nobody,
-    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
+    MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
@@ -137,20 +138,21 @@ def _list(
     own = row * kv_heads + head
     came = list_coming(
         ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr, own,
-        slot * kv_heads + head, each, n, splits, True, FRESH, SOME, SPLITS_PAD,
+        slot * kv_heads + head, each, n, splits, MOVES, FRESH, SOME, SPLITS_PAD,
     )  # fmt: skip
-    tl.store(came_ptr + own, tl.where(slot < nobody, came, 0))
+    if MOVES:
+        tl.store(came_ptr + own, tl.where(slot < nobody, came, 0))
 
 
 @triton.jit
 def _fetch(
-    q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, later_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr,
-    lse_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
-    places, packed_places, first_block, gpu_block, gpu_head, scale, softcap, kv_heads, n, splits, q_seq, q_head,
-    block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
-    FRESH: tl.constexpr, SOME: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr,
-    BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
+    seq_ptr, next_ptr, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block,
+    gpu_block, gpu_head, scale, softcap, kv_heads, n, splits, q_seq, q_head, block_stride,
+    head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr,
+    ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
@@ -160,11 +162,6 @@ def _fetch(
     found = tl.load(count_ptr + (own * splits + split) * 2)
     slot = tl.load(seq_ptr + row).to(tl.int64)
     given = (slot * kv_heads + head) * FRESH
-    if split == 0:
-        list_coming(
-            ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, coming_ptr, coming_ptr, own,
-            slot * kv_heads + head, each, n, splits, False, FRESH, SOME, SPLITS_PAD,
-        )  # fmt: skip
     ids_ptr += own * n + split * each
     # the places that are given to what this program finds begin after those of the splits before
     s = tl.arange(0, SPLITS_PAD)
@@ -253,6 +250,20 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
     return _Lists(ids, later, count, tail, LOOK)
 
 
+_beside = SideStream()
+
+
+def _listed(work: ScoredWork, lists: _Lists, moves: Moves | None = None) -> None:
+    """The pool's books say what comes. moves: where it is written too."""
+    (rows, kv_heads, _, n), pool = work.scores.shape, work.pool
+    moved, to, came = (pool.coming, pool.coming, pool.ends) if moves is None else moves
+    _list[(rows, kv_heads)](
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, pool.ends,
+        moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, MOVES=moves is not None, FRESH=FRESH,
+        SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+    )  # fmt: skip
+
+
 def attend_scored(
     q: Tensor,
     memory: Tensor | PackedBlocks,
@@ -268,29 +279,27 @@ def attend_scored(
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
     splits, home = lists.counts.shape[2], Home.of(pool)
+    _beside.run(q.device, lambda: _listed(work, lists))
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
-        q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.later, lists.counts, lists.tail,
-        work.mean, out, lse, work.seq, pool.next, pool.coming, pool.began, pool.ends, *home.tensors, *home.sizes, scale,
-        softcap or 1.0, kv_heads, n, splits, q.stride(0), q.stride(2), *away.strides, work.table.stride(0),
+        q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
+        work.seq, pool.next, *home.tensors, *home.sizes, scale, softcap or 1.0, kv_heads, n, splits, q.stride(0),
+        q.stride(2), *away.strides, work.table.stride(0),
         **home.forms, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, FRESH=FRESH, SOME=SOME, **away.sizes, CAP=softcap is not None,
+        SPLITS_PAD=lists.pad, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
+    _beside.join()
     return Taken(Split(out, lse), lists.counts)
 
 
 def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
     """See `ops/attend_scored.py`."""
-    (rows, kv_heads, _, n), pool, lists = work.scores.shape, work.pool, _chosen(work, math.inf)
+    (rows, kv_heads), pool, lists = work.scores.shape[:2], work.pool, _chosen(work, math.inf)
     came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
     moved, to = torch.empty(2, rows, kv_heads, FRESH, dtype=torch.int32, device=work.seq.device)
-    _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, pool.ends,
-        moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, FRESH=FRESH, SOME=SOME,
-        SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
-    )  # fmt: skip
+    _listed(work, lists, Moves(moved, to, came))
     renew_pool(pool, work.seq)
     if listed is not None:
         listed()
