@@ -43,6 +43,8 @@ sequences of 65,536 tokens another thousand takes 10 us a layer, in 8 bits 6, an
 SHARE = 0.5
 """Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of
 what one of a quarter did, and KL was a quarter (docs/log/auto.md)."""
+MARGIN = 0.9
+"""Of what would be left of the GPU budget."""
 LEAST = 2048
 """Tokens of a pool where nobody says how long sequences get."""
 
@@ -53,7 +55,8 @@ def pool_tokens(longest: int, share: float | None, form: str) -> int:
 
 
 def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
-    """Bytes of all pools at most: a quarter of the room for KV, or most of what window and index leave of it."""
+    """Bytes of all pools at most: a quarter of the room for KV, or what window, index and the blocks that a prompt
+    brings in leave of it."""
     whole = spec.seqs * (spec.tokens or 0) // config.block * spec.block_bytes(config.block)
     tables = spec.seqs * sum(
         Sketcher.bytes(s.kv_heads, 2 * s.head_dim, s.head_dim, s.dtype) for s in spec.layers.values()
@@ -64,7 +67,9 @@ def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
     if getattr(config, "host_dtype", "model") != "model":
         blocks = spec.seqs * (spec.tokens or 0) // config.block
         left -= blocks * sum(scale_bytes(config.block, s) for s in spec.layers.values())
-    return max(room // 4, left * 2 // 3 if spec.tokens is not None else 0)
+    # prompts are read through two layers of one sequence
+    left -= 2 * (spec.tokens or 0) * spec.shape.token_bytes
+    return max(room // 4, int(left * MARGIN) if spec.tokens is not None else 0)
 
 
 @dataclass
