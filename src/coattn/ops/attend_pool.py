@@ -8,7 +8,6 @@ from torch import Tensor
 from coattn.ops.attend import attend
 from coattn.ops.softcap import softcap as capped
 from coattn.ops.token_pool import TokenPool
-from coattn.side import SideStream
 from coattn.state import AttnState, Split
 from coattn.types import BlockList, LayerShape
 
@@ -30,20 +29,18 @@ def attend_pool(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    lane: SideStream,
 ) -> AttnState | Split:
     """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, and over the pools of sequences `seq`
     `[rows]` int32 where these are in 8 bits; else they are among the blocks.
 
-    On a GPU: CUDA C++ for the pools, and beside it, on the lane, Triton for the blocks: whoever reads the result joins
-    it.
+    On a GPU, in 8 bits: CUDA C++.
     """
     if pool.packed is None:
         return attend(q, blocks, picked, scale, softcap)
     if q.device.type == "cuda":
         from coattn.ops.cuda.attend_pool import attend_pool as kernel
 
-        return kernel(q, blocks, picked, pool.packed, seq, scale, softcap, lane)
+        return kernel(q, blocks, picked, pool.packed, seq, scale, softcap)
     found = attend(q, blocks, picked, scale, softcap)
     own = _attend(q[:, 0], pool, seq, scale, softcap)
     window = found.merged() if isinstance(found, Split) else found

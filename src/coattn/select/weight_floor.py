@@ -59,7 +59,6 @@ class WeightFloor(Select):
     """What the floor of a predicted query is multiplied by; benchmarks write it, which say how much comes ahead."""
     _sketch: Sketch = field(init=False, repr=False)
     _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
-    _beside: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
@@ -100,10 +99,9 @@ class WeightFloor(Select):
         assert visible.gpu is not None, "the new token lies there"
         call.arrived()
         pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
-        near = attend_pool(call.q, memory, visible.gpu, pool, table.seq, call.scale, call.shape.softcap, self._beside)
+        near = attend_pool(call.q, memory, visible.gpu, pool, table.seq, call.scale, call.shape.softcap)
         mean = self._sketch.means.of(call.layer, table, call.shape)
         self._lane.join()
-        self._beside.join()
         found = scored[0]
         floors = self.floors.rows(len(found.lse))
         bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)

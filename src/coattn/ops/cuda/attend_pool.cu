@@ -7,7 +7,11 @@
 //
 // Scores are powers of two less the highest so far, which is only looked for when a score is far above it.
 //
-// Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64, 128 or 256), F16 (0: bfloat16), CAP.
+// Programs after those of the pools attend to the window's blocks, which are few and in the model's own numbers: a thread
+// has a token of keys, then a channel of values.
+//
+// Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64 or 128), BLOCK tokens a block, F16 (0: bfloat16),
+// CAP.
 
 #include "half.cuh"
 
@@ -17,12 +21,12 @@ typedef long long i64;
 #endif
 
 constexpr int TILE = 16;
-constexpr int PARTS = D / 64;   // pieces of 16 bytes of a key that a thread has
-constexpr int TURNS = D / 16;   // products over 16 channels of a key
-constexpr int LOADS = D / 32;   // pieces of 16 bytes of values
+constexpr int PARTS = D / 64;  // pieces of 16 bytes of a key that a thread has
+constexpr int TURNS = D / 16;  // products over 16 channels of a key
+constexpr int LOADS = D / 32;  // pieces of 16 bytes of values
 constexpr float LOG2E = 1.4426950408889634f;
-constexpr float MOST = 4.f;     // powers of two that a score may be above what counts as highest
-constexpr float LIFT = 256.f;   // of weights in float16, whose smallest number is 2^-24
+constexpr float MOST = 4.f;    // powers of two that a score may be above what counts as highest
+constexpr float LIFT = 256.f;  // of weights in float16, whose smallest number is 2^-24
 
 // c += a * b over float16: 16 x 16 by 16 x 8.
 __device__ __forceinline__ void multiply16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -83,26 +87,116 @@ __device__ __forceinline__ void load(Rows& to, const unsigned char* keys, const 
   for (int i = 0; i < LOADS; ++i) to.v[i] = __ldcs((const uint4*)(own + i * 128));
 }
 
+constexpr int THREADS = WARPS * 32;
+
+// Over tokens first to last of listed blocks. Shared: weights [GROUP][THREADS], the query [GROUP][D], and of each head
+// what counts as highest, what older sums shrink by, and the sum of weights.
+__device__ void attend_window(const Number* q, i64 q_head, const Number* blocks, const int* list, int first,
+                              int last, i64 block_stride, i64 values, float scale, float softcap, float* out,
+                              float* lse, float (*weights)[THREADS], float (*query)[D], float (*state)[3]) {
+  constexpr int SIDES = THREADS / D;  // threads that have a channel
+  const int me = threadIdx.x, lane = me % 32, warp = me / 32, channel = me % D, side = me / D;
+  for (int i = me; i < GROUP * D; i += THREADS) query[i / D][i % D] = wide(q[i / D * q_head + i % D]);
+  if (me < GROUP) state[me][0] = -INFINITY, state[me][2] = 0.f;
+  float acc[GROUP];
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) acc[g] = 0.f;
+  __syncthreads();
+  for (int start = first; start < last; start += THREADS) {
+    const int token = start + me, count = min(last - start, THREADS);
+    float s[GROUP];
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) s[g] = 0.f;
+    if (token < last) {
+      const uint4* const row =
+          (const uint4*)(blocks + list[token / BLOCK] * block_stride + token % BLOCK * D);
+#pragma unroll 4
+      for (int i = 0; i < D / 8; ++i) {
+        const uint4 eight = row[i];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float x = wide(((const Number*)&eight)[j]);
+#pragma unroll
+          for (int g = 0; g < GROUP; ++g) s[g] = fmaf(x, query[g][8 * i + j], s[g]);
+        }
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+      s[g] *= scale * LOG2E;
+      if (CAP) s[g] = softcap * LOG2E * tanhf(s[g] / (softcap * LOG2E));
+      weights[g][me] = token < last ? s[g] : -INFINITY;
+    }
+    __syncthreads();
+    for (int g = warp; g < GROUP; g += WARPS) {
+      float most = state[g][0], sum = 0.f;
+      for (int i = lane; i < THREADS; i += 32) most = fmaxf(most, weights[g][i]);
+      for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, i));
+      for (int i = lane; i < THREADS; i += 32) sum += weights[g][i] = exp2f(weights[g][i] - most);
+      for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
+      const float shrink = exp2f(state[g][0] - most);
+      __syncwarp();
+      if (lane == 0) state[g][0] = most, state[g][1] = shrink, state[g][2] = state[g][2] * shrink + sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) acc[g] *= state[g][1];
+#pragma unroll 8
+    for (int i = side; i < count; i += SIDES) {
+      const int own = start + i;
+      const float x = wide(blocks[list[own / BLOCK] * block_stride + values + own % BLOCK * D + channel]);
+#pragma unroll
+      for (int g = 0; g < GROUP; ++g) acc[g] = fmaf(weights[g][i], x, acc[g]);
+    }
+    __syncthreads();
+  }
+  // the sides of a channel are added up where the weights were
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) weights[g][me] = acc[g];
+  __syncthreads();
+  for (int i = me; i < GROUP * D; i += THREADS) {
+    const int g = i / D;
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < SIDES; ++j) sum += weights[g][j * D + i % D];
+    out[i] = state[g][2] > 0.f ? sum / state[g][2] : 0.f;
+  }
+  if (me < GROUP) lse[me] = state[me][2] > 0.f ? (state[me][0] + log2f(state[me][2])) / LOG2E : -INFINITY;
+}
+
 // codes [slots, heads, 2, places * D], scales [slots, heads, 2, places], middle, spread [slots, heads, D], count [slots]:
-// see `PackedRows`. out [rows, pieces, heads * GROUP, D], lse [rows, pieces, heads * GROUP]: this kernel writes the first
-// gridDim.x pieces. One program a piece, KV head and row.
+// see `PackedRows`. blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows,
+// pieces, heads * GROUP]: the first `splits` pieces are of pools. One program a piece, KV head and row.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
                 const unsigned short* __restrict__ scales, const float* __restrict__ middle,
                 const float* __restrict__ spread, const int* __restrict__ seq, const int* __restrict__ count,
-                float* __restrict__ out, float* __restrict__ lse, float scale, float softcap, int places, int pieces,
-                i64 q_seq, i64 q_head) {
-  __shared__ float sums[WARPS][GROUP][D];
-  __shared__ float tops[WARPS][8], totals[WARPS][8];
-  const int head = blockIdx.y, heads = gridDim.y, row = blockIdx.z, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+                const Number* __restrict__ blocks, const int* __restrict__ list,
+                const int* __restrict__ tokens, float* __restrict__ out, float* __restrict__ lse, float scale,
+                float softcap, int places, int splits, i64 q_seq, i64 q_head, i64 block_stride,
+                i64 head_stride, i64 value_stride, i64 list_seq) {
+  __shared__ float sums[WARPS][GROUP][D];  // of a window: weights, then the query
+  __shared__ float tops[WARPS][8], totals[WARPS][8], state[GROUP][3];
+  const int pieces = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
+            lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  const i64 to = ((i64)row * pieces + blockIdx.x) * heads * GROUP + head * GROUP;
+  if ((int)blockIdx.x >= splits) {
+    const int all = tokens[row], own = (all + pieces - splits - 1) / (pieces - splits);
+    const int start = (blockIdx.x - splits) * own;
+    attend_window(q + row * q_seq + (i64)head * GROUP * q_head, q_head, blocks + head * head_stride,
+                  list + row * list_seq, start, min(start + own, all), block_stride, value_stride, scale,
+                  softcap, out + to * D, lse + to, (float (*)[THREADS])sums,
+                  (float (*)[D])((float*)sums + GROUP * THREADS), state);
+    return;
+  }
   const int slot = seq[row], n = count[slot];
   const i64 own = (i64)slot * heads + head;
-  const int tiles = (n + TILE - 1) / TILE, each = (tiles + gridDim.x - 1) / gridDim.x;
+  const int tiles = (n + TILE - 1) / TILE, each = (tiles + splits - 1) / splits;
   const int first = blockIdx.x * each, last = min(first + each, tiles);
   const unsigned char* const keys = codes + own * 2 * places * D;
   const unsigned char* const values = keys + (i64)places * D;
@@ -148,8 +242,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int i = 0; i < TURNS; ++i)
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
-        query[i][j] = halves(x[4 * i + 2 * j] * up, x[4 * i + 2 * j + 1] * up);
+      for (int j = 0; j < 2; ++j) query[i][j] = halves(x[4 * i + 2 * j] * up, x[4 * i + 2 * j + 1] * up);
   }
   // scores have tokens in rows and heads in columns: of heads 2 t and 2 t + 1
   float times[2], plus[2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.f, 0.f};
@@ -211,8 +304,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
       const u32* const v = (const u32*)&now.v[i];
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        multiply16(acc[2 * i + h], numbers(v[2 * h], LOW), numbers(v[2 * h + 1], LOW), numbers(v[2 * h], HIGH),
-                   numbers(v[2 * h + 1], HIGH), b0, b1);
+        multiply16(acc[2 * i + h], numbers(v[2 * h], LOW), numbers(v[2 * h + 1], LOW),
+                   numbers(v[2 * h], HIGH), numbers(v[2 * h + 1], HIGH), b0, b1);
     }
   }
   for (int i = 0; i < 2; ++i)
@@ -227,8 +320,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
       if (2 * t + j % 2 < GROUP) sums[warp][2 * t + j % 2][channel] = acc[i][j];
     }
   __syncthreads();
-  const i64 to = ((i64)row * pieces + blockIdx.x) * heads * GROUP + head * GROUP;
-  for (int i = threadIdx.x; i < GROUP * D; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < GROUP * D; i += THREADS) {
     const int h = i / D, channel = i % D;
     float highest = -INFINITY, all = 0.f, sum = 0.f;
 #pragma unroll

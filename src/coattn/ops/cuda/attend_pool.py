@@ -7,10 +7,8 @@ from torch import Tensor
 
 from coattn.ops.attend_pool import has_form
 from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.ops.triton import attend as blocks_kernel
 from coattn.ops.triton.launch import follow, part
 from coattn.quantise.rows import TILE, PackedRows
-from coattn.side import SideStream
 from coattn.state import Split
 from coattn.types import BlockList, LayerShape
 
@@ -22,6 +20,8 @@ ROUNDS = 4
 """Of programs at most, where pools are so many that one round would leave multiprocessors idle."""
 LEAST = 2
 """Tiles of a warp."""
+WINDOW = 256
+"""Tokens of the window for a program, which it has beside those of the pools."""
 
 
 def refuses(shape: LayerShape) -> str | None:
@@ -46,22 +46,22 @@ def attend_pool(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    lane: SideStream,
 ) -> Split:
     """See `ops/attend_pool.py`."""
     (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
     processors = part() or torch.cuda.get_device_properties(q.device).multi_processor_count
     splits = splits_of(seqs * kv_heads, rows.places, processors * RESIDENT)
-    near = blocks_kernel.splits_of(seqs, kv_heads, picked.longest)
+    near = -(-picked.longest // WINDOW)
     out = torch.empty(seqs, splits + near, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits + near, q_heads, dtype=torch.float32, device=q.device)
-    made = Split(out, lse)
-    form = {"WARPS": WARPS, "GROUP": q_heads // kv_heads, "D": d, "F16": int(q.dtype == torch.float16)}
-    form["CAP"] = int(softcap is not None)
-    lane.run(q.device, lambda: blocks_kernel.attend(q, blocks, picked, scale, softcap, into=made))
+    form = {
+        "WARPS": WARPS, "GROUP": q_heads // kv_heads, "D": d, "BLOCK": blocks.shape[3],
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
+    }  # fmt: skip
     module("attend_pool.cu", tuple(form.items()), q.device).launch(
-        "attend_pool", (splits, kv_heads, seqs), WARPS * 32, q, rows.codes, rows.scales, rows.middle, rows.spread, seq,
-        rows.count, out, lse, float(scale), float(softcap or 1.0), rows.places, splits + near, Int64(q.stride(0)),
-        Int64(q.stride(2)), follow=follow(),
+        "attend_pool", (splits + near, kv_heads, seqs), WARPS * 32, q, rows.codes, rows.scales, rows.middle,
+        rows.spread, seq, rows.count, blocks, picked.table, picked.tokens, out, lse, float(scale),
+        float(softcap or 1.0), rows.places, splits, Int64(q.stride(0)), Int64(q.stride(2)), Int64(blocks.stride(0)), Int64(blocks.stride(1)),
+        Int64(blocks.stride(2)), Int64(picked.table.stride(0)), follow=follow(),
     )  # fmt: skip
-    return made
+    return Split(out, lse)

@@ -21,11 +21,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int head = blockIdx.x * WARPS + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
   if (head >= q_heads) return;
   float top = -INFINITY, sum = 0.f;
-  for (int i = lane; i < n + m; i += 32) {
-    const float x =
-        i < n ? parts[((i64)row * n + i) * q_heads + head] : near[((i64)row * m + i - n) * q_heads + head];
-    const float high = fmaxf(top, x), shift = high == -INFINITY ? 0.f : high;
-    sum = sum * __expf(top - shift) + __expf(x - shift);
+  constexpr int AT_ONCE = 8;
+  for (int start = lane; start < n + m; start += 32 * AT_ONCE) {
+    float all[AT_ONCE], high = top;
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int i = start + 32 * j;
+      all[j] = i < n       ? parts[((i64)row * n + i) * q_heads + head]
+               : i < n + m ? near[((i64)row * m + i - n) * q_heads + head]
+                           : -INFINITY;
+      high = fmaxf(high, all[j]);
+    }
+    const float shift = high == -INFINITY ? 0.f : high;
+    sum *= __expf(top - shift);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) sum += __expf(all[j] - shift);
     top = high;
   }
   for (int i = 16; i; i /= 2) {

@@ -344,8 +344,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
                   float slack, int n, int chunks, int most, int places, i64 block_stride, i64 head_stride,
                   i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 16, WINDOW = THREADS * EACH, AT_ONCE = 3;
-  constexpr u32 POOLED = 1 << 13, LATER = 1 << 14, PLACE = POOLED - 1;
-  static_assert(WINDOW <= POOLED, "a token's number in a window has 13 bits");
+  constexpr u32 LATER = 1 << 14, PLACE = LATER - 1;
+  static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
   __shared__ unsigned short list[WINDOW];
   __shared__ int blocks[WINDOW / BLOCK + 2];
   __shared__ int sums[TEAM], votes[TEAM][2];
@@ -374,12 +374,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
 #pragma unroll
   for (int c = 0; c < 2; ++c) limit[c] = 2 * t + c < GROUP ? limit_of(2 * t + c) : INFINITY;
   if (!lse) least = fmaxf(least, 0.f);
+  const float young = least - touch;
   // 16 bits have rounded
   least -= 0.06f + fabsf(least) * 1e-3f + slack;
   int here = 0, coming = 0;
   for (int at = first; at < last; at += WINDOW) {
     const int token = at + threadIdx.x * EACH, block = at / BLOCK;
-    u32 marks = 0, pooled = 0;
+    u32 marks = 0;
     if (token < last) {
       const uint4* const a = (const uint4*)(highest + token);
       const uint4* const b = (const uint4*)(where + token);
@@ -388,10 +389,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
       const u32 y[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
 #pragma unroll
       for (int i = 0; i < EACH; ++i) {
-        const bool in = !(y[i / 2] >> (16 * (i % 2) + 15) & 1);
+        const u32 place = y[i / 2] >> 16 * (i % 2) & 0xffff;
+        const bool in = place < 0x8000, real = token + i < last;
         const float score = from_half(x[i / 2] >> 16 * (i % 2));
-        pooled |= (u32)in << i;
-        marks |= (u32)(token + i < last && score >= (in ? least - touch : least)) << i;
+        // which of them are young hangs on the highest scores alone, by the lowest limit of all heads
+        if (real && in && score >= young) age[pool * places + place] = step;
+        marks |= (u32)(real && !in && score >= least) << i;
       }
     }
     for (int i = threadIdx.x; i <= WINDOW / BLOCK && (block + i) * BLOCK < last; i += THREADS)
@@ -414,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     }
     for (; marks; marks &= marks - 1) {
       const int i = __ffs(marks) - 1;
-      list[before++] = (unsigned short)((threadIdx.x * EACH + i) | (pooled >> i & 1) * POOLED);
+      list[before++] = (unsigned short)(threadIdx.x * EACH + i);
     }
     __syncthreads();
     // a warp's part of the list, which it makes shorter: what is left of it is wanted
@@ -423,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     int left = 0, put_off = 0;
     for (int i = low; i < high; i += 16 * AT_ONCE) {
       u32 entry[AT_ONCE][2], words[AT_ONCE][2][OWN];
-      int place[AT_ONCE][2];
+      bool listed[AT_ONCE][2];
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
@@ -431,13 +434,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
           const int number = i + 16 * j + 8 * k + g;
           const bool real = number < high;
           entry[j][k] = real ? list[number] : 0;
-          place[j][k] = real ? -1 : -2;
+          listed[j][k] = real;
           const int its = at + (entry[j][k] & PLACE);
           words[j][k][0] = words[j][k][OWN - 1] = 0;
           if (real) {
             const int id = blocks[its / BLOCK - block];
             read_words<OWN>(words[j][k], from + id * block_stride + its % BLOCK * WORDS);
-            if (entry[j][k] & POOLED) place[j][k] = where[its];
           }
         }
       __syncwarp();
@@ -451,8 +453,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
           float margin = fmaxf(score[k][0] - limit[0], score[k][1] - limit[1]);
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
-          const bool wanted = place[j][k] == -1 && margin >= 0.f, at_once = wanted && margin >= now;
-          if (place[j][k] >= 0 && t == 0 && margin >= -touch) age[pool * places + place[j][k]] = step;
+          const bool wanted = listed[j][k] && margin >= 0.f, at_once = wanted && margin >= now;
           if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
           const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
           if (wanted && t == 0)

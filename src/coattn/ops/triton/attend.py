@@ -49,7 +49,7 @@ def _attend(
     q_ptr, blocks_ptr, table_ptr, tokens_ptr, out_ptr, lse_ptr, stamp_ptr, scores_ptr,
     scale, softcap,
     q_seq, q_head, block_stride, head_stride, table_seq, table_head, tokens_seq, tokens_head,
-    splits, pieces, q_heads, scores_seq, scores_head,
+    splits, q_heads, scores_seq, scores_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
     SCORES: tl.constexpr, FOLLOW: tl.constexpr, VALUES: tl.constexpr, EVICT: tl.constexpr,
@@ -105,7 +105,7 @@ def _attend(
     some = total > 0
     acc = acc / tl.where(some, total, 1.0)[:, None]
     lse = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
-    row = (seq * pieces + pieces - splits + split) * q_heads + head * GROUP + g
+    row = (seq * splits + split) * q_heads + head * GROUP + g
     tl.store(lse_ptr + row, lse, mask=in_group)
     tl.store(out_ptr + row[:, None] * D + d[None, :], acc, mask=in_group[:, None] & in_head[None, :])
     if STAMP:
@@ -159,22 +159,19 @@ def attend(
     softcap: float | None,
     stamp: Tensor | None = None,
     scores: Tensor | None = None,
-    into: Split | None = None,
 ) -> Split:
     """q `[seqs, 1, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`, in GPU memory or in mapped host memory.
 
     A key's row is contiguous, and so are the rows of a block; the other strides may be any.
 
     stamp: one int64 for the time on the GPU's clock when all was done. scores: where the scores before the softmax are
-    left, see `room_for_scores`. into: whose last pieces these become.
+    left, see `room_for_scores`.
     """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
     splits, tile = splits_of(seqs, kv_heads, picked.longest), tile_of(seqs * kv_heads, blocks)
-    if into is None:
-        out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
-        into = Split(out, torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device))
-    out, lse = into.out, into.lse
+    out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
+    lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group = q_heads // kv_heads
     lists = picked.table.shape[1]
     _attend[(seqs, kv_heads, splits)](
@@ -184,12 +181,11 @@ def attend(
         q.stride(0), q.stride(2), blocks.stride(0), blocks.stride(1),
         picked.table.stride(0), picked.table.stride(1) if lists > 1 else 0,
         picked.tokens.stride(0), picked.tokens.stride(1) if lists > 1 else 0,
-        splits, out.shape[1], q_heads,
-        0 if scores is None else scores.stride(0), 0 if scores is None else scores.stride(1),
+        splits, q_heads, 0 if scores is None else scores.stride(0), 0 if scores is None else scores.stride(1),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=tile.rows,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
         SCORES=scores is not None, VALUES=blocks.stride(2), EVICT="" if part() is None else EVICT_ON_PART,
         num_warps=tile.warps, num_stages=tile.stages, **options(seqs),
     )  # fmt: skip
-    return into
+    return Split(out, lse)
