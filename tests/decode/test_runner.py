@@ -163,7 +163,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     # with 0.8 a token of these steps weighs as much as it must, but for the last bit
     "auto": ("auto", {**AUTO, "quality": 0.82}),
     "auto, both": (BOTH, {**AUTO, "quality": 0.82, "fetch": 8, "balance": False}),
-    "auto, int8": ("auto", {**AUTO, "quality": 0.8, "fetch_from": 1, "host_dtype": "int8"}),
+    "auto, int8": ("auto", {**AUTO, "quality": 0.82, "fetch_from": 1, "host_dtype": "int8"}),
     "auto, side by side": ("auto", {**AUTO, "quality": 0.82, "fetch_from": 1, "side_by_side": True}),
     "auto, ahead": ("auto", {**AUTO, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
@@ -248,7 +248,7 @@ def test_captured_steps_of_auto_in_16_bits(
     )
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
     method, params = METHODS["auto"] if place == "pull" else METHODS["auto, both"]
-    params = {**params, "block": 32, "quality": 0.95, "code_bytes": 16, "host_dtype": form, "side_by_side": beside}
+    params = {**params, "block": 32, "quality": 0.98, "code_bytes": 16, "host_dtype": form, "side_by_side": beside}
     run = world(model, method, length=1024, **params)
     run.rounding = 0.05
     run.join(2, 300)

@@ -90,10 +90,11 @@ __device__ __forceinline__ void load(Rows& to, const unsigned char* keys, const 
 constexpr int THREADS = WARPS * 32;
 
 // Over tokens first to last of listed blocks. Shared: weights [GROUP][THREADS], the query [GROUP][D], and of each head
-// what counts as highest, what older sums shrink by, and the sum of weights.
+// what counts as highest, what older sums shrink by, and the sum of weights; where each token begins.
 __device__ void attend_window(const Number* q, i64 q_head, const Number* blocks, const int* list, int first,
                               int last, i64 block_stride, i64 values, float scale, float softcap, float* out,
-                              float* lse, float (*weights)[THREADS], float (*query)[D], float (*state)[3]) {
+                              float* lse, float (*weights)[THREADS], float (*query)[D], float (*state)[3],
+                              i64* begins) {
   constexpr int SIDES = THREADS / D;  // threads that have a channel
   const int me = threadIdx.x, lane = me % 32, warp = me / 32, channel = me % D, side = me / D;
   for (int i = me; i < GROUP * D; i += THREADS) query[i / D][i % D] = wide(q[i / D * q_head + i % D]);
@@ -104,13 +105,14 @@ __device__ void attend_window(const Number* q, i64 q_head, const Number* blocks,
   __syncthreads();
   for (int start = first; start < last; start += THREADS) {
     const int token = start + me, count = min(last - start, THREADS);
+    // where the rows of these tokens begin
+    if (token < last) begins[me] = list[token / BLOCK] * block_stride + token % BLOCK * D;
     float s[GROUP];
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) s[g] = 0.f;
     if (token < last) {
-      const uint4* const row =
-          (const uint4*)(blocks + list[token / BLOCK] * block_stride + token % BLOCK * D);
-#pragma unroll 4
+      const uint4* const row = (const uint4*)(blocks + begins[me]);
+#pragma unroll
       for (int i = 0; i < D / 8; ++i) {
         const uint4 eight = row[i];
 #pragma unroll
@@ -141,10 +143,9 @@ __device__ void attend_window(const Number* q, i64 q_head, const Number* blocks,
     __syncthreads();
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) acc[g] *= state[g][1];
-#pragma unroll 8
+#pragma unroll 16
     for (int i = side; i < count; i += SIDES) {
-      const int own = start + i;
-      const float x = wide(blocks[list[own / BLOCK] * block_stride + values + own % BLOCK * D + channel]);
+      const float x = wide(blocks[begins[i] + values + channel]);
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) acc[g] = fmaf(weights[g][i], x, acc[g]);
     }
@@ -177,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 i64 head_stride, i64 value_stride, i64 list_seq) {
   __shared__ float sums[WARPS][GROUP][D];  // of a window: weights, then the query
   __shared__ float tops[WARPS][8], totals[WARPS][8], state[GROUP][3];
+  __shared__ i64 begins[THREADS];
   const int pieces = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
             lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
@@ -191,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_window(q + row * q_seq + (i64)head * GROUP * q_head, q_head, blocks + head * head_stride,
                   list + row * list_seq, start, min(start + own, all), block_stride, value_stride, scale,
                   softcap, out + to * D, lse + to, (float (*)[THREADS])sums,
-                  (float (*)[D])((float*)sums + GROUP * THREADS), state);
+                  (float (*)[D])((float*)sums + GROUP * THREADS), state, begins);
     return;
   }
   const int slot = seq[row], n = count[slot];

@@ -20,8 +20,8 @@ ROUNDS = 4
 """Of programs at most, where pools are so many that one round would leave multiprocessors idle."""
 LEAST = 2
 """Tiles of a warp."""
-WINDOW = 256
-"""Tokens of the window for a program, which it has beside those of the pools."""
+WINDOW = 64
+"""Tokens of the window for a program: one of 192 took longer than 16,384 tokens of a pool take all programs."""
 
 
 def refuses(shape: LayerShape) -> str | None:
@@ -61,7 +61,7 @@ def attend_pool(
     module("attend_pool.cu", tuple(form.items()), q.device).launch(
         "attend_pool", (splits + near, kv_heads, seqs), WARPS * 32, q, rows.codes, rows.scales, rows.middle,
         rows.spread, seq, rows.count, blocks, picked.table, picked.tokens, out, lse, float(scale),
-        float(softcap or 1.0), rows.places, splits, Int64(q.stride(0)), Int64(q.stride(2)), Int64(blocks.stride(0)), Int64(blocks.stride(1)),
-        Int64(blocks.stride(2)), Int64(picked.table.stride(0)), follow=follow(),
+        float(softcap or 1.0), rows.places, splits, Int64(q.stride(0)), Int64(q.stride(2)), Int64(blocks.stride(0)),
+        Int64(blocks.stride(1)), Int64(blocks.stride(2)), Int64(picked.table.stride(0)), follow=follow(),
     )  # fmt: skip
     return Split(out, lse)

@@ -33,8 +33,6 @@ SPLITS = 16
 """Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
 MANY = 64
 """Pairs of a sequence and a KV head from which half as many pieces are enough."""
-LONG, PROGRAMS = 4096, 512
-"""Tokens from which a piece is cut in two, as long as there are no more programs than that."""
 
 
 @triton.jit
@@ -232,17 +230,9 @@ class _Lists(NamedTuple):
         return int(triton.next_power_of_2(self.counts.shape[2]))
 
 
-def _splits(pairs: int, n: int) -> int:
-    """Pieces of n tokens, for so many pairs of a sequence and a KV head."""
-    splits = SPLITS // (2 if pairs > MANY else 1)
-    while n > LONG * splits and 2 * splits * pairs <= PROGRAMS:
-        splits *= 2
-    return splits
-
-
 def _chosen(work: ScoredWork, now: float) -> _Lists:
     (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
-    splits = _splits(rows * kv_heads, n)
+    splits = SPLITS // (2 if rows * kv_heads > MANY else 1)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
     count = torch.empty(rows, kv_heads, splits, 2, dtype=torch.int32, device=device)
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
