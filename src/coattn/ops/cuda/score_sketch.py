@@ -17,7 +17,7 @@ WARPS = 8
 CHUNKS = (1024, 512, 256, 128)
 """Tokens a warp scores: the most that leave enough warps for all of a GPU."""
 ENOUGH = 5500
-"""Warps: at 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512, which are more, and 382 with 1,024."""
+"""Warps: at 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512 and 382 with fewer, of 1,024."""
 AHEAD = 2
 """Pieces of 32 keys on their way to a warp."""
 THREADS = 256
