@@ -29,10 +29,11 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     composed = compose(METHODS["auto"], block=32, window_blocks=4, code_bytes=16, quality=0.98)
     found = step(LAYERS, composed, 4, 20000, 10**6, Rates(1e12, 1e9))
     assert found is not None
-    assert found["kv_bytes"] == 4 * (128 + 8192) * TOKEN
+    # of a pool in 8 bits: a byte a channel, and two scales of two bytes a row
+    assert found["kv_bytes"] == 4 * (128 * TOKEN + 10000 * 3 * 2 * (2 * 64 + 4))
     assert found["scan_bytes"] == 4 * (20000 - 128) * 3 * 2 * 16
     assert found["entries"] == 1780
-    assert found["pulled_bytes"] == pytest.approx(4 * 0.05 * 1780 * TOKEN, abs=1)
+    assert found["pulled_bytes"] == pytest.approx(4 * 0.015 * 1780 * TOKEN, abs=1)
     own = 1e3 * (10**6 + found["kv_bytes"] + found["scan_bytes"] / 0.45) / 1e12
     late = 1e3 * 0.33 * found["pulled_bytes"] / 1e9
     assert found["ms"] == pytest.approx(max(own + late, late / 0.33))
@@ -46,6 +47,7 @@ def test_a_pool_is_half_of_a_sequence_up_to_a_length() -> None:
     pools = [pool_tokens(n, None, "model") for n in (100, 2000, 4096, 8192, 20000, 100_000)]
     assert pools == [50, 1000, 2048, 4096, 8192, 8192]
     assert pool_tokens(4096, 0.25, "int8") == 1024
+    assert [pool_tokens(n, None, "int8") for n in (20000, 100_000)] == [10000, 16384]
 
 
 def test_entries_go_through_what_was_measured_and_have_limits() -> None:

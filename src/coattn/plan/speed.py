@@ -17,12 +17,11 @@ from coattn.upkeep.fit import pool_tokens
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
 1e-4: with the length they hardly grow."""
-FETCHED = 0.05
-"""Of the entries that `auto` wants in a step, how many cross PCIe: 128, 44 and 95 of 1,840 on three texts of 30,720
-tokens, with a pool of 8,192 (docs/methods/auto.md). A smaller one fetches more: of 16,384 tokens one of 4,096 three and
-a half times as many as one of 8,192."""
+FETCHED = 0.015
+"""Of the entries that `auto` wants in a step, how many cross PCIe: 40 and 10 of 1,840 on two texts of 30,720 tokens,
+with a pool of half of them (docs/methods/auto.md). A smaller one fetches more: one of 8,192 128 and 44."""
 LATE = 0.33
-"""Of these, those that the layer's own query has to wait for: 46, 11 and 31 there."""
+"""Of these, those that the layer's own query has to wait for: 14 and 3 there."""
 SCAN = 0.45
 """Of the rate of GPU memory, what a scan of sketches reaches (docs/methods/auto.md)."""
 

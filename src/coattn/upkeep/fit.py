@@ -14,8 +14,10 @@ from coattn.cache.kv import KVCache
 from coattn.cache.scales import scale_bytes
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
+from coattn.errors import ConfigError
 from coattn.index.base import Index
 from coattn.index.sketch import Sketch
+from coattn.ops.attend_pool import has_form
 from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_number
@@ -89,7 +91,8 @@ class Fit(Upkeep):
     help_text = {
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
         "the longest sequence; unset: half",
-        "pool_dtype": "of their keys and values there: int8 or model; unset: int8 where the GPU has a kernel for it",
+        "pool_dtype": "of their keys and values there: int8 or model; unset: int8 for models in 16 bits with heads of "
+        "64 or 128 channels",
     }
 
     pool_share: float | None = None
@@ -135,11 +138,15 @@ class Fit(Upkeep):
         """Whether pools are kept in 8 bits; never where everything is to be exact."""
         if select.is_exact() or self.pool_dtype == "model":
             return False
+        shapes = list(spec.layers.values())
         if spec.device.type != "cuda":
-            return self.pool_dtype == "int8"
+            return self.pool_dtype == "int8" or all(map(has_form, shapes))
         from coattn.ops.cuda.attend_pool import refuses
 
-        return all(refuses(shape) is None for shape in spec.layers.values())
+        why = next((found for found in map(refuses, shapes) if found is not None), None)
+        if why is not None and self.pool_dtype == "int8":
+            raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")
+        return why is None
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
