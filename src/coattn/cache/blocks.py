@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache import available
-from coattn.cache.host_memory import host_memory
+from coattn.cache.host_memory import host_memory, lends
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
 from coattn.ops.current import current
@@ -261,7 +261,9 @@ class BlockMemory:
         devices = {shape.device.type for shape in self.layers.values()}
         # a budget that was given is believed: machines exist whose memory grows as it is used
         unsaid = self.ledger.limit(self.tier) is None
-        if unsaid and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
+        device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
+        lent = self.tier == "host" and lends(blocks * self.block_bytes, device)
+        if unsaid and not lent and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
             available.require(blocks * self.block_bytes, self.what, PLACE[self.tier])
         if self.tier == "gpu":
             # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
@@ -279,7 +281,6 @@ class BlockMemory:
                     "Shorten the context, lower the batch or the window, or set a budget.",
                 ) from error
         # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
-        device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
         for i, shape in self.layers.items():
             end = start + blocks * self.layer_bytes(shape)
