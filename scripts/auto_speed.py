@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Measures decode steps of `auto` beside `scout`'s in the same run, on a machine with a GPU.
+
+    scripts/auto_speed.py [--layers 40] [--fetched 10,40] [--profile] [--out speed.json] [CASE...]
+
+A case is CONTEXTxBATCH, with `:int8` for keys and values in 8 bits in DRAM. Without any: those that
+docs/methods/auto.md speaks of. Fewer layers take less DRAM and less time; the GPU budget shrinks with them. Few layers
+are no measure of all: what a step has once, and the first layers of `scout`, count for more.
+
+Simulated: random weights, keys and values of Qwen3-14B's shapes; how many tokens a KV head fetches in a step, since the
+floor is set for it; how much of what `scout` picks changes. With --profile the kernels of one layer are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coattn.bench.decode import Case, as_dict
+from coattn.bench.preset import drive_floor
+from coattn.bench.reused import reusing
+from coattn.bench.scout import CHANGE, RESERVE, Asked, Fits, ScoutBench, scout
+from coattn.errors import CoattnError
+from coattn.hf import random_model
+from coattn.hf.architectures import describe_layers
+from coattn.provenance import provenance
+from coattn.units import parse_bytes
+
+SHAPES, ALL = "qwen3-14b", 40
+CASES = "65536x10 65536x10:int8 8192x53 32768x1 131072x1 1048576x1:int8"
+NOW = 1.4
+"""Times the floor that is waited for: a third of what random keys fetch is then, as on text."""
+BUDGET, WRONG = 2048, 0.05
+LIMITS = {"hbm_gbps": 4250.0, "pcie_gbps": 51.0, "dram_gbps": 130.0}
+"""Of an H200 and its host: only the rows' floors hang on them."""
+
+
+def cases(text: str, fetched: list[float]) -> list[Case]:
+    """`scout`, then `auto` with each number of tokens."""
+    found = re.fullmatch(r"(\d+)x(\d+)(?::(int8))?", text)
+    if found is None:
+        sys.exit(f"{text!r} is no case: give CONTEXTxBATCH, or CONTEXTxBATCH:int8.")
+    (context, batch), form = map(int, found.groups()[:2]), found[3]
+    more = {"host_dtype": form} if form else {}
+    made = [scout(Asked((context,), (batch,), BUDGET, CHANGE, WRONG, more), context, batch)]
+    for count in fetched:
+        params = {**more, "now": NOW}
+        made.append(Case("auto", batch, context, params, schedule="inline", fetched=count, late=1.0, warm=4))
+    return made
+
+
+def profiled(bench: ScoutBench, case: Case, layers: int) -> Iterator[str]:
+    """Kernels of one layer in the middle of a captured step: when each begins, how long it takes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    size = case.batch * Fits(describe_layers(bench.model), None, None).bytes(case)[1]
+    with reusing(size + (1 << 30), bench.device), bench.prepared(case) as ready:
+        ready.step()
+        if case.fetched is not None:
+            drive_floor(ready.runtime, ready.stepped, case.fetched, case.late)
+        for _ in range(6):
+            ready.step()
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            ready.step()
+            torch.cuda.synchronize()
+    kind = torch.autograd.DeviceType.CUDA
+    events = sorted((e.time_range.start, e.time_range.end, e.name) for e in found.events() if e.device_type == kind)
+    own = "weigh_planes" if case.method == "auto" else "score_digest"
+    starts = [i for i, event in enumerate(events) if event[2].startswith(own)]
+    first, last = starts[layers // 2 : layers // 2 + 2]
+    yield f"{case.method}: {events[last][0] - events[first][0]:.0f} us a layer"
+    for begin, end, name in events[first:last]:
+        yield f"  {begin - events[first][0]:8.1f} {end - begin:7.1f} {name[:60]}"
+
+
+def main() -> None:
+    """Runs the cases and prints a line for each row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=CASES.split(), metavar="CASE")
+    parser.add_argument("--layers", type=int, default=ALL)
+    parser.add_argument("--fetched", default="10,40", help="tokens a KV head fetches in a step, with commas")
+    parser.add_argument("--gpu-memory", default="48GiB")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    fetched = [float(x) for x in given.fetched.split(",")]
+    wanted = [(text, cases(text, fetched)) for text in given.cases]
+    if not torch.cuda.is_available():
+        sys.exit("There is no GPU here: these are times of one.")
+    random_model.SHAPES["cut"] = {**random_model.SHAPES[SHAPES], "num_hidden_layers": given.layers}
+    ghost = random_model.random_model(SHAPES, torch.device("meta"), torch.bfloat16)
+    whole = sum(x.nbytes for x in ghost.parameters())
+    model = random_model.random_model("cut", torch.device("cuda"), torch.bfloat16)
+    memory = parse_bytes(given.gpu_memory, "--gpu-memory")
+    assert memory is not None
+    room = int((memory - whole - RESERVE) * given.layers / ALL)
+    bench = ScoutBench(model, SHAPES, LIMITS, room, given.steps)
+    result: dict[str, Any] = {"layers": given.layers, "gpu_memory": memory, "rows": [], **provenance()}
+    for text, rows in wanted:
+        before, begun = 0.0, time.perf_counter()
+        if given.profile:
+            for case in rows:
+                print("\n".join(profiled(bench, case, given.layers)), flush=True)
+            continue
+        try:
+            for row in bench.run(rows, 2.0):
+                before = before or row.ms_per_step
+                result["rows"].append(as_dict(row))
+                waited, later = (row.notes.get(name, 0) / row.batch for name in ("row_entries", "later_entries"))
+                gpu, host = (x / 2**30 for x in (row.gpu_kv_bytes, row.host_kv_bytes))
+                print(
+                    f"{text} {row.method}: {row.ms_per_step:.2f} ms, {before / row.ms_per_step:.3f} of scout; "
+                    f"waited for {waited:.1f}, later {later:.1f}; GPU idle {row.gpu_idle or 0:.1%}; "
+                    f"KV {gpu:.1f} and {host:.1f} GiB ({time.perf_counter() - begun:.0f} s)",
+                    flush=True,
+                )
+        except CoattnError as error:  # one case that does not fit is no reason to lose the others
+            print(f"{text}: {error}", flush=True)
+        if given.out is not None:
+            given.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
