@@ -363,6 +363,22 @@ def test_a_pool_grows_with_its_sequence() -> None:
     assert int((world.sketch.pools[0].place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
 
 
+@pytest.mark.parametrize("seqs", [1, 3])
+@pytest.mark.parametrize("room", [3 << 20, 6 << 20, 20 << 20])
+def test_pools_in_8_bits_keep_within_the_budget(seqs: int, room: int) -> None:
+    """As a model in 16 bits has them; of one sequence too, whose padding slot has no rows."""
+    shape = LayerShape(8, 2, 64, torch.bfloat16, torch.device("meta"))
+    found = []
+    for form in ("model", "int8"):
+        composed, ledger = compose(METHODS["auto"], pool_dtype=form), Ledger(room * seqs)
+        runtime = Runtime([shape] * 4, composed, ledger, seqs, 4096, fixed=True)
+        assert ledger.held["gpu"] <= room * seqs
+        found.append(runtime.groups[0].cache.spec.pool_blocks * 32)
+        runtime.release()
+    assert found[0] <= found[1] <= 2048
+    assert found[1] > 1.5 * found[0] or found[1] == 2048
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("quality", 1.1), ("quality", "best"), ("code_bytes", 6), ("pool_dtype", "int4")]
 )

@@ -19,7 +19,7 @@ def keys(count: int) -> torch.Tensor:
 
 def test_what_all_keys_share_costs_no_steps() -> None:
     k, v = keys(40), torch.randn(HEADS, 40, D)
-    rows = PackedRows.make(2, HEADS, 40, D, CPU)
+    rows = PackedRows.make(3, HEADS, 40, D, CPU)
     rows.learn(1, k)
     for head in range(HEADS):
         rows.put(1, head, torch.arange(40), k[head], v[head])
@@ -38,7 +38,7 @@ def test_what_all_keys_share_costs_no_steps() -> None:
 def test_spreads_are_powers_of_two_also_of_channels_that_never_change() -> None:
     k = keys(30)
     k[:, :, 7] = 3.0
-    rows = PackedRows.make(1, HEADS, 32, D, CPU)
+    rows = PackedRows.make(2, HEADS, 32, D, CPU)
     rows.learn(0, k)
     assert rows.spread.log2().equal(rows.spread.log2().round())
     for head in range(HEADS):
@@ -47,7 +47,7 @@ def test_spreads_are_powers_of_two_also_of_channels_that_never_change() -> None:
 
 
 def test_places_are_written_one_by_one() -> None:
-    rows = PackedRows.make(1, HEADS, 20, D, CPU)
+    rows = PackedRows.make(2, HEADS, 20, D, CPU)
     assert rows.places == 2 * TILE
     v = torch.zeros(1, D)
     v[0, 5] = 2.0

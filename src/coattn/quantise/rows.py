@@ -23,11 +23,11 @@ TILE = 16
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of all slots of a layer.
+    """Rows of all slots of a layer. The last slot is for padding rows, and has none.
 
-    codes: `[slots, kv_heads, 2, places * d]` uint8: keys place after place, then values, of each four places channel by
-    channel. scales: `[slots, kv_heads, 2, places]` float16. middle, spread: `[slots, kv_heads, d]` float32: what every
-    key has in common, and powers of two. count: `[slots]` int32, places that hold a row.
+    codes: `[slots - 1, kv_heads, 2, places * d]` uint8: keys place after place, then values, of each four places
+    channel by channel. scales: `[slots - 1, kv_heads, 2, places]` float16. middle, spread: `[slots, kv_heads, d]`
+    float32: what every key has in common, and powers of two. count: `[slots]` int32, places that hold a row.
 
     Owner: the pool that it is part of.
     """
@@ -41,12 +41,11 @@ class PackedRows:
     @staticmethod
     def make(slots: int, kv_heads: int, places: int, d: int, device: torch.device) -> PackedRows:
         places = -(-places // TILE) * TILE
-        lead = (slots, kv_heads)
         return PackedRows(
-            torch.full((*lead, 2, places * d), ZERO, dtype=torch.uint8, device=device),
-            torch.zeros(*lead, 2, places, dtype=torch.float16, device=device),
-            torch.zeros(*lead, d, device=device),
-            torch.ones(*lead, d, device=device),
+            torch.full((slots - 1, kv_heads, 2, places * d), ZERO, dtype=torch.uint8, device=device),
+            torch.zeros(slots - 1, kv_heads, 2, places, dtype=torch.float16, device=device),
+            torch.zeros(slots, kv_heads, d, device=device),
+            torch.ones(slots, kv_heads, d, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
         )
 
@@ -58,7 +57,7 @@ class PackedRows:
     @staticmethod
     def bytes(slots: int, kv_heads: int, places: int, d: int) -> int:
         places = -(-places // TILE) * TILE
-        return slots * (places * PackedRows.token_bytes(kv_heads, d) + 8 * kv_heads * d + 4)
+        return (slots - 1) * places * PackedRows.token_bytes(kv_heads, d) + slots * (8 * kv_heads * d + 4)
 
     @property
     def d(self) -> int:
