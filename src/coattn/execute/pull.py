@@ -18,6 +18,7 @@ from coattn.ops.attend import attend
 from coattn.ops.attend_scored import attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
+from coattn.side import SideStream
 from coattn.state import AttnState
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
@@ -61,6 +62,7 @@ class Pull(Executor):
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads, pieces, 2]`: single entries that the last step attended to, and wanted for later."""
+    _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
@@ -81,7 +83,7 @@ class Pull(Executor):
             if call.to_fetch:
                 self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
                 return AttnState.empty(call.q)
-            found = attend_scored(call.q, memory, work, call.scale, cap)
+            found = attend_scored(call.q, memory, work, call.scale, cap, lane=self._lane)
             self._taken[call.layer] = found.count
             return found.states
         if call.table is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from coattn.ops.reference.attend_rows import gather_entries
 from coattn.ops.softcap import softcap as capped
 from coattn.ops.token_pool import FRESH, NONE, TOUCH, Moves, TokenPool, bring, renew_pool
+from coattn.side import SideStream
 from coattn.state import Split
 
 if TYPE_CHECKING:
@@ -55,18 +56,20 @@ def attend_scored(
     scale: float,
     softcap: float | None,
     deal: Deal | None = None,
+    lane: SideStream | None = None,
 ) -> Taken:
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
     left out, since it is attended there. Entries that were read come into the pool, as far as it has places to give;
-    after them come those that are wanted and not `now`: `bring` fetches them.
+    after them come those that are wanted and not `now`: `bring` fetches them. lane: where the pool's books are written
+    beside that, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, scale, softcap, deal)
+        return kernel(q, memory, work, scale, softcap, deal, lane)
     rows, _, q_heads, d = q.shape
     chosen, scores = _choose(work, work.now), work.scores
     assert isinstance(scores, Tensor)

@@ -250,9 +250,6 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
     return _Lists(ids, later, count, tail, LOOK)
 
 
-_beside = SideStream()
-
-
 def _listed(work: ScoredWork, lists: _Lists, moves: Moves | None = None) -> None:
     """The pool's books say what comes. moves: where it is written too."""
     (rows, kv_heads, _, n), pool = work.scores.shape, work.pool
@@ -271,6 +268,7 @@ def attend_scored(
     scale: float,
     softcap: float | None,
     deal: Deal | None = None,
+    lane: SideStream | None = None,
 ) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
@@ -279,7 +277,8 @@ def attend_scored(
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
     splits, home = lists.counts.shape[2], Home.of(pool)
-    _beside.run(q.device, lambda: _listed(work, lists))
+    lane = lane or SideStream()
+    lane.run(q.device, lambda: _listed(work, lists))
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
@@ -290,7 +289,7 @@ def attend_scored(
         SPLITS_PAD=lists.pad, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
-    _beside.join()
+    lane.join()
     return Taken(Split(out, lse), lists.counts)
 
 
