@@ -40,7 +40,7 @@ QUERIES = 32
 """Last queries by which the pool is filled at first."""
 MOST = {"model": 8192, "int8": 16384}
 """Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. At 10
-sequences of 65,536 tokens another thousand takes 10 us a layer, in 8 bits 6, and a token that each KV head fetches late
+sequences of 65,536 tokens another thousand takes 10 us a layer, in 8 bits 5, and a token that each KV head fetches late
 2 to 5."""
 SHARE = 0.5
 """Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of

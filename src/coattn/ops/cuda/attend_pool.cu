@@ -37,18 +37,6 @@ __device__ __forceinline__ void multiply16(float* c, u32 a0, u32 a1, u32 a2, u32
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ u32 halves(float first, float second) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-  return y;
-}
-
-__device__ __forceinline__ float from_half(unsigned short x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
-
 // Bytes 0 and 1, or 2 and 3, of a word of codes as two numbers.
 __device__ __forceinline__ u32 numbers(u32 word, u32 which) {
   u32 y;
@@ -165,8 +153,8 @@ __device__ void attend_window(const Number* q, i64 q_head, const Number* blocks,
   if (me < GROUP) lse[me] = state[me][2] > 0.f ? (state[me][0] + log2f(state[me][2])) / LOG2E : -INFINITY;
 }
 
-// codes [slots, heads, 2, places * D], scales [slots, heads, 2, places], middle, spread [slots, heads, D], count [slots]:
-// see `PackedRows`. blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows,
+// codes, scales, middle, spread, count: see `PackedRows`; of the last slot count is 0, and nothing else is read but
+// middle and spread. blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows,
 // pieces, heads * GROUP]: the first `splits` pieces are of pools. One program a piece, KV head and row.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,

@@ -157,20 +157,10 @@ __device__ __forceinline__ float power(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ u32 two_halves(float first, float second) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-  return y;
-}
 __device__ __forceinline__ u32 higher(u32 x, u32 y) {
   u32 z;
   asm("max.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
   return z;
-}
-__device__ __forceinline__ float from_half(u32 x) {
-  float y;
-  asm("{.reg .b16 h, z; mov.b32 {h, z}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
-  return y;
 }
 
 // What a lane has to know of a query: lane 4 g + t scores tokens for heads 2 t and 2 t + 1.
@@ -305,8 +295,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         if (outside >> 8 * i & 1) sum[0] += one, sum[1] += two;
       }
       // the highest of a token's heads, which four lanes have
-      u32 low = two_halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
-      u32 high = two_halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
+      u32 low = halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
+      u32 high = halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
       low = higher(low, __shfl_xor_sync(0xffffffff, low, 1));
       high = higher(high, __shfl_xor_sync(0xffffffff, high, 1));
       low = higher(low, __shfl_xor_sync(0xffffffff, low, 2));
@@ -391,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
       for (int i = 0; i < EACH; ++i) {
         const u32 place = y[i / 2] >> 16 * (i % 2) & 0xffff;
         const bool in = place < 0x8000, real = token + i < last;
-        const float score = from_half(x[i / 2] >> 16 * (i % 2));
+        const float score = from_half((unsigned short)(x[i / 2] >> 16 * (i % 2)));
         // which of them are young hangs on the highest scores alone, by the lowest limit of all heads
         if (real && in && score >= young) age[pool * places + place] = step;
         marks |= (u32)(real && !in && score >= least) << i;
