@@ -152,7 +152,16 @@ class World:
             held[: self.sinks] = True
             own = q @ k[:, head].T
             scores = torch.cat([torch.where(held, own[:, :edge], q @ coded.T), own[:, edge:]], 1) * SCALE
-            weights = scores.softmax(-1)[:, :edge]
+            total = scores.logsumexp(-1)
+            if pool.packed is not None:
+                # what the pool weighs is estimated, and as much more or less as the last estimate was off
+                inside, heads = held.clone(), slice(head * GROUP, (head + 1) * GROUP)
+                inside[: self.sinks] = False
+                told = (q @ coded.T * SCALE)[:, inside].logsumexp(-1)
+                off = pool.heard[slot, :, heads].logsumexp(0) - pool.told[slot, heads]
+                others = scores.masked_fill(torch.cat([inside, torch.zeros(len(k) - edge).bool()]), -torch.inf)
+                total = others.logsumexp(-1).logaddexp(told + torch.where(off.isfinite(), off, 0.0))
+            weights = (scores[:, :edge] - total[:, None]).exp()
             wanted = (weights >= floor).any(0) & ~held
             attended += int(wanted.sum())
             wanted |= held

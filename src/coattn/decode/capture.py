@@ -81,7 +81,9 @@ class GraphRunner:
         self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._pools = self._new_pools()
-        self._streams = [torch.cuda.Stream(device) for device in self.devices]  # type: ignore[no-untyped-call]
+        # before what a rule leaves running beside it
+        priority = -1 if any(group.select.leaves for group in runtime.groups) else 0
+        self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         return self.eager.needs(tokens)

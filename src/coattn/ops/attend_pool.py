@@ -1,6 +1,8 @@
-"""`attend_pool`: one query token a sequence over all that lies in GPU memory, its window and its pool."""
+"""`attend_near`: one query token a sequence over all that lies in GPU memory, its window and its pool in 8 bits."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,30 +23,30 @@ def has_form(shape: LayerShape) -> bool:
     return shape.head_dim in SIZES and group <= 8 and shape.dtype in (torch.bfloat16, torch.float16)
 
 
-def attend_pool(
-    q: Tensor,
-    blocks: Tensor,
-    picked: BlockList,
-    pool: TokenPool,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-) -> AttnState | Split:
-    """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, and over the pools of sequences `seq`
-    `[rows]` int32 where these are in 8 bits; else they are among the blocks.
+def attend_near(
+    q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Callable[[], Split]]:
+    """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, at once, and over the pools of
+    sequences `seq` `[rows]` int32, in 8 bits, when the second of what is returned is called, on another stream if that
+    is better.
 
-    On a GPU, in 8 bits: CUDA C++.
+    Returns the lse of pieces of the first, `[rows, pieces, q_heads]`; that of pools is noted in `pool.heard`. On a GPU:
+    CUDA C++.
     """
-    if pool.packed is None:
-        return attend(q, blocks, picked, scale, softcap)
     if q.device.type == "cuda":
-        from coattn.ops.cuda.attend_pool import attend_pool as kernel
+        from coattn.ops.cuda.attend_pool import attend_near as kernel
 
-        return kernel(q, blocks, picked, pool.packed, seq, scale, softcap)
+        return kernel(q, blocks, picked, pool, seq, scale, softcap)
     found = attend(q, blocks, picked, scale, softcap)
-    own = _attend(q[:, 0], pool, seq, scale, softcap)
     window = found.merged() if isinstance(found, Split) else found
-    return Split(torch.cat([window.out, own.out], 1), torch.cat([window.lse, own.lse], 1))
+
+    def pools() -> Split:
+        own = _attend(q[:, 0], pool, seq, scale, softcap)
+        pool.heard[seq.long()] = -torch.inf
+        pool.heard[seq.long(), 0] = own.lse[:, 0]
+        return Split(torch.cat([window.out, own.out], 1), torch.cat([window.lse, own.lse], 1))
+
+    return window.lse, pools
 
 
 def _attend(q: Tensor, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None) -> AttnState:

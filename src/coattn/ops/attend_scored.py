@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coattn.ops.reference.attend_rows import gather_entries
 from coattn.ops.softcap import softcap as capped
-from coattn.ops.token_pool import FRESH, NONE, TOUCH, Moves, TokenPool, bring, renew_pool
+from coattn.ops.token_pool import FRESH, NONE, Moves, bring, renew_pool
 from coattn.side import SideStream
 from coattn.state import Split
 
@@ -62,9 +62,9 @@ def attend_scored(
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
-    left out, since it is attended there. Entries that were read come into the pool, as far as it has places to give;
-    after them come those that are wanted and not `now`: `bring` fetches them. lane: where the pool's books are written
-    beside that, on a GPU.
+    left out, since it is attended there. Entries that were read are to come into the pool, as far as it has places to
+    give, and after them those that are wanted and not `now`: `bring` fetches them, when nobody attends to the pool.
+    lane: where its books are written beside that, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
@@ -90,7 +90,6 @@ def attend_scored(
     out = torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d)
     left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
     _list(work, chosen)
-    _admit(work.pool, work.seq, used, keys, values)
     states = Split(torch.stack([out, work.mean], 1), torch.stack([lse.view(rows, q_heads), left], 1))
     return Taken(states, torch.stack([count, chosen.later.sum(-1, dtype=torch.int32)], -1)[:, :, None])
 
@@ -124,20 +123,14 @@ class _Chosen(NamedTuple):
 
 
 def _choose(work: ScoredWork, now: float) -> _Chosen:
-    """Tokens of the pool that are wanted get young."""
     scores, pool = work.scores, work.pool
     assert isinstance(scores, Tensor)
     rows, kv_heads, _, n = scores.shape
     bound = work.bound.view(rows, kv_heads, -1, 1)
     there = (torch.arange(n) < work.tokens[:, None])[:, None]
-    places = pool.place_of[work.seq.long(), :, :n].long()
-    held = (places >= 0) & there
-    touched = (scores >= bound - TOUCH).any(2) & held
+    held = (pool.place_of[work.seq.long(), :, :n] >= 0) & there
     wanted = (scores >= bound).any(2) & there & ~held
     at_once = (scores >= bound + now).any(2) & wanted
-    for row, slot in enumerate(work.seq.tolist()):
-        for head in range(kv_heads) if slot < len(pool.clock) - 1 else ():
-            pool.age[slot, head, places[row, head][touched[row, head]]] = pool.clock[slot, head]
     return _Chosen(at_once, wanted & ~at_once, there & ~at_once & ~held)
 
 
@@ -164,14 +157,4 @@ def _list(work: ScoredWork, chosen: _Chosen) -> None:
             room = pool.next[slot, head, : len(coming)] >= 0
             pool.coming[slot, head] = NONE
             pool.coming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
-            pool.began[slot, head], pool.ends[slot, head] = len(here), len(coming)
-
-
-def _admit(pool: TokenPool, seq: Tensor, used: Tensor, k: Tensor, v: Tensor) -> None:
-    """Rows that were read come into the places to be given next."""
-    for row, slot in enumerate(seq.tolist()):
-        for head in range(used.shape[1]) if slot < len(pool.clock) - 1 else ():
-            here = used[row, head].nonzero()[:FRESH, 0]
-            to = pool.next[slot, head, : len(here)].long()
-            here, to = here[to >= 0], to[to >= 0]
-            pool.put(slot, head, to, k[row, head, here], v[row, head, here])
+            pool.ends[slot, head] = len(coming)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.softcap import softcap as capped
-from coattn.ops.token_pool import LOG2E, TokenPool
+from coattn.ops.token_pool import LOG2E, TOUCH, TokenPool
 from coattn.quantise.sketch import Scores, Sketcher, guess, unpack
 
 
@@ -27,7 +27,8 @@ def score_sketch(
     the scores, on another stream if that is better.
 
     table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries have
-    a place in it; the highest scores are noted there. On a GPU scores may be a `Scan`.
+    a place in it; the highest scores are noted there, and which of its tokens are wanted, by the last bound. On a GPU
+    scores may be a `Scan`.
     """
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
@@ -45,6 +46,9 @@ def score_sketch(
         base = found.guess + torch.where(above.isfinite(), above, 0.0)
         highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
         pool.best[seq.long(), :, :n] = highest.clamp(-60000, 60000).to(torch.float16)
+        past = torch.arange(n, device=q.device) >= tokens[:, None]
+        wanted = (highest >= -TOUCH * LOG2E) & above.isfinite().all(-1)[:, None, None] & ~past[:, None]
+        pool.touch(seq, wanted)
         return found
 
     return score
@@ -72,7 +76,7 @@ def peek_sketch(
     scores = found.scores
     assert isinstance(scores, Tensor)
     near = pool.near_bound(seq, scores.shape[-1])[:, :, None]
-    return Scores(scores.masked_fill(~near, -torch.inf), found.lse, found.guess)
+    return found._replace(scores=scores.masked_fill(~near, -torch.inf))
 
 
 def _score(
@@ -89,7 +93,7 @@ def _score(
     if q.device.type == "cuda":
         from coattn.ops.triton.sketch import score_sketch as kernel
 
-        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool.place_of)
+        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
@@ -98,24 +102,33 @@ def _score(
     past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
     found = found.masked_fill(past[:, :, None], -torch.inf)
     held = pool.place_of[seq.long(), :, : found.shape[-1]] >= 0
-    lse = found.masked_fill(held[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads)
-    return Scores(found, lse, guess(worth * scale, base * scale, softcap).view(rows, q_heads))
+    lse, inside = (
+        found.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
+    )
+    about = guess(worth * scale, base * scale, softcap).view(rows, q_heads)
+    return Scores(found, lse, inside, about, pool.off(seq))
 
 
-def bound_scores(parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor) -> Tensor:
+def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, seq: Tensor, whole: bool) -> Tensor:
     """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
 
-    parts, near: lse `[rows, n, q_heads]` of pieces of all that there is. floors: `[rows]`, their logarithms. above
-    `[slots, q_heads]`: how far the bounds of sequences `seq` are above `guess` `[rows, q_heads]` is written there.
+    near: lse `[rows, n, q_heads]` of pieces of what lies in GPU memory, whole or without the pool. Without, the
+    sketch's estimate stands for it, by as much more or less as the last one of sequences `seq` was off: so nobody waits
+    for attention over the pool. floors: `[rows]`, their logarithms. How far bounds are above `found.guess` is noted.
     """
-    if parts.device.type == "cuda":
+    if near.device.type == "cuda":
         from coattn.ops.cuda import bound_scores as cuda
         from coattn.ops.cuda import nvrtc
 
-        if nvrtc.available(parts.device):
-            return cuda.bound_scores(parts, near, floors, guess, above, seq)
-    bound = torch.cat([parts, near], 1).logsumexp(1) + floors[:, None]
-    above[seq.long()] = bound - guess
+        if nvrtc.available(near.device):
+            return cuda.bound_scores(found, near, floors, pool, seq, whole)
+    slots, parts = seq.long(), [found.lse, near]
+    if not whole:
+        inside = found.inside.logsumexp(1)
+        parts.append((inside + found.off)[:, None])
+        pool.told[slots] = inside
+    bound = torch.cat(parts, 1).logsumexp(1) + floors[:, None]
+    pool.above[slots] = bound - found.guess
     return bound
 
 

@@ -22,6 +22,8 @@ TOUCH = 1.0986
 """A token is wanted, for its place in the pool, down to a third of the floor: log 3."""
 
 LOG2E = 1.4426950408889634
+PIECES = 64
+"""Of a pool at most, that are attended by themselves."""
 SLACK = 4.0
 """A predicted query is asked of tokens that weighed down to 2^-4 of a floor in the step before."""
 
@@ -36,15 +38,17 @@ class TokenPool:
     gpu: `[n, kv_heads, 2, block, d]`, the layer's GPU memory. place_of: `[slots, kv_heads, tokens]` int16, the place of
     each token; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in which it was
     wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the tokens that
-    come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; began: like it, how many of the tokens
-    to come have come already; ends: like it, up to where there are any. above: `[slots, q_heads]` float32: how far the
-    last bound was above what a sketch says of its query alone; infinity where none is known. best: `[slots, kv_heads,
-    tokens]` float16: how far the last score of each token was above the bound before it, the highest of a group's
-    heads, as a power of two. pins: first places that are never given away.
+    come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where there are any
+    tokens to come. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says of its query
+    alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score of each token
+    was above the bound before it, the highest of a group's heads, as a power of two. told: `[slots, q_heads]` float32,
+    heard: `[slots, PIECES, q_heads]`: lse of the pool in the last step, as a sketch estimates it, or infinity, and as
+    it was, of pieces. pins: first places that are never given away.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
-    `attend_scored` (rows, age, coming), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the
-    layer's attention, after what was fetched ahead for it; the step after.
+    `score_sketch` (age, best), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming), then
+    `bring` and `renew_pool` (the rest), beside what follows. Readers: the layer's attention, after what was fetched
+    ahead for it; the step after.
     """
 
     gpu: Tensor
@@ -55,10 +59,11 @@ class TokenPool:
     next: Tensor
     coming: Tensor
     clock: Tensor
-    began: Tensor
     ends: Tensor
     above: Tensor
     best: Tensor
+    told: Tensor
+    heard: Tensor
     pins: int = 0
     packed: PackedRows | None = None
 
@@ -76,13 +81,30 @@ class TokenPool:
         best = torch.full((slots, heads, _aligned(tokens)), -torch.inf, dtype=torch.float16, device=device)
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
-            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.zeros_like(clock), above,
-            best, pins, PackedRows.make(slots, heads, places, gpu.shape[-1], device) if packed else None,
+            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above, best, above.clone(),
+            torch.full((slots, PIECES, q_heads), -torch.inf, device=device), pins,
+            PackedRows.make(slots, heads, places, gpu.shape[-1], device) if packed else None,
         )  # fmt: skip
 
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
-        return slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 12) + 4 * slots * q_heads
+        books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 8)
+        return books + 4 * slots * q_heads * (2 + PIECES)
+
+    def touch(self, seq: Tensor, wanted: Tensor) -> None:
+        """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young."""
+        slots, places = seq.long(), self.age.shape[-1]
+        place = self.place_of[slots, :, : wanted.shape[-1]].long()
+        young = torch.zeros(*place.shape[:2], places + 1, dtype=torch.bool, device=place.device)
+        young.scatter_(2, torch.where(wanted & (place >= 0), place, places), True)
+        clock = self.clock[slots][..., None].expand(-1, -1, places)
+        self.age[slots] = torch.where(young[..., :-1], clock, self.age[slots])
+
+    def off(self, seq: Tensor) -> Tensor:
+        """`[rows, q_heads]`: how much more the pools of sequences `seq` weighed in the last step than was estimated."""
+        slots = seq.long()
+        found = self.heard[slots].logsumexp(1) - self.told[slots]
+        return torch.where(found.isfinite(), found, 0.0)
 
     def near_bound(self, seq: Tensor, n: int) -> Tensor:
         """`[rows, kv_heads, n]`: which tokens of sequences `seq` were near a bound in the last step."""
@@ -102,8 +124,8 @@ class TokenPool:
         block; k, v `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
         for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
             held[slot] = value
-        self.coming[slot], self.clock[slot], self.began[slot], self.ends[slot] = NONE, 1, 0, 0
-        self.above[slot], self.best[slot] = torch.inf, -torch.inf
+        self.coming[slot], self.clock[slot], self.ends[slot] = NONE, 1, 0
+        self.above[slot], self.told[slot], self.best[slot] = torch.inf, torch.inf, -torch.inf
         if self.packed is not None:
             self.packed.count[slot] = 0
         heads, n = tokens.shape
@@ -148,7 +170,7 @@ class Moves(NamedTuple):
 def bring(
     pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor, moves: Moves | None = None
 ) -> None:
-    """Tokens that are to come and have not: out of memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales
+    """Tokens that are to come: out of memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales
     in GPU memory, into their places.
 
     table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. moves: these tokens, which the
@@ -165,8 +187,7 @@ def bring(
             continue
         for head in range(pool.clock.shape[1]):
             if moves is None:
-                start = int(pool.began[slot, head])
-                coming, places = (x[slot, head, start:] for x in (pool.coming, pool.next))
+                coming, places = (x[slot, head] for x in (pool.coming, pool.next))
             else:
                 coming, places = (x[row, head] for x in moves[:2])
             tokens, to = (x[coming >= 0].long() for x in (coming, places))

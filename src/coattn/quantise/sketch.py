@@ -36,7 +36,8 @@ class Scan:
     """Scores of which only the highest of each token are written: the others are made again where they count.
 
     operand, scales, rest, base: of the queries, as the kernels of `module` have them. kept, table, tokens, seq: what
-    is scored. lse: see `Scores`, of `chunk` tokens each; None: the highest scores are those of the last step.
+    is scored. lse: see `Scores`, of `chunk` tokens each; None: the highest scores are those of the last step. listed,
+    counts: of each chunk the tokens that were near the last bound, and how many, where they are known.
     """
 
     operand: Tensor
@@ -48,6 +49,8 @@ class Scan:
     tokens: Tensor
     seq: Tensor
     lse: Tensor | None
+    listed: Tensor | None
+    counts: Tensor | None
     group: int
     chunk: int
     softcap: float | None
@@ -64,13 +67,15 @@ class Scores(NamedTuple):
     """What a sketch says of a step's queries.
 
     scores: `[rows, kv_heads, group, n]`, scaled and soft-capped; past a row's tokens: anything.
-    lse: `[rows, parts, q_heads]` float32, of pieces of all entries that have no place in a pool.
-    guess: `[rows, q_heads]` float32: see `guess`.
+    lse, inside: `[rows, parts, q_heads]` float32, of pieces of all entries that have no place in a pool, that have one.
+    guess: `[rows, q_heads]` float32: see `guess`. off: like it, see `TokenPool.off`.
     """
 
     scores: Tensor | Scan
     lse: Tensor
+    inside: Tensor
     guess: Tensor
+    off: Tensor
 
 
 def guess(worth: Tensor, rest: Tensor, softcap: float | None) -> Tensor:

@@ -26,6 +26,9 @@ class Select(Part):
     fixes: ClassVar[dict[str, int]] = {}
     """Parameters of other parts that the rule works with one value of only."""
 
+    leaves: ClassVar[bool] = False
+    """Whether `pick` leaves attention running beside what follows, which is to come first on a GPU."""
+
     cache: KVCache = field(init=False, repr=False)
     target = 0.0
     """The error of attention's output that it promises to keep below; audited where it is above 0."""
@@ -45,3 +48,6 @@ class Select(Part):
     @abstractmethod
     def pick(self, call: Call) -> Selection:
         """What `call.q` attends to of what the cache shows in this step."""
+
+    def joined(self) -> None:
+        """What `pick` left running beside what follows is waited for: its states are read next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,18 +14,25 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.call import Call
 from coattn.index.base import Index
-from coattn.ops.attend_pool import attend_pool
+from coattn.ops.attend import attend
+from coattn.ops.attend_pool import attend_near
 from coattn.ops.sketch import bound_scores
 from coattn.part import check_number
 from coattn.select.base import Select
 from coattn.select.floors import ROOTS, Floors
 from coattn.side import SideStream
-from coattn.types import BlockWork, ScoredWork, Selection
+from coattn.types import BlockList, BlockWork, ScoredWork, Selection
 
 if TYPE_CHECKING:
+    from coattn.execute.base import State
     from coattn.index.sketch import Sketch
     from coattn.quantise.sketch import Scores
+    from coattn.state import Split
     from coattn.upkeep.base import Upkeep
+
+
+Picked = tuple["Scores", Tensor, "State", Tensor]
+"""Scores, bounds, what GPU memory attends to, and the mean of values."""
 
 
 @dataclass
@@ -41,6 +49,7 @@ class WeightFloor(Select):
     needs = frozenset({"sketch"})
     provides = frozenset({"picks_ahead"})
     capturable = True
+    leaves = True
     help_text = {
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
         "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
@@ -58,6 +67,7 @@ class WeightFloor(Select):
     leads: Floors = field(init=False, repr=False)
     """What the floor of a predicted query is multiplied by; benchmarks write it, which say how much comes ahead."""
     _sketch: Sketch = field(init=False, repr=False)
+    _first: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
@@ -92,21 +102,46 @@ class WeightFloor(Select):
             return visible
         if call.to_fetch:
             return self._ahead(call, table)
-        scored: list[Scores] = []
-        # scoring takes arithmetic, attending bandwidth
-        score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
-        self._lane.run(call.q.device, lambda: scored.append(score()))
         assert visible.gpu is not None, "the new token lies there"
+        step = self._beside_pool if self._sketch.pools[call.layer].packed is not None else self._after_pool
+        found, bound, near, mean = step(call, table, visible.gpu)
+        return Selection((BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean)))
+
+    def _after_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
+        """Pools are among the blocks: once these are attended, the bound is known as it is."""
+        memory, floors = self.cache.gpu.memory[call.layer], self.floors.rows(len(call.q))
+        scored: list[Scores] = []
+        score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        # scoring takes arithmetic, attending bandwidth
+        self._first.run(call.q.device, lambda: scored.append(score()))
         call.arrived()
-        pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
-        near = attend_pool(call.q, memory, visible.gpu, pool, table.seq, call.scale, call.shape.softcap)
+        near = attend(call.q, memory, listed, call.scale, call.shape.softcap)
         mean = self._sketch.means.of(call.layer, table, call.shape)
+        self._first.join()
+        pool = self._sketch.pools[call.layer]
+        return scored[0], bound_scores(scored[0], near.lse, floors, pool, table.seq, whole=True), near, mean
+
+    def _beside_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
+        """What pools weigh is estimated: they are attended beside what follows, which waits for little but PCIe."""
+        memory, floors = self.cache.gpu.memory[call.layer], self.floors.rows(len(call.q))
+        pool, device = self._sketch.pools[call.layer], call.q.device
+        near: list[Split] = []
+        begun: list[tuple[Tensor, Callable[[], Split], Tensor]] = []
+
+        def begin() -> None:
+            window, rest = attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap)
+            begun.append((window, rest, self._sketch.means.of(call.layer, table, call.shape)))
+
+        self._first.run(device, begin)
+        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)()
+        window, rest, mean = begun[0]
+        call.arrived()
+        self._lane.run(device, lambda: near.append(rest()))
+        self._first.join()
+        return found, bound_scores(found, window, floors, pool, table.seq, whole=False), near[0], mean
+
+    def joined(self) -> None:
         self._lane.join()
-        found = scored[0]
-        floors = self.floors.rows(len(found.lse))
-        bound = bound_scores(found.lse, near.lse, floors, found.guess, pool.above, table.seq)
-        far = self._work(call.layer, table, found, bound, mean)
-        return Selection((BlockWork("gpu", visible.gpu, near), far))
 
     def _ahead(self, call: Call, table: StepTable) -> Selection:
         """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from coattn.ops.attend_pool import SIZES, attend_pool
+from coattn.ops.attend_pool import SIZES, attend_near
 from coattn.ops.cuda import nvrtc
 from coattn.ops.cuda.nvrtc import FOLDER
 from coattn.ops.token_pool import TokenPool
@@ -23,7 +24,15 @@ KV_HEADS, BLOCK, SLOTS = 2, 32, 4
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
 @pytest.mark.parametrize("d", SIZES)
 def test_compiles(d: int) -> None:
-    form = {"WARPS": cuda.WARPS, "GROUP": 5, "D": d, "BLOCK": 32, "F16": int(d == 64), "CAP": int(d == 128)}
+    form = {
+        "WARPS": cuda.WARPS,
+        "GROUP": 5,
+        "D": d,
+        "BLOCK": 32,
+        "F16": int(d == 64),
+        "CAP": int(d == 128),
+        "PIECES": 64,
+    }
     assert nvrtc.compile_cubin((FOLDER / "attend_pool.cu").read_text(), form, "sm_90")
 
 
@@ -73,18 +82,33 @@ def world(d: int, group: int, dtype: torch.dtype) -> tuple[TokenPool, Any]:
 def test_equals_the_reference(d: int, group: int, cap: float | None, dtype: torch.dtype) -> None:
     pool, (q, gpu, lists, seq) = world(d, group, dtype)
     scale = 0.02
-    want = attend_pool(q.float(), gpu.float(), lists, pool, seq, scale, cap).merged()  # type: ignore[union-attr]
+    window, rest = attend_near(q.float(), gpu.float(), lists, pool, seq, scale, cap)
+    want = rest().merged()
     device = torch.device("cuda")
-    assert pool.packed is not None
-    rows = PackedRows(*(x.to(device) for x in vars(pool.packed).values()))
     there = BlockList(lists.table.to(device), lists.tokens.to(device), lists.longest)
-    args = (q.to(device), gpu.to(device), there, rows, seq.to(device), scale, cap)
-    made = cuda.attend_pool(*args)
+    there_too = on(device, pool)
+    args = (q.to(device), gpu.to(device), there, there_too, seq.to(device), scale, cap)
+    near, finish = cuda.attend_near(*args)
+    torch.testing.assert_close(near.logsumexp(1).cpu(), window.logsumexp(1), atol=2e-3, rtol=2e-3)
+    made = finish()
+    heard = there_too.heard[seq.long().to(device)].logsumexp(1).cpu()
+    torch.testing.assert_close(heard, pool.heard[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3)
     got = made.merged()
     torch.testing.assert_close(got.lse.cpu(), want.lse, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(got.out.cpu(), want.out, atol=5e-3, rtol=5e-3)
-    again = cuda.attend_pool(*args)
+    again = cuda.attend_near(*args)[1]()
     assert again.out.equal(made.out)
+
+
+def on(device: torch.device, pool: TokenPool) -> TokenPool:
+    """Like it, there."""
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, PackedRows):
+            return PackedRows(*(y.to(device) for y in vars(x).values()))
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    return TokenPool(*map(moved, vars(pool).values()))
 
 
 @pytest.mark.gpu
@@ -103,12 +127,12 @@ def test_one_token_that_outweighs_all_and_many_alike(group: int) -> None:
     keys, values = rows.rows(0, 0, places)
     scores = q[0, 0].half().float() @ keys.T * 0.05
     want = scores.softmax(-1) @ values
-    there = PackedRows(*(x.to(device) for x in vars(rows).values()))
+    gpu = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16)
+    pool = replace(TokenPool.make(gpu, 0, 2, 64, places, group), packed=rows)
     none = torch.zeros(1, 1, dtype=torch.int32, device=device)
     lists = BlockList(none[None], none, BLOCK)
     blocks = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16, device=device)
     seq = torch.zeros(1, dtype=torch.int32, device=device)
-    made = cuda.attend_pool(q.half().to(device), blocks, lists, there, seq, 0.05, None)
-    got = made.merged()
+    got = cuda.attend_near(q.half().to(device), blocks, lists, on(device, pool), seq, 0.05, None)[1]().merged()
     torch.testing.assert_close(got.lse[0, 0].cpu(), scores.logsumexp(-1), atol=2e-3, rtol=1e-3)
     torch.testing.assert_close(got.out[0, 0].cpu(), want, atol=4e-3, rtol=2e-3)

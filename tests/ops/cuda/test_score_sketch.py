@@ -63,13 +63,16 @@ def test_scores_are_those_of_the_reference(
         torch.zeros(4 * 4, KV_HEADS, 2, block, d, dtype=dtype), 0, 4, width * block, 4 * block, KV_HEADS * group
     )
     pool.place_of[2, 1, 5:400:3] = 4
-    want, want_lse, want_guess = score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
+    pool.told[2], pool.heard[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
+    want, want_lse, want_inside, want_guess, want_off = score_sketch(
+        q, kept, table, tokens, sketcher, seq, scale, cap, pool
+    )()
     assert isinstance(want, torch.Tensor)
     here = [x.cuda() for x in (q, kept, table, tokens)]
     there = Sketcher(*(x.cuda() for x in sketcher.tensors()))
     there_too = copied(pool, "cuda")
     assert cuda.refuses(here[0], here[1], there_too) is None
-    got, lse, guess = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
+    got, lse, inside, guess, off = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
     assert isinstance(got, Scan)
     assert got.shape == want.shape
     real = (torch.arange(width * block) < tokens[:, None])[:, None]
@@ -82,6 +85,12 @@ def test_scores_are_those_of_the_reference(
     difference = (best - highest)[real]
     assert difference.std() < 0.05 * highest[real].std()
     torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse.logsumexp(1), atol=0.15, rtol=0.01)
+    torch.testing.assert_close(off.cpu(), want_off, atol=1e-3, rtol=1e-3)
+    assert (off[0] != 0).all()
+    # what weighs a millionth of the rest is not told from nothing
+    far = want_inside.logsumexp(1) > want_lse.logsumexp(1) - 9
+    assert far.any()
+    torch.testing.assert_close(inside.logsumexp(1).cpu()[far], want_inside.logsumexp(1)[far], atol=0.15, rtol=0.01)
 
     # about one in twenty is wanted; those near the bound may fall to either side
     bound = want_lse.logsumexp(1) - torch.tensor([5.0, 0.0, 3.0])[:, None]
@@ -114,7 +123,18 @@ def test_scores_are_those_of_the_reference(
     pool.above[seq.long()] = bound - want_guess
     there_too.above[seq.cuda().long()] = bound.cuda() - guess
     score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
-    score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
+    again = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)().scores
+    # a bound is known now: which tokens of the pool are wanted, and which outside it may reach the next bound
+    assert pool.age[2, 1, 4] == 1
+    assert there_too.age.cpu().equal(pool.age)
+    for lower in (0.0, 1.0, 3.0):  # the last is further below than lists go
+        counted = []
+        for scores in (got, again):
+            pools = copied(there_too, "cuda")
+            work = ScoredWork(here[2], here[3], scores, bound.cuda() - lower, mean.cuda(), seq.cuda(), pools, 0.5)
+            counted.append(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap).count.sum(2).cpu())
+        assert (counted[0] - counted[1]).abs().max() <= 2 + counted[0].max() // 100
+        assert int(counted[0].sum()) > 30
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")
     seen = peek_sketch(*here, there, seq.cuda(), scale, cap, two)
     assert isinstance(seen.scores, Scan)

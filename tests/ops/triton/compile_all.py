@@ -45,7 +45,7 @@ FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", 
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
-ENTRIES |= dict.fromkeys(("next_ptr", "coming_ptr", "began_ptr", "ends_ptr", "ids_ptr", "later_ptr"), "*i32")
+ENTRIES |= dict.fromkeys(("next_ptr", "coming_ptr", "ends_ptr", "ids_ptr", "later_ptr"), "*i32")
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
 COPIED = {"ROW": 128, "VALUE": 32 * 128, "BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}

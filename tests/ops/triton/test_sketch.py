@@ -128,13 +128,15 @@ def test_scores_and_what_is_attended(
     mean = torch.randn(rows, KV_HEADS * group, D)
     memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
-    want, want_lse, _ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
+    want, want_lse, want_inside, *_ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, words, table, tokens)]
-    got, lse, _ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, pool.place_of.to(DEVICE))
+    own = copied(pool, DEVICE)
+    got, lse, inside, *_ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, own)
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
     torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
     want_lse = want_lse.logsumexp(1)
     torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(inside.logsumexp(1).cpu(), want_inside.logsumexp(1), atol=1e-4, rtol=1e-4)
 
     # so that a fifth is wanted, nothing, everything
     bound = want_lse - 3.8

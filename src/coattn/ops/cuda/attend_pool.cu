@@ -7,11 +7,11 @@
 //
 // Scores are powers of two less the highest so far, which is only looked for when a score is far above it.
 //
-// Programs after those of the pools attend to the window's blocks, which are few and in the model's own numbers: a thread
-// has a token of keys, then a channel of values.
+// `attend_near` attends to the window's blocks, which are few and in the model's own numbers: a thread has a token of keys,
+// then a channel of values.
 //
 // Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64 or 128), BLOCK tokens a block, F16 (0: bfloat16),
-// CAP.
+// CAP, PIECES of a pool at most.
 
 #include "half.cuh"
 
@@ -153,38 +153,43 @@ __device__ void attend_window(const Number* q, i64 q_head, const Number* blocks,
   if (me < GROUP) lse[me] = state[me][2] > 0.f ? (state[me][0] + log2f(state[me][2])) / LOG2E : -INFINITY;
 }
 
+// blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows, pieces, heads *
+// GROUP]: the first pieces are the window's, one program each, for a KV head and row.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    attend_near(const Number* __restrict__ q, const Number* __restrict__ blocks, const int* __restrict__ list,
+                const int* __restrict__ tokens, float* __restrict__ out, float* __restrict__ lse, float scale,
+                float softcap, int pieces, i64 q_seq, i64 q_head, i64 block_stride, i64 head_stride,
+                i64 value_stride, i64 list_seq) {
+  __shared__ float weights[GROUP][THREADS], query[GROUP][D], state[GROUP][3];
+  __shared__ i64 begins[THREADS];
+  const int head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
+  const i64 to = ((i64)row * pieces + blockIdx.x) * heads * GROUP + head * GROUP;
+  const int all = tokens[row], own = (all + gridDim.x - 1) / gridDim.x, start = blockIdx.x * own;
+  attend_window(q + row * q_seq + (i64)head * GROUP * q_head, q_head, blocks + head * head_stride,
+                list + row * list_seq, start, min(start + own, all), block_stride, value_stride, scale,
+                softcap, out + to * D, lse + to, weights, query, state, begins);
+}
+
 // codes, scales, middle, spread, count: see `PackedRows`; of the last slot count is 0, and nothing else is read but
-// middle and spread. blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows,
-// pieces, heads * GROUP]: the first `splits` pieces are of pools. One program a piece, KV head and row.
+// middle and spread. The last pieces of out and lse are those of pools; heard [slots, PIECES, heads * GROUP]: their lse once
+// more, for the next step.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
                 const unsigned short* __restrict__ scales, const float* __restrict__ middle,
                 const float* __restrict__ spread, const int* __restrict__ seq, const int* __restrict__ count,
-                const Number* __restrict__ blocks, const int* __restrict__ list,
-                const int* __restrict__ tokens, float* __restrict__ out, float* __restrict__ lse, float scale,
-                float softcap, int places, int splits, i64 q_seq, i64 q_head, i64 block_stride,
-                i64 head_stride, i64 value_stride, i64 list_seq) {
-  __shared__ float sums[WARPS][GROUP][D];  // of a window: weights, then the query
-  __shared__ float tops[WARPS][8], totals[WARPS][8], state[GROUP][3];
-  __shared__ i64 begins[THREADS];
-  const int pieces = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
+                float* __restrict__ out, float* __restrict__ lse, float* __restrict__ heard, float scale,
+                float softcap, int places, int pieces, i64 q_seq, i64 q_head) {
+  __shared__ float sums[WARPS][GROUP][D];
+  __shared__ float tops[WARPS][8], totals[WARPS][8];
+  const int splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
             lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-  const i64 to = ((i64)row * pieces + blockIdx.x) * heads * GROUP + head * GROUP;
-  if ((int)blockIdx.x >= splits) {
-    const int all = tokens[row], own = (all + pieces - splits - 1) / (pieces - splits);
-    const int start = (blockIdx.x - splits) * own;
-    attend_window(q + row * q_seq + (i64)head * GROUP * q_head, q_head, blocks + head * head_stride,
-                  list + row * list_seq, start, min(start + own, all), block_stride, value_stride, scale,
-                  softcap, out + to * D, lse + to, (float (*)[THREADS])sums,
-                  (float (*)[D])((float*)sums + GROUP * THREADS), state, begins);
-    return;
-  }
+  const i64 to = ((i64)row * pieces + pieces - splits + blockIdx.x) * heads * GROUP + head * GROUP;
   const int slot = seq[row], n = count[slot];
+  heard += (i64)slot * PIECES * heads * GROUP + head * GROUP;
+  if ((int)blockIdx.x == splits - 1)
+    for (int i = threadIdx.x; i < (PIECES - splits) * GROUP; i += THREADS)
+      heard[(splits + i / GROUP) * heads * GROUP + i % GROUP] = -INFINITY;
   const i64 own = (i64)slot * heads + head;
   const int tiles = (n + TILE - 1) / TILE, each = (tiles + splits - 1) / splits;
   const int first = blockIdx.x * each, last = min(first + each, tiles);
@@ -323,6 +328,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         sum += shrink * sums[j][h][channel];
       }
     out[(to + h) * D + channel] = all > 0.f ? sum / (all * LIFT) : 0.f;
-    if (channel == 0) lse[to + h] = all > 0.f ? (highest + log2f(all)) / LOG2E : -INFINITY;
+    if (channel == 0)
+      lse[to + h] = heard[blockIdx.x * heads * GROUP + h] =
+          all > 0.f ? (highest + log2f(all)) / LOG2E : -INFINITY;
   }
 }

@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coattn.ops.cuda.nvrtc import module
+from coattn.ops.cuda.nvrtc import Int64, module
+from coattn.ops.token_pool import TokenPool
+from coattn.quantise.sketch import Scores
 
 THREADS = 256
 
 
-def bound_scores(parts: Tensor, near: Tensor, floors: Tensor, guess: Tensor, above: Tensor, seq: Tensor) -> Tensor:
+def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, seq: Tensor, whole: bool) -> Tensor:
     """See `ops/sketch.py`."""
-    rows, n, q_heads = parts.shape
-    bound = torch.empty(rows, q_heads, dtype=torch.float32, device=parts.device)
-    module("bound_scores.cu", (("THREADS", THREADS),), parts.device).launch(
+    rows, n, q_heads = found.lse.shape
+    bound = torch.empty(rows, q_heads, dtype=torch.float32, device=near.device)
+    assert near.stride()[1:] == (q_heads, 1)
+    module("bound_scores.cu", (("THREADS", THREADS),), near.device).launch(
         "bound_scores", (-(-q_heads // (THREADS // 32)), rows, 1), THREADS,
-        parts, near.contiguous(), bound, floors, guess.contiguous(), above, seq, n, near.shape[1], q_heads,
+        found.lse, None if whole else found.inside, near, bound, floors, found.guess.contiguous(), pool.above,
+        pool.told, found.off.contiguous(), seq, n, near.shape[1], q_heads, Int64(near.stride(0)),
     )  # fmt: skip
     return bound

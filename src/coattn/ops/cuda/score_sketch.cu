@@ -12,8 +12,9 @@
 // reach: so they are added up as they come. Of a token only the highest score of its group is written, 16 bits.
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
-// Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16),
-// CHUNK tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a program that chooses, FRESH, D channels, F16 (0: bfloat16), CAP.
+// Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), CHUNK
+// tokens a warp (a multiple of 32, at most 32 blocks) and LISTED of them, AHEAD pieces of keys on their way, THREADS of a
+// program that chooses, FRESH, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -39,13 +40,15 @@ __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
 
 // What every plane is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
 // [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; guess, like it: about what all tokens
-// weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]. One
-// program a row and KV head.
+// weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]; off, like
+// guess: how much more a pool weighed in the last step, heard [slots, PIECES, heads * GROUP], than was estimated, told [slots,
+// heads * GROUP]. One program a row and KV head.
 extern "C" __global__ void __launch_bounds__(PLANES)
     weigh_planes(const Number* __restrict__ q, const Number* __restrict__ worth,
                  const float* __restrict__ lowest, const int* __restrict__ seq, u32* __restrict__ bq,
                  float* __restrict__ scales, float* __restrict__ rest, float* __restrict__ base,
-                 float* __restrict__ guess, const float* __restrict__ above, float scale, float softcap,
+                 float* __restrict__ guess, float* __restrict__ off, const float* __restrict__ above,
+                 const float* __restrict__ told, const float* __restrict__ heard, float scale, float softcap,
                  i64 q_seq, i64 q_head) {
   __shared__ float products[8][PLANES + 8];
   __shared__ signed char codes[8][PLANES];
@@ -120,7 +123,16 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     scales[(line * 8 + g) * KINDS + k] = __int_as_float(top[g][k]) / 127.f / (k ? 16.f : 1.f);
   }
   for (int g = p / 32; g < GROUP; g += PLANES / 32) {
-    float sum = 0.f;
+    float sum = 0.f, parts[PIECES / 32], high = -INFINITY, all = 0.f;
+#pragma unroll
+    for (int i = 0; i < PIECES / 32; ++i) {
+      parts[i] = heard[((i64)seq[row] * PIECES + i * 32 + p % 32) * heads * GROUP + head * GROUP + g];
+      high = fmaxf(high, parts[i]);
+    }
+    for (int i = 16; i; i /= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, i));
+#pragma unroll
+    for (int i = 0; i < PIECES / 32; ++i) all += __expf(parts[i] - high);
+    for (int i = 16; i; i /= 2) all += __shfl_xor_sync(0xffffffff, all, i);
     for (int i = p % 32; i < D; i += 32) sum += wide(own[g * q_head + i]) * scale * lowest[table * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
     if (p % 32 == 0) {
@@ -129,8 +141,10 @@ extern "C" __global__ void __launch_bounds__(PLANES)
       for (int i = 0; i < PLANES / 32; ++i) one += moments[0][g][i], two += moments[1][g][i];
       // the logarithm of the mean of a Gaussian's powers; past a few deviations there are no tokens for it
       const float spread = sqrtf(two) / 2;
-      const float all = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
-      const float known = above[table * GROUP + g], own = CAP ? softcap * tanhf(all / softcap) : all;
+      const float mean = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
+      const float known = above[table * GROUP + g], own = CAP ? softcap * tanhf(mean / softcap) : mean;
+      const float more = high + __logf(all) - told[table * GROUP + g];
+      off[line * GROUP + g] = fabsf(more) < 1e30f ? more : 0.f;
       guess[line * GROUP + g] = own;
       base[line * 8 + g] = own + (fabsf(known) < 1e30f ? known : 0.f);
     }
@@ -229,91 +243,143 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
   }
 }
 
-// best [slots, heads, most] float16: the highest score of a token's heads; lse [rows, chunks, heads * GROUP]: natural
-// logarithms of what tokens weigh that have no place in a pool. A warp for each chunk and head, the heads of a chunk
-// side by side: so what they read lies side by side.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+constexpr int COPIES = TILE * WORDS / 4;  // of 16 bytes, of a tile of keys
+
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"((u32)__cvta_generic_to_shared(to)),
+               "l"(from)
+               : "memory");
+}
+// The copies since the last call are a group.
+__device__ __forceinline__ void copies_end() {
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+// All groups but the last N are there.
+template <int N>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
+}
+
+// best [slots, heads, most] float16: the highest score of a token's heads; lse, inside [rows, chunks, heads * GROUP]:
+// natural logarithms of what tokens weigh that have no place in a pool, and that have one. Where a bound is known, which
+// above [slots, heads * GROUP] says: tokens of the pool that are at most `touch` below it get young; tokens outside that are
+// at most `deep` below it are listed, listed [rows, heads, chunks, LISTED] from the chunk's first, and counted, counts
+// [rows, heads, chunks]; more than LISTED: not all are there. A warp for each chunk and head, the heads of a chunk side by
+// side: so what they read lies side by side. It comes through shared memory, AHEAD tiles on their way.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
                  const int* __restrict__ tokens, const int* __restrict__ seq,
                  const short* __restrict__ place_of, unsigned short* __restrict__ best,
-                 float* __restrict__ lse, float softcap, int heads, int n, int chunks, int most,
-                 i64 block_stride, i64 head_stride, i64 table_seq) {
+                 float* __restrict__ lse, float* __restrict__ inside, const float* __restrict__ above,
+                 int* __restrict__ age, const int* __restrict__ clock, unsigned short* __restrict__ listed,
+                 int* __restrict__ counts, float softcap, float touch, float deep, int heads, int n,
+                 int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+  __shared__ uint4 ring[WARPS][AHEAD][COPIES];
+  __shared__ uint4 spots[WARPS][AHEAD][TILE / 8];
   const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, mine = t * 8 + g;
   const int chunk = blockIdx.x;
   if (head >= heads) return;
   const int start = chunk * CHUNK, count = min(tokens[row], n), end = min(start + CHUNK, count);
-  const i64 line = (i64)row * heads + head;
-  float* const said = lse + ((i64)row * chunks + chunk) * heads * GROUP + head * GROUP;
+  const i64 line = (i64)row * heads + head, pool = (i64)seq[row] * heads + head;
+  const i64 said = ((i64)row * chunks + chunk) * heads * GROUP + head * GROUP;
   if (start >= count) {
-    if (lane < GROUP) said[lane] = -INFINITY;
+    if (lane < GROUP) lse[said + lane] = inside[said + lane] = -INFINITY;
+    if (lane == 0) counts[line * chunks + chunk] = 0;
     return;
   }
   // blocks of the chunk, in the lanes' registers
   const int known = start + lane * BLOCK < end ? table[row * table_seq + start / BLOCK + lane] : 0;
-  const short* const places = place_of + ((i64)seq[row] * heads + head) * most + lane;
-  int held[AHEAD];
-  const u32* const mine = kept + head * head_stride + g * WORDS + t * OWN;
-  u32 words[AHEAD][4][OWN];
-  auto read = [&](int j, int at) {
-    if (at >= end) return;
-    held[j] = at + lane < end ? places[at] : 0;
+  const u32* const keys = kept + head * head_stride;
+  const short* const where = place_of + pool * most;
+  auto fetch = [&](int stage, int at) {
+    if (at < end) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int off = at - start + 16 * half;
-      if (half == 0 || BLOCK % 32) {
+      for (int i = lane; i < COPIES; i += 32) {
+        const int off = at - start + i / (WORDS / 4);
         const int id = __shfl_sync(0xffffffff, known, off / BLOCK);
-        const u32* const from = mine + id * block_stride + off % BLOCK * WORDS;
-        read_words<OWN>(words[j][2 * half], from);
-        read_words<OWN>(words[j][2 * half + 1], from + 8 * WORDS);
-        if (BLOCK % 32 == 0) {
-          read_words<OWN>(words[j][2], from + 16 * WORDS);
-          read_words<OWN>(words[j][3], from + 24 * WORDS);
-        }
+        copy16(&ring[warp][stage][i], keys + id * block_stride + off % BLOCK * WORDS + i % (WORDS / 4) * 4);
       }
+      if (lane < TILE / 8) copy16(&spots[warp][stage][lane], where + at + lane * 8);
     }
+    copies_end();
   };
 #pragma unroll
-  for (int j = 0; j < AHEAD; ++j) read(j, start + j * TILE);
+  for (int j = 0; j < AHEAD; ++j) fetch(j, start + j * TILE);
   const Query query(bq, scales, rest, base, line, lane, softcap);
-  float sum[2] = {0.f, 0.f};
-  unsigned short* const to = best + ((i64)seq[row] * heads + head) * most + t * 8 + g;
-  for (int first = start; first < end; first += TILE * AHEAD) {
+  const bool bounded = fabsf(above[pool * GROUP]) < 1e30f;
+  const float young = bounded ? -touch * LOG2E : INFINITY, low = bounded ? -deep : INFINITY;
+  const int step = clock[pool];
+  float all[2] = {0.f, 0.f}, out[2] = {0.f, 0.f};
+  int found = 0;
+  unsigned short* const to = best + pool * most + mine;
+  unsigned short* const list = listed + (line * chunks + chunk) * LISTED;
+  int stage = 0;
+  for (int at = start; at < end; at += TILE, stage = (stage + 1) % AHEAD) {
+    copies_wait<AHEAD - 1>();
+    __syncwarp();
+    u32 words[4][OWN];
+    const u32* const own = (const u32*)ring[warp][stage] + g * WORDS + t * OWN;
 #pragma unroll
-    for (int j = 0; j < AHEAD; ++j) {
-      const int at = first + j * TILE;
-      if (at >= end) break;
-      float score[4][2];
-      const u32 outside = __ballot_sync(0xffffffff, held[j] < 0) >> g;
-      query.score(words[j][0], words[j][1], score);
-      query.score(words[j][2], words[j][3], score + 2);
-      read(j, at + TILE * AHEAD);
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float one = power(score[i][0]), two = power(score[i][1]);
-        if (outside >> 8 * i & 1) sum[0] += one, sum[1] += two;
-      }
-      // the highest of a token's heads, which four lanes have
-      u32 low = halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
-      u32 high = halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
-      low = higher(low, __shfl_xor_sync(0xffffffff, low, 1));
-      high = higher(high, __shfl_xor_sync(0xffffffff, high, 1));
-      low = higher(low, __shfl_xor_sync(0xffffffff, low, 2));
-      high = higher(high, __shfl_xor_sync(0xffffffff, high, 2));
-      to[at] = (t & 2 ? high : low) >> 16 * (t & 1);
+      for (int k = 0; k < OWN; ++k) words[i][k] = own[i * 8 * WORDS + k];
+    const short place = ((const short*)spots[warp][stage])[mine];
+    const bool there = end - at >= TILE || mine < end - at;
+    __syncwarp();
+    fetch(stage, at + TILE * AHEAD);
+    // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
+    const u32 real = __ballot_sync(0xffffffff, there) >> 4 * g;
+    const u32 outside = __ballot_sync(0xffffffff, there && place < 0) >> 4 * g;
+    float score[4][2];
+    query.score(words[0], words[1], score);
+    query.score(words[2], words[3], score + 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float one = power(score[i][0]), two = power(score[i][1]);
+      if (real >> i & 1) all[0] += one, all[1] += two;
+      if (outside >> i & 1) out[0] += one, out[1] += two;
+    }
+    // the highest of a token's heads, which four lanes have
+    u32 lower = halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
+    u32 upper = halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
+    lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 1));
+    upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 1));
+    lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 2));
+    upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 2));
+    const unsigned short highest = (t & 2 ? upper : lower) >> 16 * (t & 1);
+    to[at] = highest;
+    const float score_of = from_half(highest);
+    if (there && place >= 0 && score_of >= young) age[pool * places + place] = step;
+    const bool near = there && place < 0 && score_of >= low;
+    const u32 votes = __ballot_sync(0xffffffff, near);
+    if (votes) {
+      const int at_list = found + __popc(votes & ((1u << lane) - 1));
+      if (near && at_list < LISTED) list[at_list] = (unsigned short)(at - start + mine);
+      found += __popc(votes);
     }
   }
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
 #pragma unroll
-    for (int i = 4; i < 32; i *= 2) sum[c] += __shfl_xor_sync(0xffffffff, sum[c], i);
-    if (g == 0 && 2 * t + c < GROUP) said[2 * t + c] = query.base[c] + __logf(fminf(sum[c], 1e38f));
+    for (int i = 4; i < 32; i *= 2) {
+      all[c] += __shfl_xor_sync(0xffffffff, all[c], i);
+      out[c] += __shfl_xor_sync(0xffffffff, out[c], i);
+    }
+    if (g == 0 && 2 * t + c < GROUP) {
+      // what is left of a difference of nearly equal numbers is nothing
+      const float in = all[c] - out[c] > 1e-6f * all[c] ? all[c] - out[c] : 0.f;
+      lse[said + 2 * t + c] = query.base[c] + __logf(fminf(out[c], 1e38f));
+      inside[said + 2 * t + c] = query.base[c] + __logf(fminf(in, 1e38f));
+    }
   }
+  if (lane == 0) counts[line * chunks + chunk] = bounded ? found : LISTED + 1;
 }
 
-// Which tokens are wanted: those of which any head's score reaches its bound. A program looks at whole chunks, a window
-// at a time: first at the highest scores, then it scores again what may reach a bound, each warp its part of the list.
+// Which tokens are wanted: those of which any head's score reaches its bound. A program has whole chunks. Of those it
+// scores again what may reach a bound: what the scan has listed, if that went low enough and has all; else it looks at
+// the highest scores, a window at a time. Each warp has a part of the list, of which what is wanted stays.
 //
 // With lse, bound is [rows, heads * GROUP]. Without, the query is a predicted one and the highest scores are those of the
 // last step: bound [rows] says how far above `base` a score has to be, what was `slack` below base is scored, and nothing
@@ -328,18 +394,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
                   const int* __restrict__ seq, const short* __restrict__ place_of,
                   const unsigned short* __restrict__ best, const float* __restrict__ lse,
-                  const float* __restrict__ bound, const float* __restrict__ above, int* __restrict__ age,
-                  const int* __restrict__ clock, int* __restrict__ ids, int* __restrict__ later,
-                  int* __restrict__ count, float* __restrict__ tail, float softcap, float touch, float now,
-                  float slack, int n, int chunks, int most, int places, i64 block_stride, i64 head_stride,
-                  i64 table_seq) {
+                  const unsigned short* __restrict__ listed, const int* __restrict__ counts,
+                  const float* __restrict__ bound, const float* __restrict__ above, int* __restrict__ ids,
+                  int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
+                  float deep, float now, float slack, int n, int chunks, int most, i64 block_stride,
+                  i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 16, WINDOW = THREADS * EACH, AT_ONCE = 3;
-  constexpr u32 LATER = 1 << 14, PLACE = LATER - 1;
-  static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
-  __shared__ unsigned short list[WINDOW];
-  __shared__ int blocks[WINDOW / BLOCK + 2];
-  __shared__ int sums[TEAM], votes[TEAM][2];
-  __shared__ float weights[TEAM][8];
+  constexpr u32 LATER = 1u << 31, PLACE = LATER - 1;
+  __shared__ u32 list[WINDOW];
+  __shared__ int sums[TEAM], votes[TEAM][2], starts[THREADS + 1];
+  __shared__ float weights[TEAM][8], lefts[8];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int there = min(tokens[row], n), each = ((there + CHUNK - 1) / CHUNK + splits - 1) / splits * CHUNK;
@@ -348,13 +412,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   const short* const where = place_of + pool * most;
   const unsigned short* const highest = best + pool * most;
   const u32* const from = kept + head * head_stride + t * OWN;
+  const int* const blocks = table + row * table_seq;
   int* const mine = ids + line * n + first;
+
+  // Numbers before each thread's, in the order of threads, and how many there are of all.
+  auto number = [&](int own, int& all) {
+    int before = own;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int other = __shfl_up_sync(0xffffffff, before, i);
+      if (lane >= i) before += other;
+    }
+    if (lane == 31) sums[warp] = before;
+    __syncthreads();
+    before -= own, all = 0;
+#pragma unroll
+    for (int w = 0; w < TEAM; ++w) {
+      const int others = sums[w];
+      if (w < warp) before += others;
+      all += others;
+    }
+    return before;
+  };
+
+  // what the scan has listed; its bound may be on its way yet, the scan is over
+  const int chunk = first / CHUNK, parts = first < last ? (last - first + CHUNK - 1) / CHUNK : 0;
+  const bool asked = lse && parts <= THREADS;
+  int found = 0;
+  bool whole = asked;
+  if (asked) {
+    const i64 own = line * chunks + chunk;
+    const int its = (int)threadIdx.x < parts ? counts[own + threadIdx.x] : 0;
+    whole = !__syncthreads_or(its > LISTED);
+    starts[threadIdx.x] = number(min(its, LISTED), found);
+    if (threadIdx.x == 0) starts[THREADS] = found;
+    __syncthreads();
+    whole = whole && found <= WINDOW;
+    if (whole)
+      for (int c = warp; c < parts; c += TEAM) {
+        const int begin = starts[c], size = starts[c + 1] - begin;
+        for (int i = lane; i < size; i += 32) list[begin + i] = c * CHUNK + listed[(own + c) * LISTED + i];
+      }
+  }
+  if (lse)
+    for (int i = warp; i < GROUP; i += TEAM) {
+      const float own = base[line * 8 + i];
+      float left = 0.f;
+      for (int c = lane; c < parts; c += 32)
+        left += __expf(lse[((i64)row * chunks + chunk + c) * heads * GROUP + head * GROUP + i] - own);
+      for (int j = 16; j; j /= 2) left += __shfl_xor_sync(0xffffffff, left, j);
+      if (lane == 0) lefts[i] = left;
+    }
+  const Query query(bq, scales, rest, base, line, lane, softcap);
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  const Query query(bq, scales, rest, base, line, lane, softcap);
-  const int step = clock[pool];
-  touch *= LOG2E, now *= LOG2E;
+  now *= LOG2E;
   auto limit_of = [&](int i) {
     if (lse) return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E;
     return fabsf(above[pool * GROUP + i]) < 1e30f ? bound[row] * LOG2E : INFINITY;
@@ -364,51 +477,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
 #pragma unroll
   for (int c = 0; c < 2; ++c) limit[c] = 2 * t + c < GROUP ? limit_of(2 * t + c) : INFINITY;
   if (!lse) least = fmaxf(least, 0.f);
-  const float young = least - touch;
   // 16 bits have rounded
   least -= 0.06f + fabsf(least) * 1e-3f + slack;
   int here = 0, coming = 0;
-  for (int at = first; at < last; at += WINDOW) {
-    const int token = at + threadIdx.x * EACH, block = at / BLOCK;
-    u32 marks = 0;
-    if (token < last) {
-      const uint4* const a = (const uint4*)(highest + token);
-      const uint4* const b = (const uint4*)(where + token);
-      const uint4 a0 = __ldg(a), a1 = __ldg(a + 1), b0 = __ldg(b), b1 = __ldg(b + 1);
-      const u32 x[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
-      const u32 y[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
-#pragma unroll
-      for (int i = 0; i < EACH; ++i) {
-        const u32 place = y[i / 2] >> 16 * (i % 2) & 0xffff;
-        const bool in = place < 0x8000, real = token + i < last;
-        const float score = from_half((unsigned short)(x[i / 2] >> 16 * (i % 2)));
-        // which of them are young hangs on the highest scores alone, by the lowest limit of all heads
-        if (real && in && score >= young) age[pool * places + place] = step;
-        marks |= (u32)(real && !in && score >= least) << i;
-      }
-    }
-    for (int i = threadIdx.x; i <= WINDOW / BLOCK && (block + i) * BLOCK < last; i += THREADS)
-      blocks[i] = table[row * table_seq + block + i];
-    const int own = __popc(marks);
-    int before = own, found = 0;
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-      const int other = __shfl_up_sync(0xffffffff, before, i);
-      if (lane >= i) before += other;
-    }
-    if (lane == 31) sums[warp] = before;
-    __syncthreads();
-    before -= own;
-#pragma unroll
-    for (int w = 0; w < TEAM; ++w) {
-      const int others = sums[w];
-      if (w < warp) before += others;
-      found += others;
-    }
-    for (; marks; marks &= marks - 1) {
-      const int i = __ffs(marks) - 1;
-      list[before++] = (unsigned short)(threadIdx.x * EACH + i);
-    }
+
+  // Of the list's `found` tokens, counted from `at`.
+  auto settle = [&](int at) {
     __syncthreads();
     // a warp's part of the list, which it makes shorter: what is left of it is wanted
     const int part = (found + TEAM * 16 - 1) / (TEAM * 16) * 16;
@@ -416,20 +490,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     int left = 0, put_off = 0;
     for (int i = low; i < high; i += 16 * AT_ONCE) {
       u32 entry[AT_ONCE][2], words[AT_ONCE][2][OWN];
-      bool listed[AT_ONCE][2];
+      bool real[AT_ONCE][2];
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           const int number = i + 16 * j + 8 * k + g;
-          const bool real = number < high;
-          entry[j][k] = real ? list[number] : 0;
-          listed[j][k] = real;
-          const int its = at + (entry[j][k] & PLACE);
+          real[j][k] = number < high;
+          entry[j][k] = real[j][k] ? list[number] : 0;
           words[j][k][0] = words[j][k][OWN - 1] = 0;
-          if (real) {
-            const int id = blocks[its / BLOCK - block];
-            read_words<OWN>(words[j][k], from + id * block_stride + its % BLOCK * WORDS);
+          if (real[j][k]) {
+            const int its = at + (int)entry[j][k];
+            read_words<OWN>(words[j][k],
+                            from + __ldg(blocks + its / BLOCK) * block_stride + its % BLOCK * WORDS);
           }
         }
       __syncwarp();
@@ -443,12 +516,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
           float margin = fmaxf(score[k][0] - limit[0], score[k][1] - limit[1]);
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
-          const bool wanted = listed[j][k] && margin >= 0.f, at_once = wanted && margin >= now;
+          const bool wanted = real[j][k] && margin >= 0.f, at_once = wanted && margin >= now;
           if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
           const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
           if (wanted && t == 0)
-            list[low + left + __popc(all & ((1u << lane) - 1))] =
-                (unsigned short)((entry[j][k] & PLACE) | (at_once ? 0 : LATER));
+            list[low + left + __popc(all & ((1u << lane) - 1))] = entry[j][k] | (at_once ? 0 : LATER);
           left += __popc(all);
           put_off += __popc(__ballot_sync(0xffffffff, wanted && !at_once && t == 0));
         }
@@ -477,6 +549,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
       to[0] += __popc(one), to[1] += __popc(second);
     }
     __syncthreads();
+  };
+
+  if (whole && least >= -deep) {
+    settle(first);
+  } else {
+    for (int at = first; at < last; at += WINDOW) {
+      const int token = at + threadIdx.x * EACH;
+      u32 marks = 0;
+      if (token < last) {
+        const uint4* const a = (const uint4*)(highest + token);
+        const uint4* const b = (const uint4*)(where + token);
+        const uint4 a0 = __ldg(a), a1 = __ldg(a + 1), b0 = __ldg(b), b1 = __ldg(b + 1);
+        const u32 x[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
+        const u32 y[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          const bool outside = y[i / 2] >> 16 * (i % 2) & 0x8000;
+          const float score = from_half((unsigned short)(x[i / 2] >> 16 * (i % 2)));
+          marks |= (u32)(token + i < last && outside && score >= least) << i;
+        }
+      }
+      int before = number(__popc(marks), found);
+      for (; marks; marks &= marks - 1) list[before++] = threadIdx.x * EACH + __ffs(marks) - 1;
+      settle(at);
+    }
   }
   if (lse) {
 #pragma unroll
@@ -487,11 +584,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     }
     __syncthreads();
     if (threadIdx.x < GROUP) {
-      const float own = base[line * 8 + threadIdx.x];
-      float left = 0.f;
-      for (int c = first / CHUNK; c < (last + CHUNK - 1) / CHUNK; ++c)
-        left += __expf(lse[((i64)row * chunks + c) * heads * GROUP + head * GROUP + threadIdx.x] - own);
-      const float all = left;
+      const float own = base[line * 8 + threadIdx.x], all = lefts[threadIdx.x];
+      float left = all;
       for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
       // what is left of a difference of nearly equal numbers is nothing
       tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =

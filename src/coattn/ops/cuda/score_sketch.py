@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.ops.token_pool import FRESH, SLACK, TokenPool
+from coattn.ops.token_pool import FRESH, PIECES, SLACK, TOUCH, TokenPool
 from coattn.ops.triton.launch import follow
 from coattn.quantise.sketch import Scan, Scores, Sketcher
 
@@ -18,10 +18,15 @@ CHUNKS = (1024, 512, 256, 128)
 """Tokens a warp scores: the most that leave enough warps for all of a GPU."""
 ENOUGH = 5500
 """Warps: at 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512 and 382 with fewer, of 1,024."""
-AHEAD = 2
+AHEAD = 4
 """Pieces of 32 keys on their way to a warp."""
-THREADS = 256
+THREADS = 128
 """Of a program that chooses."""
+DEEP = 3.0
+"""Powers of two below the last bound down to which tokens outside a pool are listed: bounds that fall further, and
+lists that are full, cost a look at all scores."""
+LISTED = 8
+"""Of so many tokens of a chunk there is room for one in its list."""
 WORDS = (4, 8)
 """Numbers of a key that there is a form for: 128 planes, or 256."""
 
@@ -47,8 +52,8 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": min(fit[0], 32 * block), "AHEAD": AHEAD, "THREADS": THREADS, "FRESH": FRESH, "D": d,
-        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
+        "CHUNK": (chunk := min(fit[0], 32 * block)), "LISTED": chunk // LISTED, "AHEAD": AHEAD, "THREADS": THREADS,
+        "FRESH": FRESH, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
 
 
@@ -69,17 +74,18 @@ def weigh(
     operand = torch.empty(rows, kv_heads, words, 2, 32, dtype=torch.int32, device=q.device)
     scales = torch.empty(rows, kv_heads, 8, words // 4, dtype=torch.float32, device=q.device)
     rest, base = (torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device) for _ in range(2))
-    guess = torch.empty(rows, q_heads, dtype=torch.float32, device=q.device)
+    guess, off = torch.empty(2, rows, q_heads, dtype=torch.float32, device=q.device)
     made = module("score_sketch.cu", tuple(form.items()), q.device)
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
-        base, guess, pool.above, float(scale), float(softcap or 1.0), Int64(q.stride(0)), Int64(q.stride(1)),
-        follow=follow(),
+        base, guess, off, pool.above, pool.told, pool.heard, float(scale), float(softcap or 1.0), Int64(q.stride(0)),
+        Int64(q.stride(1)), follow=follow(),
     )  # fmt: skip
     scan = Scan(
-        operand, scales, rest, base, kept, table, tokens, seq, None, form["GROUP"], form["CHUNK"], softcap, made
-    )
-    return Scores(scan, guess[:, None], guess)
+        operand, scales, rest, base, kept, table, tokens, seq, None, None, None, form["GROUP"], form["CHUNK"], softcap,
+        made,
+    )  # fmt: skip
+    return Scores(scan, guess[:, None], guess[:, None], guess, off)
 
 
 def score(found: Scores, pool: TokenPool) -> Scores:
@@ -88,20 +94,23 @@ def score(found: Scores, pool: TokenPool) -> Scores:
     assert isinstance(scan, Scan)
     rows, kv_heads, group, n = scan.shape
     kept, chunks, warps = scan.kept, -(-n // scan.chunk), min(WARPS, kv_heads)
-    lse = torch.empty(rows, chunks, kv_heads * group, dtype=torch.float32, device=kept.device)
+    device = kept.device
+    lse, inside = torch.empty(2, rows, chunks, kv_heads * group, dtype=torch.float32, device=device)
+    listed = torch.empty(rows, kv_heads, chunks, scan.chunk // LISTED, dtype=torch.int16, device=device)
+    counts = torch.empty(rows, kv_heads, chunks, dtype=torch.int32, device=device)
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, lse, float(scan.softcap or 1.0), kv_heads, n, chunks, pool.place_of.shape[-1], Int64(kept.stride(0)),
+        pool.best, lse, inside, pool.above, pool.age, pool.clock, listed, counts, float(scan.softcap or 1.0), TOUCH,
+        DEEP, kv_heads, n, chunks, pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)),
         Int64(kept.stride(1)), Int64(scan.table.stride(0)),
     )  # fmt: skip
-    return Scores(replace(scan, lse=lse), lse, found.guess)
+    return Scores(replace(scan, lse=lse, listed=listed, counts=counts), lse, inside, found.guess, found.off)
 
 
 def choose_scored(
-    scan: Scan, bound: Tensor, pool: TokenPool, touch: float, now: float, ids: Tensor, later: Tensor, count: Tensor,
-    tail: Tensor,
-) -> None:  # fmt: skip
+    scan: Scan, bound: Tensor, pool: TokenPool, now: float, ids: Tensor, later: Tensor, count: Tensor, tail: Tensor
+) -> None:
     """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: of a scan without `lse`, how
     far above its base a score has to be, `[rows]`; else what the kernel in front has just written."""
     rows, kv_heads, _, n = scan.shape
@@ -109,9 +118,8 @@ def choose_scored(
     scan.module.launch(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, scan.lse, bound, pool.above, pool.age, pool.clock, ids, later, count, tail,
-        float(scan.softcap or 1.0), float(touch), float(now), slack, n, -(-n // scan.chunk),
-        pool.place_of.shape[-1], pool.age.shape[-1],
+        pool.best, scan.lse, scan.listed, scan.counts, bound, pool.above, ids, later, count, tail,
+        float(scan.softcap or 1.0), DEEP, float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
         Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
         follow=scan.lse is not None and follow(),
     )  # fmt: skip

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from coattn.ops.attend_scored import Chosen, Deal, Taken
 from coattn.ops.cuda import score_sketch as cuda
-from coattn.ops.token_pool import FRESH, TOUCH, Moves
+from coattn.ops.token_pool import FRESH, Moves
 from coattn.ops.triton.packed import Entries, read_entries
 from coattn.ops.triton.softcap import capped
-from coattn.ops.triton.token_pool import Home, bring, put_rows, renew_pool
+from coattn.ops.triton.token_pool import bring, renew_pool
 from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
 from coattn.side import SideStream
@@ -37,8 +37,8 @@ MANY = 64
 
 @triton.jit
 def _choose(
-    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
-    touch, now, kv_heads, n, splits, most, places, score_head, score_group, score_token,
+    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, now,
+    kv_heads, n, splits, most, score_head, score_group, score_token,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -53,9 +53,7 @@ def _choose(
     ids_ptr += own * n + first
     later_ptr += (own * splits + split) * FRESH
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
-    clock = tl.load(clock_ptr + pool)
     place_ptr += pool * most
-    age_ptr += pool * places
     found = 0
     coming = 0
     tail_top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -66,9 +64,7 @@ def _choose(
         at = scores_ptr + own * score_head + g[:, None] * score_group + token[None, :] * score_token
         scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf")).to(tl.float32)
         margin = tl.max(tl.where(real[:, None], scores - bound[:, None], float("-inf")), 0)
-        held = tl.load(place_ptr + token, mask=seen, other=0).to(tl.int32)
-        outside = held < 0
-        tl.store(age_ptr + held, tl.zeros([LOOK], tl.int32) + clock, mask=seen & ~outside & (margin >= -touch))
+        outside = tl.load(place_ptr + token, mask=seen, other=0) < 0
         at_once = (margin >= now) & (margin >= 0) & seen & outside
         place = tl.cumsum(at_once.to(tl.int32), 0) - 1
         tl.store(ids_ptr + found + place, token, mask=at_once)
@@ -91,8 +87,8 @@ def _choose(
 
 @triton.jit
 def list_coming(
-    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr, own, pool, each, n,
-    splits, MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, moved_ptr, to_ptr, own, pool, each, n, splits,
+    MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
     s = tl.arange(0, SPLITS_PAD)
@@ -121,15 +117,14 @@ def list_coming(
         if MOVES:
             tl.store(moved_ptr + own * FRESH + f, token)
             tl.store(to_ptr + own * FRESH + f, place)
-    tl.store(began_ptr + pool, total)
     tl.store(ends_ptr + pool, came)
     return came
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr,
-    came_ptr, kv_heads, n, splits, nobody,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, moved_ptr, to_ptr, came_ptr,
+    kv_heads, n, splits, nobody,
     MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -137,7 +132,7 @@ def _list(
     slot = tl.load(seq_ptr + row).to(tl.int64)
     own = row * kv_heads + head
     came = list_coming(
-        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, moved_ptr, to_ptr, own,
+        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, moved_ptr, to_ptr, own,
         slot * kv_heads + head, each, n, splits, MOVES, FRESH, SOME, SPLITS_PAD,
     )  # fmt: skip
     if MOVES:
@@ -147,12 +142,10 @@ def _list(
 @triton.jit
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
-    seq_ptr, next_ptr, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block,
-    gpu_block, gpu_head, scale, softcap, kv_heads, n, splits, q_seq, q_head, block_stride,
-    head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, FRESH: tl.constexpr,
-    ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    gpu_ptr, scale, softcap, kv_heads, n, splits, q_seq, q_head, block_stride, head_stride, scale_block, scale_head,
+    table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
@@ -160,12 +153,8 @@ def _fetch(
     real, inside = g < GROUP, d < D
     own = row * kv_heads + head
     found = tl.load(count_ptr + (own * splits + split) * 2)
-    slot = tl.load(seq_ptr + row).to(tl.int64)
-    given = (slot * kv_heads + head) * FRESH
     ids_ptr += own * n + split * each
-    # the places that are given to what this program finds begin after those of the splits before
     s = tl.arange(0, SPLITS_PAD)
-    earlier = tl.sum(tl.load(count_ptr + (own * splits + s) * 2, mask=s < split, other=0), 0)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -178,12 +167,6 @@ def _fetch(
         k, v = read_entries(
             memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
             token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
-        )  # fmt: skip
-        number = earlier + start + r
-        to = tl.load(next_ptr + given + number, mask=used & (number < FRESH), other=-1)
-        put_rows(
-            k, v, to, to >= 0, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places,
-            packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
@@ -239,12 +222,11 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
     if isinstance(scores, Scan):
-        cuda.choose_scored(scores, work.bound, pool, TOUCH, now, ids, later, count, tail)
+        cuda.choose_scored(scores, work.bound, pool, now, ids, later, count, tail)
         return _Lists(ids, later, count, tail, scores.chunk)
     _choose[(rows, kv_heads, splits)](
-        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
-        TOUCH, now, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1],
-        scores.stride(1), scores.stride(2), scores.stride(3), GROUP=group,
+        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, now, kv_heads, n, splits,
+        pool.place_of.shape[-1], scores.stride(1), scores.stride(2), scores.stride(3), GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH, num_warps=4,
     )  # fmt: skip
     return _Lists(ids, later, count, tail, LOOK)
@@ -255,7 +237,7 @@ def _listed(work: ScoredWork, lists: _Lists, moves: Moves | None = None) -> None
     (rows, kv_heads, _, n), pool = work.scores.shape, work.pool
     moved, to, came = (pool.coming, pool.coming, pool.ends) if moves is None else moves
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.began, pool.ends,
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.ends,
         moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, MOVES=moves is not None, FRESH=FRESH,
         SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
@@ -276,17 +258,16 @@ def attend_scored(
     lists, group = _chosen(work, work.now), q_heads // kv_heads
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
-    splits, home = lists.counts.shape[2], Home.of(pool)
+    splits = lists.counts.shape[2]
     lane = lane or SideStream()
     lane.run(q.device, lambda: _listed(work, lists))
     out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, splits)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
-        work.seq, pool.next, *home.tensors, *home.sizes, scale, softcap or 1.0, kv_heads, n, splits, q.stride(0),
-        q.stride(2), *away.strides, work.table.stride(0),
-        **home.forms, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
+        pool.gpu, scale, softcap or 1.0, kv_heads, n, splits, q.stride(0), q.stride(2), *away.strides,
+        work.table.stride(0), GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
+        SPLITS_PAD=lists.pad, **away.sizes, CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     lane.join()

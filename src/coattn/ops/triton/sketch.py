@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.ops.token_pool import TokenPool
 from coattn.ops.triton.softcap import capped
 from coattn.quantise.sketch import WORD, Scores, Sketcher, guess
 
@@ -40,9 +41,18 @@ def _worth(
 
 
 @triton.jit
+def _sum(scores, which):
+    """The logarithm of what some of the tokens weigh together."""
+    scores = tl.where(which[None, :], scores, float("-inf"))
+    top = tl.max(scores, 1)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return top + tl.log(tl.sum(tl.exp(scores - shift[:, None]), 1))
+
+
+@triton.jit
 def _score(
     worth_ptr, rest_ptr, kept_ptr, table_ptr, tokens_ptr, seq_ptr, place_ptr, out_ptr, lse_ptr,
-    softcap, kv_heads, n, tiles, most, block_stride, head_stride, table_seq,
+    inside_ptr, softcap, kv_heads, n, tiles, most, block_stride, head_stride, table_seq,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
     WORDS_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -53,6 +63,7 @@ def _score(
     real = g < GROUP
     own = (row * kv_heads + head) * GROUP + g
     lse = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    inside = lse
     if tile * ROWS < count:
         seen = token < count
         ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=seen, other=0).to(tl.int64)
@@ -70,13 +81,12 @@ def _score(
         at = out_ptr + own[:, None] * n + token[None, :]
         tl.store(at, scores.to(out_ptr.dtype.element_ty), mask=real[:, None] & seen[None, :])
         pool = place_ptr + (tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head) * most
-        outside = seen & (tl.load(pool + token, mask=seen, other=0) < 0)
-        scores = tl.where(outside[None, :], scores, float("-inf"))
-        top = tl.max(scores, 1)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        lse = top + tl.log(tl.sum(tl.exp(scores - shift[:, None]), 1))
-    heads = kv_heads * GROUP
-    tl.store(lse_ptr + (row * tiles + tile) * heads + head * GROUP + g, lse, mask=real)
+        outside = tl.load(pool + token, mask=seen, other=0) < 0
+        lse = _sum(scores, seen & outside)
+        inside = _sum(scores, seen & ~outside)
+    to = (row * tiles + tile) * kv_heads * GROUP + head * GROUP + g
+    tl.store(lse_ptr + to, lse, mask=real)
+    tl.store(inside_ptr + to, inside, mask=real)
 
 
 def score_sketch(
@@ -88,7 +98,7 @@ def score_sketch(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    place_of: Tensor,
+    pool: TokenPool,
 ) -> Scores:
     """See `ops/sketch.py`; scores of tiles that a row does not reach are not written."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
@@ -105,14 +115,14 @@ def score_sketch(
     )  # fmt: skip
     tiles = triton.cdiv(n, ROWS)
     out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32, device=q.device)
-    lse = torch.empty(rows, tiles, q_heads, dtype=torch.float32, device=q.device)
+    lse, inside = torch.empty(2, rows, tiles, q_heads, dtype=torch.float32, device=q.device)
     _score[(rows, kv_heads, tiles)](
-        worth, rest, kept, table, tokens, seq, place_of, out, lse, softcap or 1.0, kv_heads, n, tiles,
-        place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
+        worth, rest, kept, table, tokens, seq, pool.place_of, out, lse, inside, softcap or 1.0, kv_heads, n, tiles,
+        pool.place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    return Scores(out, lse, guess(worth.float(), rest, softcap))
+    return Scores(out, lse, inside, guess(worth.float(), rest, softcap), pool.off(seq))
 
 
 @triton.jit

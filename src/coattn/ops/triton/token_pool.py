@@ -121,7 +121,7 @@ ROWS = 16
 
 @triton.jit
 def _bring(
-    memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, began_ptr, ends_ptr, gpu_ptr, codes_ptr,
+    memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, gpu_ptr, codes_ptr,
     scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads, lines, nobody,
     block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, MOVES: tl.constexpr,
     LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
@@ -133,24 +133,21 @@ def _bring(
     slots = tl.load(seq_ptr + x // heads, mask=x < lines, other=nobody)
     there = slots < nobody
     if MOVES:
-        begin = tl.zeros([LINES], tl.int32)
         end = tl.load(ends_ptr + x, mask=there, other=0)
     else:
-        begin = tl.load(began_ptr + slots * heads + x % heads, mask=there, other=0)
         end = tl.load(ends_ptr + slots * heads + x % heads, mask=there, other=0)
-    pieces = tl.maximum(tl.cdiv(end, ROWS) - begin // ROWS, 0)
+    pieces = tl.cdiv(end, ROWS)
     until = tl.cumsum(pieces, 0)
     for piece in range(tl.program_id(0), tl.sum(pieces, 0), tl.num_programs(0)):
         line = tl.sum((until <= piece).to(tl.int32), 0)
-        own_begin = tl.sum(tl.where(x == line, begin, 0), 0)
-        start = (piece - tl.sum(tl.where(x < line, pieces, 0), 0) + own_begin // ROWS) * ROWS
+        start = (piece - tl.sum(tl.where(x < line, pieces, 0), 0)) * ROWS
         row, head = (line // heads).to(tl.int64), (line % heads).to(tl.int64)
         slot = tl.load(seq_ptr + row).to(tl.int64)
         own = slot * heads + head
         if MOVES:
             own = row * heads + head
         token = tl.load(coming_ptr + own * FRESH + start + r)
-        used = (token >= 0) & (start + r >= own_begin)
+        used = token >= 0
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
@@ -172,7 +169,7 @@ def bring(
     lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
     _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
-        away.memory, away.scales, table, seq, to, tokens, pool.began, ends, *home.tensors, *home.sizes, heads, lines,
+        away.memory, away.scales, table, seq, to, tokens, ends, *home.tensors, *home.sizes, heads, lines,
         slots - 1, *away.strides, table.stride(0), **home.forms, MOVES=moves is not None,
         LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
