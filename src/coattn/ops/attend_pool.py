@@ -53,13 +53,15 @@ def _attend(q: Tensor, pool: TokenPool, seq: Tensor, scale: float, softcap: floa
     assert pool.packed is not None
     kv_heads, made = pool.clock.shape[1], []
     for row, slot in enumerate(seq.tolist()):
-        count = int(pool.packed.count[slot])
+        count, own = int(pool.packed.count[slot]), q[row].float().view(kv_heads, -1, q.shape[-1])
+        if not count:  # the slot for padding rows has no memory for any
+            made.append((torch.zeros_like(q[row], dtype=torch.float32), own.new_full(q.shape[1:2], -torch.inf)))
+            continue
         rows = [pool.packed.rows(slot, head, count) for head in range(kv_heads)]
         k, v = (torch.stack(x) for x in zip(*rows, strict=True))
-        own = q[row].float().view(kv_heads, -1, q.shape[-1])
         scores = capped(torch.einsum("hgd,hnd->hgn", own, k) * scale, softcap)
-        lse = scores.logsumexp(-1) if count else scores.new_full(scores.shape[:-1], -torch.inf)
-        weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[..., None]).exp()
         made.append((torch.einsum("hgn,hnd->hgd", weights, v).flatten(0, 1), lse.flatten()))
     out, lse = (torch.stack(x)[:, None] for x in zip(*made, strict=True))
     return AttnState(out, lse)

@@ -129,16 +129,19 @@ class WeightFloor(Select):
         begun: list[tuple[Tensor, Callable[[], Split], Tensor]] = []
 
         def begin() -> None:
-            window, rest = attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap)
-            begun.append((window, rest, self._sketch.means.of(call.layer, table, call.shape)))
+            mean = self._sketch.means.of(call.layer, table, call.shape)
+            begun.append((
+                *attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap), mean
+            ))  # fmt: skip
 
         self._first.run(device, begin)
         found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)()
         window, rest, mean = begun[0]
+        self._first.join()
+        bound = bound_scores(found, window, floors, pool, table.seq, whole=False)
         call.arrived()
         self._lane.run(device, lambda: near.append(rest()))
-        self._first.join()
-        return found, bound_scores(found, window, floors, pool, table.seq, whole=False), near[0], mean
+        return found, bound, near[0], mean
 
     def joined(self) -> None:
         self._lane.join()

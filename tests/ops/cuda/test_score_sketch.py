@@ -119,22 +119,26 @@ def test_scores_are_those_of_the_reference(
         got_lse, own = (x.lse.cpu()[[0, 2]].maximum(least) for x in (b, a))
         torch.testing.assert_close(got_lse, own, atol=0.1, rtol=0.01)
 
-    # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
+    def counted(scores: Scan, lower: float) -> torch.Tensor:
+        pools = copied(there_too, "cuda")
+        work = ScoredWork(here[2], here[3], scores, bound.cuda() - lower, mean.cuda(), seq.cuda(), pools, 0.5)
+        return attend_scored(here[0][:, None], memory.cuda(), work, scale, cap).count.sum(2).cpu()
+
+    lowered = (0.0, 1.0, 3.0)  # the last is further below than lists go
+    unlisted = [counted(got, lower) for lower in lowered]
+    # a bound is known now: which tokens of the pool are wanted, and which outside it may reach the next bound
     pool.above[seq.long()] = bound - want_guess
     there_too.above[seq.cuda().long()] = bound.cuda() - guess
     score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
-    again = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)().scores
-    # a bound is known now: which tokens of the pool are wanted, and which outside it may reach the next bound
+    listed = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)().scores
     assert pool.age[2, 1, 4] == 1
     assert there_too.age.cpu().equal(pool.age)
-    for lower in (0.0, 1.0, 3.0):  # the last is further below than lists go
-        counted = []
-        for scores in (got, again):
-            pools = copied(there_too, "cuda")
-            work = ScoredWork(here[2], here[3], scores, bound.cuda() - lower, mean.cuda(), seq.cuda(), pools, 0.5)
-            counted.append(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap).count.sum(2).cpu())
-        assert (counted[0] - counted[1]).abs().max() <= 2 + counted[0].max() // 100
-        assert int(counted[0].sum()) > 30
+    assert isinstance(listed, Scan)
+    for lower, want_count in zip(lowered, unlisted, strict=True):
+        assert (counted(listed, lower) - want_count).abs().max() <= 2 + want_count.max() // 100
+        assert int(want_count.sum()) > 30
+
+    # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")
     seen = peek_sketch(*here, there, seq.cuda(), scale, cap, two)
     assert isinstance(seen.scores, Scan)

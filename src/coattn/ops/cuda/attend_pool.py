@@ -17,8 +17,8 @@ from coattn.types import BlockList, LayerShape
 
 WARPS = 4
 """Of a program."""
-RESIDENT = 2
-"""Programs of a multiprocessor at a time: three would fit, and leave no room for the scan of sketches beside them."""
+RESIDENT = 3
+"""Programs of a multiprocessor at a time."""
 ROUNDS = 4
 """Of programs at most."""
 EACH = 1024

@@ -245,10 +245,11 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
 
 constexpr int COPIES = TILE * WORDS / 4;  // of 16 bytes, of a tile of keys
 
-__device__ __forceinline__ void copy16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"((u32)__cvta_generic_to_shared(to)),
-               "l"(from)
-               : "memory");
+__device__ __forceinline__ u32 shared_address(const void* x) {
+  return (u32)__cvta_generic_to_shared(x);
+}
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
 }
 // The copies since the last call are a group.
 __device__ __forceinline__ void copies_end() {
@@ -263,8 +264,8 @@ __device__ __forceinline__ void copies_wait() {
 // best [slots, heads, most] float16: the highest score of a token's heads; lse, inside [rows, chunks, heads * GROUP]:
 // natural logarithms of what tokens weigh that have no place in a pool, and that have one. Where a bound is known, which
 // above [slots, heads * GROUP] says: tokens of the pool that are at most `touch` below it get young; tokens outside that are
-// at most `deep` below it are listed, listed [rows, heads, chunks, LISTED] from the chunk's first, and counted, counts
-// [rows, heads, chunks]; more than LISTED: not all are there. A warp for each chunk and head, the heads of a chunk side by
+// at most `deep` below it are listed, listed [rows, heads, chunks, LISTED], with their scores in the upper 16 bits, from the
+// chunk's first, and counted, counts [rows, heads, chunks]; more than LISTED: not all are there. A warp for each chunk and head, the heads of a chunk side by
 // side: so what they read lies side by side. It comes through shared memory, AHEAD tiles on their way.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
@@ -272,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
                  const int* __restrict__ tokens, const int* __restrict__ seq,
                  const short* __restrict__ place_of, unsigned short* __restrict__ best,
                  float* __restrict__ lse, float* __restrict__ inside, const float* __restrict__ above,
-                 int* __restrict__ age, const int* __restrict__ clock, unsigned short* __restrict__ listed,
+                 int* __restrict__ age, const int* __restrict__ clock, u32* __restrict__ listed,
                  int* __restrict__ counts, float softcap, float touch, float deep, int heads, int n,
                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
   __shared__ uint4 ring[WARPS][AHEAD][COPIES];
@@ -289,56 +290,72 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     if (lane == 0) counts[line * chunks + chunk] = 0;
     return;
   }
-  // blocks of the chunk, in the lanes' registers
-  const int known = start + lane * BLOCK < end ? table[row * table_seq + start / BLOCK + lane] : 0;
-  const u32* const keys = kept + head * head_stride;
-  const short* const where = place_of + pool * most;
-  auto fetch = [&](int stage, int at) {
-    if (at < end) {
+  // where the blocks of the chunk begin, in the lanes' registers, in units of 16 bytes
+  const u32 known = start + lane * BLOCK < end
+                        ? table[row * table_seq + start / BLOCK + lane] * (u32)(block_stride / 4)
+                        : 0;
+  const uint4* const keys = (const uint4*)(kept + head * head_stride);
+  const short* const where = place_of + pool * most + start + lane * 8;
+  const u32 size = end - start, to_keys = shared_address(&ring[warp][0][lane]),
+            to_spots = shared_address(&spots[warp][0][lane]);
+  auto fetch = [&](u32 stage, u32 at) {
+    if (at < size) {
 #pragma unroll
-      for (int i = lane; i < COPIES; i += 32) {
-        const int off = at - start + i / (WORDS / 4);
-        const int id = __shfl_sync(0xffffffff, known, off / BLOCK);
-        copy16(&ring[warp][stage][i], keys + id * block_stride + off % BLOCK * WORDS + i % (WORDS / 4) * 4);
+      for (u32 i = 0; i < COPIES; i += 32) {
+        u32 from;
+        if (BLOCK % TILE == 0) {
+          from = __shfl_sync(0xffffffff, known, at / BLOCK) + at % BLOCK * (WORDS / 4) + i + lane;
+        } else {
+          const u32 token = at + (i + lane) / (WORDS / 4);
+          from = __shfl_sync(0xffffffff, known, token / BLOCK) + token % BLOCK * (WORDS / 4) +
+                 lane % (WORDS / 4);
+        }
+        copy16(to_keys + (stage * COPIES + i) * 16, keys + from);
       }
-      if (lane < TILE / 8) copy16(&spots[warp][stage][lane], where + at + lane * 8);
+      if (lane < TILE / 8) copy16(to_spots + stage * (TILE / 8) * 16, where + at);
     }
     copies_end();
   };
 #pragma unroll
-  for (int j = 0; j < AHEAD; ++j) fetch(j, start + j * TILE);
+  for (u32 j = 0; j < AHEAD; ++j) fetch(j, j * TILE);
   const Query query(bq, scales, rest, base, line, lane, softcap);
   const bool bounded = fabsf(above[pool * GROUP]) < 1e30f;
   const float young = bounded ? -touch * LOG2E : INFINITY, low = bounded ? -deep : INFINITY;
   const int step = clock[pool];
+  int* const ages = age + pool * places;
   float all[2] = {0.f, 0.f}, out[2] = {0.f, 0.f};
-  int found = 0;
-  unsigned short* const to = best + pool * most + mine;
-  unsigned short* const list = listed + (line * chunks + chunk) * LISTED;
-  int stage = 0;
-  for (int at = start; at < end; at += TILE, stage = (stage + 1) % AHEAD) {
+  u32 found = 0;
+  unsigned short* to = best + pool * most + start + mine;
+  u32* const list = listed + (line * chunks + chunk) * LISTED;
+  u32 stage = 0;
+  for (u32 at = 0; at < size; at += TILE) {
     copies_wait<AHEAD - 1>();
     __syncwarp();
     u32 words[4][OWN];
-    const u32* const own = (const u32*)ring[warp][stage] + g * WORDS + t * OWN;
+    const u32* const own = (const u32*)ring[warp][stage] + lane * OWN;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int k = 0; k < OWN; ++k) words[i][k] = own[i * 8 * WORDS + k];
-    const short place = ((const short*)spots[warp][stage])[mine];
-    const bool there = end - at >= TILE || mine < end - at;
+    const int place = ((const short*)spots[warp][stage])[mine];
     __syncwarp();
     fetch(stage, at + TILE * AHEAD);
-    // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
-    const u32 real = __ballot_sync(0xffffffff, there) >> 4 * g;
-    const u32 outside = __ballot_sync(0xffffffff, there && place < 0) >> 4 * g;
+    stage = stage + 1 < AHEAD ? stage + 1 : 0;
     float score[4][2];
     query.score(words[0], words[1], score);
     query.score(words[2], words[3], score + 2);
+    if (at + TILE > size) {
+      // past the end
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (at + 8 * i + g >= size) score[i][0] = score[i][1] = NOTHING;
+    }
+    // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
+    const u32 outside = __ballot_sync(0xffffffff, place < 0) >> 4 * g;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float one = power(score[i][0]), two = power(score[i][1]);
-      if (real >> i & 1) all[0] += one, all[1] += two;
+      all[0] += one, all[1] += two;
       if (outside >> i & 1) out[0] += one, out[1] += two;
     }
     // the highest of a token's heads, which four lanes have
@@ -349,14 +366,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 2));
     upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 2));
     const unsigned short highest = (t & 2 ? upper : lower) >> 16 * (t & 1);
-    to[at] = highest;
+    *to = highest, to += TILE;
     const float score_of = from_half(highest);
-    if (there && place >= 0 && score_of >= young) age[pool * places + place] = step;
-    const bool near = there && place < 0 && score_of >= low;
+    if (place >= 0 && score_of >= young) ages[place] = step;
+    const bool near = place < 0 && score_of >= low;
     const u32 votes = __ballot_sync(0xffffffff, near);
     if (votes) {
-      const int at_list = found + __popc(votes & ((1u << lane) - 1));
-      if (near && at_list < LISTED) list[at_list] = (unsigned short)(at - start + mine);
+      const u32 number = found + __popc(votes & ((1u << lane) - 1));
+      if (near && number < LISTED) list[number] = (u32)highest << 16 | at + mine;
       found += __popc(votes);
     }
   }
@@ -394,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
                   const int* __restrict__ seq, const short* __restrict__ place_of,
                   const unsigned short* __restrict__ best, const float* __restrict__ lse,
-                  const unsigned short* __restrict__ listed, const int* __restrict__ counts,
+                  const u32* __restrict__ listed, const int* __restrict__ counts,
                   const float* __restrict__ bound, const float* __restrict__ above, int* __restrict__ ids,
                   int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
                   float deep, float now, float slack, int n, int chunks, int most, i64 block_stride,
@@ -402,6 +419,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   constexpr int TEAM = THREADS / 32, EACH = 16, WINDOW = THREADS * EACH, AT_ONCE = 3;
   constexpr u32 LATER = 1u << 31, PLACE = LATER - 1;
   __shared__ u32 list[WINDOW];
+  __shared__ unsigned short scored[WINDOW];
   __shared__ int sums[TEAM], votes[TEAM][2], starts[THREADS + 1];
   __shared__ float weights[TEAM][8], lefts[8];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
@@ -451,7 +469,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     if (whole)
       for (int c = warp; c < parts; c += TEAM) {
         const int begin = starts[c], size = starts[c + 1] - begin;
-        for (int i = lane; i < size; i += 32) list[begin + i] = c * CHUNK + listed[(own + c) * LISTED + i];
+        for (int i = lane; i < size; i += 32) {
+          const u32 entry = listed[(own + c) * LISTED + i];
+          list[begin + i] = c * CHUNK + (entry & 0xffff), scored[begin + i] = entry >> 16;
+        }
       }
   }
   if (lse)
@@ -481,13 +502,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   least -= 0.06f + fabsf(least) * 1e-3f + slack;
   int here = 0, coming = 0;
 
-  // Of the list's `found` tokens, counted from `at`.
-  auto settle = [&](int at) {
+  // Of the list's `found` tokens, counted from `at`. sift: some of them may be too low.
+  auto settle = [&](int at, bool sift) {
     __syncthreads();
     // a warp's part of the list, which it makes shorter: what is left of it is wanted
     const int part = (found + TEAM * 16 - 1) / (TEAM * 16) * 16;
-    const int low = min(warp * part, found), high = min(low + part, found);
-    int left = 0, put_off = 0;
+    const int low = min(warp * part, found);
+    int high = min(low + part, found), left = 0, put_off = 0;
+    if (sift) {
+      int kept = low;
+      for (int i = low; i < high; i += 32) {
+        const bool real = i + lane < high && from_half(scored[i + lane]) >= least;
+        const u32 entry = real ? list[i + lane] : 0, all = __ballot_sync(0xffffffff, real);
+        if (real) list[kept + __popc(all & ((1u << lane) - 1))] = entry;
+        kept += __popc(all);
+        __syncwarp();
+      }
+      high = kept;
+    }
     for (int i = low; i < high; i += 16 * AT_ONCE) {
       u32 entry[AT_ONCE][2], words[AT_ONCE][2][OWN];
       bool real[AT_ONCE][2];
@@ -501,8 +533,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
           words[j][k][0] = words[j][k][OWN - 1] = 0;
           if (real[j][k]) {
             const int its = at + (int)entry[j][k];
-            read_words<OWN>(words[j][k],
-                            from + __ldg(blocks + its / BLOCK) * block_stride + its % BLOCK * WORDS);
+            read_words<OWN>(words[j][k], from + __ldg(blocks + (u32)its / BLOCK) * block_stride +
+                                             (u32)its % BLOCK * WORDS);
           }
         }
       __syncwarp();
@@ -552,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   };
 
   if (whole && least >= -deep) {
-    settle(first);
+    settle(first, true);
   } else {
     for (int at = first; at < last; at += WINDOW) {
       const int token = at + threadIdx.x * EACH;
@@ -572,7 +604,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
       }
       int before = number(__popc(marks), found);
       for (; marks; marks &= marks - 1) list[before++] = threadIdx.x * EACH + __ffs(marks) - 1;
-      settle(at);
+      settle(at, false);
     }
   }
   if (lse) {

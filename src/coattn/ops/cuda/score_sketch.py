@@ -96,7 +96,7 @@ def score(found: Scores, pool: TokenPool) -> Scores:
     kept, chunks, warps = scan.kept, -(-n // scan.chunk), min(WARPS, kv_heads)
     device = kept.device
     lse, inside = torch.empty(2, rows, chunks, kv_heads * group, dtype=torch.float32, device=device)
-    listed = torch.empty(rows, kv_heads, chunks, scan.chunk // LISTED, dtype=torch.int16, device=device)
+    listed = torch.empty(rows, kv_heads, chunks, scan.chunk // LISTED, dtype=torch.int32, device=device)
     counts = torch.empty(rows, kv_heads, chunks, dtype=torch.int32, device=device)
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
