@@ -38,8 +38,10 @@ def score_sketch(
             weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
             return lambda: cuda.score(weighed, pool)
 
+    off = pool.off(seq)  # before the pools are attended again
+
     def score() -> Scores:
-        found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+        found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)._replace(off=off)
         scores, n = found.scores, table.shape[1] * kept.shape[2]
         assert isinstance(scores, Tensor)
         above = pool.above[seq.long()]
@@ -93,7 +95,7 @@ def _score(
     if q.device.type == "cuda":
         from coattn.ops.triton.sketch import score_sketch as kernel
 
-        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool.place_of)
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
@@ -106,7 +108,7 @@ def _score(
         found.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
     )
     about = guess(worth * scale, base * scale, softcap).view(rows, q_heads)
-    return Scores(found, lse, inside, about, pool.off(seq))
+    return Scores(found, lse, inside, about, torch.zeros_like(about))
 
 
 def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, seq: Tensor, whole: bool) -> Tensor:

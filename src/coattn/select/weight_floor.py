@@ -134,14 +134,18 @@ class WeightFloor(Select):
                 *attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap), mean
             ))  # fmt: skip
 
+        def attend_pools() -> None:
+            call.arrived()
+            near.append(begun[0][1]())
+
         self._first.run(device, begin)
-        found = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)()
-        window, rest, mean = begun[0]
+        score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
+        # scoring takes arithmetic, attending bandwidth
+        self._lane.run(device, attend_pools)
+        found = score()
         self._first.join()
-        bound = bound_scores(found, window, floors, pool, table.seq, whole=False)
-        call.arrived()
-        self._lane.run(device, lambda: near.append(rest()))
-        return found, bound, near[0], mean
+        bound = bound_scores(found, begun[0][0], floors, pool, table.seq, whole=False)
+        return found, bound, near[0], begun[0][2]
 
     def joined(self) -> None:
         self._lane.join()

@@ -99,19 +99,22 @@ def test_scores_are_those_of_the_reference(
     values = torch.randn(blocks, KV_HEADS, block, d)
     memory = torch.stack((of_block.transpose(1, 2), values), 2).to(dtype).contiguous()
     mean = torch.randn(rows, KV_HEADS * group, d)
+    held = pool.place_of[seq.long(), :, : width * block] >= 0
+
+    def check_counts(count: torch.Tensor, bound: torch.Tensor, now: float) -> None:
+        margin = (want - bound.view(rows, KV_HEADS, group, 1)).amax(2).masked_fill(~real | held, -99.0)
+        for kind, (low, high) in enumerate(((now, 1e9), (0.0, now))):
+            least, most = (((margin >= low + s) & (margin < high - s)).sum((0, 2)) for s in (0.3, -0.3))
+            own = count.sum((0, 2))[:, kind].cpu()
+            assert (least <= own).all(), kind
+            assert (own <= most.clamp_max(FRESH * count.shape[2] * rows)).all(), kind
+
     for now in (0.0, 1.0):
         args = (table, tokens, want, bound, mean, seq)
         first = attend_scored(q[:, None], memory, ScoredWork(*args, copied(pool, "cpu"), now), scale, cap)
         work = ScoredWork(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), copied(there_too, "cuda"), now)
         second = attend_scored(here[0][:, None], memory.cuda(), work, scale, cap)
-        held = pool.place_of[seq.long(), :, : width * block] >= 0
-        margin = (want - bound.view(rows, KV_HEADS, group, 1)).amax(2)
-        margin = margin.masked_fill(~real | held, -99.0)
-        for kind, (low, high) in enumerate(((now, 1e9), (0.0, now))):
-            least, most = (((margin >= low + s) & (margin < high - s)).sum((0, 2)) for s in (0.3, -0.3))
-            count = second.count.sum((0, 2))[:, kind].cpu()
-            assert (least <= count).all(), kind
-            assert (count <= most.clamp_max(FRESH * second.count.shape[2] * rows)).all(), kind
+        check_counts(second.count, bound, now)
         assert int(first.count.sum()) > 30
         # the kernel takes what is attended off the sum of all: of a rest below 1e-5 of it nothing is left
         a, b = first.states.merged(), second.states.merged()
@@ -119,13 +122,6 @@ def test_scores_are_those_of_the_reference(
         got_lse, own = (x.lse.cpu()[[0, 2]].maximum(least) for x in (b, a))
         torch.testing.assert_close(got_lse, own, atol=0.1, rtol=0.01)
 
-    def counted(scores: Scan, lower: float) -> torch.Tensor:
-        pools = copied(there_too, "cuda")
-        work = ScoredWork(here[2], here[3], scores, bound.cuda() - lower, mean.cuda(), seq.cuda(), pools, 0.5)
-        return attend_scored(here[0][:, None], memory.cuda(), work, scale, cap).count.sum(2).cpu()
-
-    lowered = (0.0, 1.0, 3.0)  # the last is further below than lists go
-    unlisted = [counted(got, lower) for lower in lowered]
     # a bound is known now: which tokens of the pool are wanted, and which outside it may reach the next bound
     pool.above[seq.long()] = bound - want_guess
     there_too.above[seq.cuda().long()] = bound.cuda() - guess
@@ -134,9 +130,11 @@ def test_scores_are_those_of_the_reference(
     assert pool.age[2, 1, 4] == 1
     assert there_too.age.cpu().equal(pool.age)
     assert isinstance(listed, Scan)
-    for lower, want_count in zip(lowered, unlisted, strict=True):
-        assert (counted(listed, lower) - want_count).abs().max() <= 2 + want_count.max() // 100
-        assert int(want_count.sum()) > 30
+    assert (listed.counts <= listed.listed.shape[-1]).any()  # type: ignore[operator, union-attr]
+    for lower in (-1.0, 0.0, 1.0, 3.0):  # the last is further below than lists go
+        pools, own = copied(there_too, "cuda"), bound - lower
+        work = ScoredWork(here[2], here[3], listed, own.cuda(), mean.cuda(), seq.cuda(), pools, 1.0)
+        check_counts(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap).count, own, 1.0)
 
     # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")

@@ -130,8 +130,8 @@ def test_scores_and_what_is_attended(
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
     want, want_lse, want_inside, *_ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, words, table, tokens)]
-    own = copied(pool, DEVICE)
-    got, lse, inside, *_ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, own)
+    places = pool.place_of.to(DEVICE)
+    got, lse, inside, *_ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, places)
     real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
     torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
     want_lse = want_lse.logsumexp(1)

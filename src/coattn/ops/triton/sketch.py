@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.token_pool import TokenPool
 from coattn.ops.triton.softcap import capped
 from coattn.quantise.sketch import WORD, Scores, Sketcher, guess
 
@@ -98,7 +97,7 @@ def score_sketch(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    pool: TokenPool,
+    place_of: Tensor,
 ) -> Scores:
     """See `ops/sketch.py`; scores of tiles that a row does not reach are not written."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
@@ -117,12 +116,13 @@ def score_sketch(
     out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32, device=q.device)
     lse, inside = torch.empty(2, rows, tiles, q_heads, dtype=torch.float32, device=q.device)
     _score[(rows, kv_heads, tiles)](
-        worth, rest, kept, table, tokens, seq, pool.place_of, out, lse, inside, softcap or 1.0, kv_heads, n, tiles,
-        pool.place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
+        worth, rest, kept, table, tokens, seq, place_of, out, lse, inside, softcap or 1.0, kv_heads, n, tiles,
+        place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    return Scores(out, lse, inside, guess(worth.float(), rest, softcap), pool.off(seq))
+    about = guess(worth.float(), rest, softcap)
+    return Scores(out, lse, inside, about, torch.zeros_like(about))
 
 
 @triton.jit
