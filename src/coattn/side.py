@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 
+FIRST = -1
+"""The priority of what a step waits for, where attention runs beside it."""
+
 
 class SideStream:
     """Runs kernels beside what follows on the current stream; without a GPU, at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int = 0) -> None:
+        """priority: of kernels that wait for room, less is sooner."""
+        self._priority = priority
         self._streams: dict[torch.device, Any] = {}
         self._forked: set[torch.device] = set()
 
@@ -21,7 +26,7 @@ class SideStream:
             work()
             return
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = torch.cuda.Stream(device, self._priority)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -21,6 +21,7 @@ from coattn.hf.logits import head
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.runtime import Runtime
+from coattn.side import FIRST
 from coattn.trace.account import step_trace
 from coattn.trace.step import Crossing, StepTrace, Timing, on_host_clock
 from coattn.types import Phase, Step, Tier
@@ -82,7 +83,7 @@ class GraphRunner:
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._pools = self._new_pools()
         # before what a rule leaves running beside it
-        priority = -1 if any(group.select.leaves for group in runtime.groups) else 0
+        priority = FIRST if any(group.select.leaves for group in runtime.groups) else 0
         self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:

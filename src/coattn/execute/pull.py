@@ -18,7 +18,7 @@ from coattn.ops.attend import attend
 from coattn.ops.attend_scored import attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
-from coattn.side import SideStream
+from coattn.side import FIRST, SideStream
 from coattn.state import AttnState
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
@@ -62,7 +62,7 @@ class Pull(Executor):
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads, pieces, 2]`: single entries that the last step attended to, and wanted for later."""
-    _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
+    _lane: SideStream = field(init=False, repr=False, default_factory=lambda: SideStream(FIRST))
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Staging.unit_bytes(spec.layers, config.block) if config.host else 0

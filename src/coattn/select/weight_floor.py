@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from coattn.upkeep.base import Upkeep
 
 
+MANY = 4
+"""Sequences whose scan takes all of a GPU: attention over pools that starts with it fills the end of it. A shorter scan
+would share the GPU from the start, and is waited for."""
+
 Picked = tuple["Scores", Tensor, "State", Tensor]
 """Scores, bounds, what GPU memory attends to, and the mean of values."""
 
@@ -140,9 +144,12 @@ class WeightFloor(Select):
 
         self._first.run(device, begin)
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
-        # scoring takes arithmetic, attending bandwidth
-        self._lane.run(device, attend_pools)
-        found = score()
+        if len(call.q) >= MANY:
+            self._lane.run(device, attend_pools)
+            found = score()
+        else:
+            found = score()
+            self._lane.run(device, attend_pools)
         self._first.join()
         bound = bound_scores(found, begun[0][0], floors, pool, table.seq, whole=False)
         return found, bound, near[0], begun[0][2]

@@ -276,9 +276,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
                  int* __restrict__ age, const int* __restrict__ clock, u32* __restrict__ listed,
                  int* __restrict__ counts, float softcap, float touch, float deep, int heads, int n,
                  int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
-  extern __shared__ uint4 room[];
-  uint4(*const ring)[AHEAD][COPIES] = (uint4(*)[AHEAD][COPIES])room;
-  uint4(*const spots)[AHEAD][TILE / 8] = (uint4(*)[AHEAD][TILE / 8])(room + WARPS * AHEAD * COPIES);
+  __shared__ uint4 ring[WARPS][AHEAD][COPIES];
+  __shared__ uint4 spots[WARPS][AHEAD][TILE / 8];
   const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, mine = t * 8 + g;
   const int chunk = blockIdx.x;

@@ -18,12 +18,8 @@ CHUNKS = (1024, 512, 256, 128)
 """Tokens a warp scores: the most that leave enough warps for all of a GPU."""
 ENOUGH = 5500
 """Warps: at 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512 and 382 with fewer, of 1,024."""
-TILE, AHEAD = 32, 4
-"""Keys of a piece, and pieces on their way to a warp."""
-SHARED = 80 << 10
-"""Bytes of a program's shared memory: two of a multiprocessor at a time, so that attention finds room beside them."""
-PLENTY = 200 << 10
-"""Of a multiprocessor, for that."""
+AHEAD = 4
+"""Pieces of 32 keys on their way to a warp."""
 THREADS = 128
 """Of a program that chooses."""
 DEEP = 3.0
@@ -102,15 +98,12 @@ def score(found: Scores, pool: TokenPool) -> Scores:
     lse, inside = torch.empty(2, rows, chunks, kv_heads * group, dtype=torch.float32, device=device)
     listed = torch.empty(rows, kv_heads, chunks, scan.chunk // LISTED, dtype=torch.int32, device=device)
     counts = torch.empty(rows, kv_heads, chunks, dtype=torch.int32, device=device)
-    shared = warps * AHEAD * TILE * (4 * kept.shape[3] + 2)
-    if torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor >= PLENTY:
-        shared = max(shared, SHARED)
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.best, lse, inside, pool.above, pool.age, pool.clock, listed, counts, float(scan.softcap or 1.0), TOUCH,
         DEEP, kv_heads, n, chunks, pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)),
-        Int64(kept.stride(1)), Int64(scan.table.stride(0)), shared=shared,
+        Int64(kept.stride(1)), Int64(scan.table.stride(0)),
     )  # fmt: skip
     return Scores(replace(scan, lse=lse, listed=listed, counts=counts), lse, inside, found.guess, found.off)
 
