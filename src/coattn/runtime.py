@@ -209,7 +209,7 @@ class Runtime:
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
         call.arrived()  # if the rule had nothing to attend to
         states = group.schedule.run(call, selection)
-        group.select.joined()
+        selection.ready()
         for probe in self.probes:
             probe.selected(group, call, selection, states)
         if group.index.beside or group.upkeep.beside:

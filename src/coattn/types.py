@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -248,11 +249,17 @@ KINDS = ("gpu", "host", "rows", "entries", "scored", "term")
 """Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, listed ones, scored ones, known terms."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Selection:
     """What is attended in one layer of one step, as disjoint pieces of work. A kind occurs at most once."""
 
     works: tuple[Work, ...] = ()
+    ready: Callable[[], object] = _nothing
+    """Makes what follows wait for states that works have already."""
 
     @staticmethod
     def of(gpu: BlockList | None = None, host: BlockList | None = None, *more: Work) -> Selection:

@@ -48,6 +48,3 @@ class Select(Part):
     @abstractmethod
     def pick(self, call: Call) -> Selection:
         """What `call.q` attends to of what the cache shows in this step."""
-
-    def joined(self) -> None:
-        """What `pick` left running beside what follows is waited for: its states are read next."""

@@ -109,7 +109,11 @@ class WeightFloor(Select):
         assert visible.gpu is not None, "the new token lies there"
         step = self._beside_pool if self._sketch.pools[call.layer].packed is not None else self._after_pool
         found, bound, near, mean = step(call, table, visible.gpu)
-        return Selection((BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean)))
+        works = BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean)
+        return Selection(works, self._ready)
+
+    def _ready(self) -> None:
+        self._lane.join()
 
     def _after_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
         """Pools are among the blocks: once these are attended, the bound is known as it is."""
@@ -153,9 +157,6 @@ class WeightFloor(Select):
         self._first.join()
         bound = bound_scores(found, begun[0][0], floors, pool, table.seq, whole=False)
         return found, bound, near[0], begun[0][2]
-
-    def joined(self) -> None:
-        self._lane.join()
 
     def _ahead(self, call: Call, table: StepTable) -> Selection:
         """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
