@@ -4,8 +4,8 @@ A score is `q . k`. An error of a key costs most along directions in which queri
 root of the queries' second moment and then to their own main axes: there the errors of channels add up as they are.
 Every channel gets as many bits as pay most, the first a sign, the next halves; a channel of little spread gets none. A
 channel's number is the sum of its bits, each worth twice the one below it: so a code is a set of *planes*, one bit a
-token each, and a query is turned once into what each plane is worth to it. How bits are dealt out differs from head to
-head and shows in these tables alone.
+token each, and a query is turned once into what each plane is worth to it. Bits come in pairs, since a kernel takes
+two of a channel for the price of one. How they are dealt out differs from head to head and shows in these tables alone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ THREADS = 8
 """Of a fit."""
 WORD = 32
 """Planes in a stored number."""
+PAIR = 2
+"""Bits that a channel gets at a time, which lie side by side."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,8 @@ def fit(mean: Tensor, cov: Tensor, cost: Tensor, planes: int) -> Sketcher:
     spread = spread.clamp_min(spread[:, -1:] * 1e-12).clamp_min(1e-30)
     bits, channel, bit = _deal(spread, planes)
     order = _order(spread.sqrt().gather(1, channel) * (1 << bit) * _steps(bits.gather(1, channel)))
-    channel, bit = channel.gather(1, order), bit.gather(1, order)
+    channel, bit = (x.gather(1, order).repeat_interleave(PAIR, 1) for x in (channel, bit))
+    bit = bit + torch.arange(planes, device=bit.device) % PAIR
     known = _steps(bits) * spread.sqrt()
     to, back = main.mT @ root, inverse @ main
     per = channel[:, :, None].expand(-1, -1, d)
@@ -212,25 +215,26 @@ def _steps(bits: Tensor) -> Tensor:
 
 
 def _order(worth: Tensor) -> Tensor:
-    """What planes are worth on average, `[heads, planes]` -> which plane stands where.
+    """What pairs of planes are worth on average, `[heads, pairs]` -> which pair stands where.
 
-    A kernel counts bit i of a byte (of half a byte, where planes are few) as 2^i in what it adds up: so those bits are
-    for the planes that are worth most.
+    A kernel counts pair i of a byte (of half a byte, where planes are few) as 4^i in what it adds up: so the higher
+    ones are for the pairs that are worth most.
     """
-    planes = worth.shape[1]
-    place = torch.arange(planes, device=worth.device)
-    high = place % 8 if planes % 256 == 0 else place % 4
+    pairs = worth.shape[1]
+    place = torch.arange(pairs, device=worth.device)
+    high = place % (4 if pairs * PAIR % 256 == 0 else 2)
     return worth.argsort(1).gather(1, high.argsort(stable=True).argsort().expand_as(worth))
 
 
 def _deal(spread: Tensor, planes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Variances `[heads, d]` -> bits of each channel; of each plane its channel and which bit it is, `[heads, planes]`.
+    """Variances `[heads, d]` -> bits of each channel; of each pair of planes its channel and which bit the lower one
+    is, `[heads, planes / 2]`.
 
-    A bit more is worth less the more a channel has: the best ones of all are what one by one would be chosen.
+    A pair more is worth less the more a channel has: the best ones of all are what one by one would be chosen.
     """
-    gain = torch.tensor([a - b for a, b in pairwise(LEFT)], dtype=spread.dtype, device=spread.device)
+    gain = torch.tensor([a - b for a, b in pairwise(LEFT[::PAIR])], dtype=spread.dtype, device=spread.device)
     most = gain.numel()
-    chosen = (spread[..., None] * gain).flatten(1).topk(planes, dim=1).indices.sort(1).values
+    chosen = (spread[..., None] * gain).flatten(1).topk(planes // PAIR, dim=1).indices.sort(1).values
     channel, nth = chosen // most, chosen % most
-    bits = torch.zeros_like(spread, dtype=torch.long).scatter_add_(1, channel, torch.ones_like(channel))
-    return bits, channel, bits.gather(1, channel) - 1 - nth
+    pairs = torch.zeros_like(spread, dtype=torch.long).scatter_add_(1, channel, torch.ones_like(channel))
+    return PAIR * pairs, channel, PAIR * (pairs.gather(1, channel) - 1 - nth)

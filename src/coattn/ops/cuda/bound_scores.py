@@ -9,7 +9,8 @@ from coattn.ops.cuda.nvrtc import Int64, module
 from coattn.ops.token_pool import TokenPool
 from coattn.quantise.sketch import Scores
 
-THREADS = 256
+THREADS = 64
+"""Few: so that a program finds room beside those that attend."""
 
 
 def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, seq: Tensor, whole: bool) -> Tensor:

@@ -1,10 +1,10 @@
 // Scores of one query token a sequence against sketches of keys, on tensor cores; and which tokens are wanted by them.
 //
-// A key is WORDS * 32 planes of one bit. A thread masks one bit out of every byte of its words: four planes, as they
-// are, make a register of the A operand of m16n8k32 over bytes, in which bit i counts 2^i. What the planes are worth to
-// the query heads of a KV head is the B operand, in 8 bits with a step that is 2^i smaller, so that the products of
-// all bits of a kind are counted alike. Planes are ordered by what they are worth, so bit i is mostly worth twice bit
-// i - 1, and 8 bits are enough. 16 keys x 32 planes are scored against up to 8 query heads by one instruction.
+// A key is WORDS * 32 planes of one bit, in pairs of which the upper one is worth twice the lower. A thread masks one pair
+// out of every byte of its words: four numbers from 0 to 3, as they are, make a register of the A operand of m16n8k32 over
+// bytes, in which pair i counts 4^i. What the lower planes are worth to the query heads of a KV head is the B operand, in 8
+// bits with a step that is 4^i smaller, so that the products of all pairs of a kind are counted alike. Pairs are ordered by
+// what they are worth, so 8 bits are enough. 16 keys x 32 pairs are scored against up to 8 query heads by one instruction.
 //
 // Sums start at 1.5 * 2^23 as a float's bits: adding to those bits adds to the float.
 //
@@ -24,8 +24,9 @@ typedef long long i64;
 #endif
 
 constexpr int PLANES = WORDS * 32;
-constexpr int OWN = WORDS / 4;    // words of a thread
-constexpr int TURNS = WORDS;      // products over 32 planes each: WORDS == 4: bits i and i + 4 in one
+constexpr int OWN = WORDS / 4;  // words of a thread
+constexpr int TURNS =
+    WORDS / 2;  // products over 32 pairs of planes each; WORDS == 4: pairs i and i + 2 in one
 constexpr int KINDS = WORDS / 4;  // of steps
 constexpr int TILE = 32;          // tokens of a warp at a time
 constexpr u32 START = 0x4b400000;
@@ -33,12 +34,13 @@ constexpr float SHIFT = 12582912.f;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float NOTHING = -60000.f;  // the score of a head that is not there
 
-// Which plane stands in byte b of the operand of thread t: of its first or second half, in turn i.
+// Which pair of planes, by its lower one, stands in byte b of the operand of thread t: of its first or second half, in
+// turn i.
 __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
-  return WORDS == 4 ? 32 * t + 8 * b + i + 4 * half : 32 * (2 * t + half) + 8 * b + i;
+  return WORDS == 4 ? 32 * t + 8 * b + 2 * i + 4 * half : 32 * (2 * t + half) + 8 * b + 2 * i;
 }
 
-// What every plane is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
+// What every pair is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
 // [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; guess, like it: about what all tokens
 // weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]; off, like
 // guess: how much more a pool weighed in the last step, heard [slots, PIECES, heads * GROUP], than was estimated, told [slots,
@@ -101,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     // lanes p and p + 8 have the same bit
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 8));
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 16));
-    if (p % 32 < 8) atomicMax(&top[g][kind], __float_as_int(most));
+    if (p % 32 < 8 && p % 2 == 0) atomicMax(&top[g][kind], __float_as_int(most));
     for (int i = 16; i; i /= 2) {
       one += __shfl_xor_sync(0xffffffff, one, i);
       two += __shfl_xor_sync(0xffffffff, two, i);
@@ -207,12 +209,12 @@ struct Query {
 #pragma unroll
     for (int k = 0; k < KINDS; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 mask = 0x01010101u << (4 * k + i);
+      for (int i = 0; i < 2; ++i) {
+        const u32 mask = 0x03030303u << (4 * k + 2 * i);
         const u32 *v = x, *w = y;
         const u32 a2 = OWN == 2 ? v[OWN - 1] & mask : (v[0] >> 4) & mask;
         const u32 a3 = OWN == 2 ? w[OWN - 1] & mask : (w[0] >> 4) & mask;
-        const int turn = 4 * k + i;
+        const int turn = 2 * k + i;
         if (i == 0)
           multiply_bytes(d[k], v[0] & mask, w[0] & mask, a2, a3, b[turn][0], b[turn][1], START, START, START,
                          START);

@@ -71,7 +71,7 @@ def weigh(
     """A query as the kernels have it, beside the scores of the last one."""
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
     form = constants(q, kept, table.shape[1] * kept.shape[2], softcap)
-    operand = torch.empty(rows, kv_heads, words, 2, 32, dtype=torch.int32, device=q.device)
+    operand = torch.empty(rows, kv_heads, words // 2, 2, 32, dtype=torch.int32, device=q.device)
     scales = torch.empty(rows, kv_heads, 8, words // 4, dtype=torch.float32, device=q.device)
     rest, base = (torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device) for _ in range(2))
     guess, off = torch.empty(2, rows, q_heads, dtype=torch.float32, device=q.device)
