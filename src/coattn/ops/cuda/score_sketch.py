@@ -14,10 +14,9 @@ from coattn.quantise.sketch import Scan, Scores, Sketcher
 
 WARPS = 8
 """Of a program: one for each KV head, as far as there are."""
-CHUNKS = (1024, 512, 256, 128)
-"""Tokens a warp scores: the most that leave enough warps for all of a GPU."""
-ENOUGH = 5500
-"""Warps: at 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512 and 382 with fewer, of 1,024."""
+CHUNKS = {1024: 8000, 512: 5000, 256: 4000, 128: 0}
+"""Tokens a warp scores, and the warps that there must be: a GPU has 3,000 at a time, and more even out their ends. At
+10 sequences of 65,536 tokens a layer took 370 us with chunks of 512, and 382 with 5,120 warps of 1,024."""
 AHEAD = 4
 """Pieces of 32 keys on their way to a warp."""
 THREADS = 128
@@ -48,11 +47,11 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
 def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[str, int]:
     """Of the kernels' form, for sequences of so many tokens."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
-    fit = [chunk for chunk in CHUNKS if rows * kv_heads * n >= ENOUGH * chunk] or CHUNKS[-1:]
+    fit = next(chunk for chunk, least in CHUNKS.items() if rows * kv_heads * n >= least * chunk)
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": (chunk := min(fit[0], 32 * block)), "LISTED": chunk // LISTED, "AHEAD": AHEAD, "THREADS": THREADS,
+        "CHUNK": (chunk := min(fit, 32 * block)), "LISTED": chunk // LISTED, "AHEAD": AHEAD, "THREADS": THREADS,
         "FRESH": FRESH, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
 
