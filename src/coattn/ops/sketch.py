@@ -47,7 +47,8 @@ def score_sketch(
         above = pool.above[seq.long()]
         base = found.guess + torch.where(above.isfinite(), above, 0.0)
         highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
-        pool.best[seq.long(), :, :n] = highest.clamp(-60000, 60000).to(torch.float16)
+        held = pool.place_of[seq.long(), :, :n] >= 0
+        pool.best[seq.long(), :, :n] = highest.masked_fill(held, -torch.inf).clamp(-60000, 60000).to(torch.float16)
         past = torch.arange(n, device=q.device) >= tokens[:, None]
         wanted = (highest >= -TOUCH * LOG2E) & above.isfinite().all(-1)[:, None, None] & ~past[:, None]
         pool.touch(seq, wanted)

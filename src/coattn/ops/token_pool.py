@@ -41,7 +41,8 @@ class TokenPool:
     come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where there are any
     tokens to come. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says of its query
     alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score of each token
-    was above the bound before it, the highest of a group's heads, as a power of two. told: `[slots, q_heads]` float32,
+    was above the bound before it, the highest of a group's heads, as a power of two; nothing for tokens that were in
+    the pool. told: `[slots, q_heads]` float32,
     heard: `[slots, PIECES, q_heads]`: lse of the pool in the last step, as a sketch estimates it, or infinity, and as
     it was, of pieces. pins: first places that are never given away.
 
@@ -107,9 +108,8 @@ class TokenPool:
         return torch.where(found.isfinite(), found, 0.0)
 
     def near_bound(self, seq: Tensor, n: int) -> Tensor:
-        """`[rows, kv_heads, n]`: which tokens of sequences `seq` were near a bound in the last step."""
-        slots = seq.long()
-        return self.best[slots, :, :n] >= -SLACK - TOUCH * LOG2E * (self.place_of[slots, :, :n] >= 0)
+        """`[rows, kv_heads, n]`: which tokens outside the pools of `seq` were near a bound in the last step."""
+        return self.best[seq.long(), :, :n] >= -SLACK
 
     def lately(self, slot: int, n: int) -> Tensor:
         """`[kv_heads, n]` int64: how lately each token was wanted; before all, those outside the pool."""

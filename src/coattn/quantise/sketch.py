@@ -38,8 +38,7 @@ class Scan:
     """Scores of which only the highest of each token are written: the others are made again where they count.
 
     operand, scales, rest, base: of the queries, as the kernels of `module` have them. kept, table, tokens, seq: what
-    is scored. lse: see `Scores`, of `chunk` tokens each; None: the highest scores are those of the last step. listed,
-    counts: of each chunk the tokens that were near the last bound, and how many, where they are known.
+    is scored. lse: see `Scores`, of `chunk` tokens each; None: the highest scores are those of the last step.
     """
 
     operand: Tensor
@@ -51,8 +50,6 @@ class Scan:
     tokens: Tensor
     seq: Tensor
     lse: Tensor | None
-    listed: Tensor | None
-    counts: Tensor | None
     group: int
     chunk: int
     softcap: float | None

@@ -13,7 +13,7 @@
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), CHUNK
-// tokens a warp (a multiple of 32, at most 32 blocks) and LISTED of them, AHEAD pieces of keys on their way, THREADS of a
+// tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a
 // program that chooses, FRESH, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
@@ -263,21 +263,19 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// best [slots, heads, most] float16: the highest score of a token's heads; lse, inside [rows, chunks, heads * GROUP]:
-// natural logarithms of what tokens weigh that have no place in a pool, and that have one. Where a bound is known, which
-// above [slots, heads * GROUP] says: tokens of the pool that are at most `touch` below it get young; tokens outside that are
-// at most `deep` below it are listed, listed [rows, heads, chunks, LISTED], with their scores in the upper 16 bits, from the
-// chunk's first, and counted, counts [rows, heads, chunks]; more than LISTED: not all are there. A warp for each chunk and head, the heads of a chunk side by
-// side: so what they read lies side by side. It comes through shared memory, AHEAD tiles on their way.
+// best [slots, heads, most] float16: the highest score of a token's heads, nothing for tokens of the pool; lse, inside
+// [rows, chunks, heads * GROUP]: natural logarithms of what tokens weigh that have no place in a pool, and that have one.
+// Where the last bound is known, which above [slots, heads * GROUP] says, tokens of the pool that are at most `touch` below it
+// get young. A warp for each chunk and head, the heads of a chunk side by side: so what they read lies side by side. It
+// comes through shared memory, AHEAD tiles on their way.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
                  const int* __restrict__ tokens, const int* __restrict__ seq,
                  const short* __restrict__ place_of, unsigned short* __restrict__ best,
                  float* __restrict__ lse, float* __restrict__ inside, const float* __restrict__ above,
-                 int* __restrict__ age, const int* __restrict__ clock, u32* __restrict__ listed,
-                 int* __restrict__ counts, float softcap, float touch, float deep, int heads, int n,
-                 int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+                 int* __restrict__ age, const int* __restrict__ clock, float softcap, float touch, int heads,
+                 int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
   __shared__ uint4 ring[WARPS][AHEAD][COPIES];
   __shared__ uint4 spots[WARPS][AHEAD][TILE / 8];
   const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
@@ -289,7 +287,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
   const i64 said = ((i64)row * chunks + chunk) * heads * GROUP + head * GROUP;
   if (start >= count) {
     if (lane < GROUP) lse[said + lane] = inside[said + lane] = -INFINITY;
-    if (lane == 0) counts[line * chunks + chunk] = 0;
     return;
   }
   // where the blocks of the chunk begin, in the lanes' registers, in units of 16 bytes
@@ -321,14 +318,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 #pragma unroll
   for (u32 j = 0; j < AHEAD; ++j) fetch(j, j * TILE);
   const Query query(bq, scales, rest, base, line, lane, softcap);
-  const bool bounded = fabsf(above[pool * GROUP]) < 1e30f;
-  const float young = bounded ? -touch * LOG2E : INFINITY, low = bounded ? -deep : INFINITY;
+  const float young = fabsf(above[pool * GROUP]) < 1e30f ? -touch * LOG2E : INFINITY;
   const int step = clock[pool];
   int* const ages = age + pool * places;
   float all[2] = {0.f, 0.f}, out[2] = {0.f, 0.f};
-  u32 found = 0;
   unsigned short* to = best + pool * most + start + mine;
-  u32* const list = listed + (line * chunks + chunk) * LISTED;
+  const unsigned short nothing = (unsigned short)halves(NOTHING, NOTHING);
   u32 stage = 0;
   for (u32 at = 0; at < size; at += TILE) {
     copies_wait<AHEAD - 1>();
@@ -368,16 +363,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 2));
     upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 2));
     const unsigned short highest = (t & 2 ? upper : lower) >> 16 * (t & 1);
-    *to = highest, to += TILE;
-    const float score_of = from_half(highest);
-    if (place >= 0 && score_of >= young) ages[place] = step;
-    const bool near = place < 0 && score_of >= low;
-    const u32 votes = __ballot_sync(0xffffffff, near);
-    if (votes) {
-      const u32 number = found + __popc(votes & ((1u << lane) - 1));
-      if (near && number < LISTED) list[number] = (u32)highest << 16 | at + mine;
-      found += __popc(votes);
-    }
+    *to = place < 0 ? highest : nothing, to += TILE;
+    if (place >= 0 && from_half(highest) >= young) ages[place] = step;
   }
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
@@ -393,12 +380,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
       inside[said + 2 * t + c] = query.base[c] + __logf(fminf(in, 1e38f));
     }
   }
-  if (lane == 0) counts[line * chunks + chunk] = bounded ? found : LISTED + 1;
 }
 
-// Which tokens are wanted: those of which any head's score reaches its bound. A program has whole chunks. Of those it
-// scores again what may reach a bound: what the scan has listed, if that went low enough and has all; else it looks at
-// the highest scores, a window at a time. Each warp has a part of the list, of which what is wanted stays.
+// Which tokens are wanted: those of which any head's score reaches its bound. A program looks at whole chunks, a window
+// at a time: first at the highest scores, then it scores again what may reach a bound, each warp its part of the list.
 //
 // With lse, bound is [rows, heads * GROUP]. Without, the query is a predicted one and the highest scores are those of the
 // last step: bound [rows] says how far above `base` a score has to be, what was `slack` below base is scored, and nothing
@@ -407,22 +392,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's; count [rows, heads,
 // splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
 // [rows, splits, heads * GROUP]: what all weigh that are neither in a pool nor in ids.
-extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
                   const float* __restrict__ rest, const float* __restrict__ base,
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
                   const int* __restrict__ seq, const short* __restrict__ place_of,
                   const unsigned short* __restrict__ best, const float* __restrict__ lse,
-                  const u32* __restrict__ listed, const int* __restrict__ counts,
                   const float* __restrict__ bound, const float* __restrict__ above, int* __restrict__ ids,
                   int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
-                  float deep, float now, float slack, int n, int chunks, int most, i64 block_stride,
-                  i64 head_stride, i64 table_seq) {
-  constexpr int TEAM = THREADS / 32, EACH = 16, WINDOW = THREADS * EACH, AT_ONCE = 3;
-  constexpr u32 LATER = 1u << 31, PLACE = LATER - 1;
-  __shared__ u32 list[WINDOW];
-  __shared__ unsigned short scored[WINDOW];
-  __shared__ int sums[TEAM], votes[TEAM][2], starts[THREADS + 1];
+                  float now, float slack, int n, int chunks, int most, i64 block_stride, i64 head_stride,
+                  i64 table_seq) {
+  constexpr int TEAM = THREADS / 32, EACH = 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
+  constexpr u32 LATER = 1 << 14, PLACE = LATER - 1;
+  static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
+  __shared__ unsigned short list[WINDOW];
+  __shared__ int sums[TEAM], votes[TEAM][2];
   __shared__ float weights[TEAM][8], lefts[8];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -435,49 +419,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
   const int* const blocks = table + row * table_seq;
   int* const mine = ids + line * n + first;
 
-  // Numbers before each thread's, in the order of threads, and how many there are of all.
-  auto number = [&](int own, int& all) {
-    int before = own;
+  // A thread's tokens of a window. Their bound may be on its way yet, the scan is over.
+  uint4 scores[LOADS];
+  auto load = [&](int at) {
+    const int token = at + threadIdx.x * EACH;
 #pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-      const int other = __shfl_up_sync(0xffffffff, before, i);
-      if (lane >= i) before += other;
-    }
-    if (lane == 31) sums[warp] = before;
-    __syncthreads();
-    before -= own, all = 0;
-#pragma unroll
-    for (int w = 0; w < TEAM; ++w) {
-      const int others = sums[w];
-      if (w < warp) before += others;
-      all += others;
-    }
-    return before;
+    for (int i = 0; i < LOADS; ++i)
+      if (token < last) scores[i] = __ldg((const uint4*)(highest + token) + i);
   };
-
-  // what the scan has listed; its bound may be on its way yet, the scan is over
-  const int chunk = first / CHUNK, parts = first < last ? (last - first + CHUNK - 1) / CHUNK : 0;
-  const bool asked = lse && parts <= THREADS;
-  int found = 0;
-  bool whole = asked;
-  if (asked) {
-    const i64 own = line * chunks + chunk;
-    const int its = (int)threadIdx.x < parts ? counts[own + threadIdx.x] : 0;
-    whole = !__syncthreads_or(its > LISTED);
-    starts[threadIdx.x] = number(min(its, LISTED), found);
-    if (threadIdx.x == 0) starts[THREADS] = found;
-    __syncthreads();
-    whole = whole && found <= WINDOW;
-    if (whole)
-      for (int c = warp; c < parts; c += TEAM) {
-        const int begin = starts[c], size = starts[c + 1] - begin;
-        for (int i = lane; i < size; i += 32) {
-          const u32 entry = listed[(own + c) * LISTED + i];
-          list[begin + i] = c * CHUNK + (entry & 0xffff), scored[begin + i] = entry >> 16;
-        }
-      }
-  }
-  if (lse)
+  load(first);
+  if (lse) {
+    const int chunk = first / CHUNK, parts = first < last ? (last - first + CHUNK - 1) / CHUNK : 0;
     for (int i = warp; i < GROUP; i += TEAM) {
       const float own = base[line * 8 + i];
       float left = 0.f;
@@ -486,6 +438,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
       for (int j = 16; j; j /= 2) left += __shfl_xor_sync(0xffffffff, left, j);
       if (lane == 0) lefts[i] = left;
     }
+  }
   const Query query(bq, scales, rest, base, line, lane, softcap);
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -500,28 +453,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
 #pragma unroll
   for (int c = 0; c < 2; ++c) limit[c] = 2 * t + c < GROUP ? limit_of(2 * t + c) : INFINITY;
   if (!lse) least = fmaxf(least, 0.f);
-  // 16 bits have rounded
-  least -= 0.06f + fabsf(least) * 1e-3f + slack;
+  // 16 bits have rounded; tokens of the pool have no score
+  least = fmaxf(least - 0.06f - fabsf(least) * 1e-3f - slack, NOTHING + 1000.f);
   int here = 0, coming = 0;
-
-  // Of the list's `found` tokens, counted from `at`. sift: some of them may be too low.
-  auto settle = [&](int at, bool sift) {
+  for (int at = first; at < last; at += WINDOW) {
+    const int token = at + threadIdx.x * EACH;
+    u32 marks = 0;
+    if (token < last) {
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        const u32 word = ((const u32*)scores)[i / 2];
+        const float score = from_half((unsigned short)(word >> 16 * (i % 2)));
+        marks |= (u32)(token + i < last && score >= least) << i;
+      }
+      if (!lse)  // since the last step
+        for (u32 left = marks; left; left &= left - 1)
+          if (where[token + __ffs(left) - 1] >= 0) marks &= ~(left & -left);
+    }
+    const int own = __popc(marks);
+    int before = own, found = 0;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int other = __shfl_up_sync(0xffffffff, before, i);
+      if (lane >= i) before += other;
+    }
+    if (lane == 31) sums[warp] = before;
+    __syncthreads();
+    before -= own;
+#pragma unroll
+    for (int w = 0; w < TEAM; ++w) {
+      const int others = sums[w];
+      if (w < warp) before += others;
+      found += others;
+    }
+    for (; marks; marks &= marks - 1)
+      list[before++] = (unsigned short)(threadIdx.x * EACH + __ffs(marks) - 1);
     __syncthreads();
     // a warp's part of the list, which it makes shorter: what is left of it is wanted
     const int part = (found + TEAM * 16 - 1) / (TEAM * 16) * 16;
-    const int low = min(warp * part, found);
-    int high = min(low + part, found), left = 0, put_off = 0;
-    if (sift) {
-      int kept = low;
-      for (int i = low; i < high; i += 32) {
-        const bool real = i + lane < high && from_half(scored[i + lane]) >= least;
-        const u32 entry = real ? list[i + lane] : 0, all = __ballot_sync(0xffffffff, real);
-        if (real) list[kept + __popc(all & ((1u << lane) - 1))] = entry;
-        kept += __popc(all);
-        __syncwarp();
-      }
-      high = kept;
-    }
+    const int low = min(warp * part, found), high = min(low + part, found);
+    int left = 0, put_off = 0;
     for (int i = low; i < high; i += 16 * AT_ONCE) {
       u32 entry[AT_ONCE][2], words[AT_ONCE][2][OWN];
       bool real[AT_ONCE][2];
@@ -554,7 +525,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
           if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
           const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
           if (wanted && t == 0)
-            list[low + left + __popc(all & ((1u << lane) - 1))] = entry[j][k] | (at_once ? 0 : LATER);
+            list[low + left + __popc(all & ((1u << lane) - 1))] =
+                (unsigned short)(entry[j][k] | (at_once ? 0 : LATER));
           left += __popc(all);
           put_off += __popc(__ballot_sync(0xffffffff, wanted && !at_once && t == 0));
         }
@@ -582,32 +554,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
       }
       to[0] += __popc(one), to[1] += __popc(second);
     }
+    load(at + WINDOW);
     __syncthreads();
-  };
-
-  if (whole && least >= -deep) {
-    settle(first, true);
-  } else {
-    for (int at = first; at < last; at += WINDOW) {
-      const int token = at + threadIdx.x * EACH;
-      u32 marks = 0;
-      if (token < last) {
-        const uint4* const a = (const uint4*)(highest + token);
-        const uint4* const b = (const uint4*)(where + token);
-        const uint4 a0 = __ldg(a), a1 = __ldg(a + 1), b0 = __ldg(b), b1 = __ldg(b + 1);
-        const u32 x[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
-        const u32 y[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-          const bool outside = y[i / 2] >> 16 * (i % 2) & 0x8000;
-          const float score = from_half((unsigned short)(x[i / 2] >> 16 * (i % 2)));
-          marks |= (u32)(token + i < last && outside && score >= least) << i;
-        }
-      }
-      int before = number(__popc(marks), found);
-      for (; marks; marks &= marks - 1) list[before++] = threadIdx.x * EACH + __ffs(marks) - 1;
-      settle(at, false);
-    }
   }
   if (lse) {
 #pragma unroll

@@ -21,11 +21,6 @@ AHEAD = 4
 """Pieces of 32 keys on their way to a warp."""
 THREADS = 128
 """Of a program that chooses."""
-DEEP = 3.0
-"""Powers of two below the last bound down to which tokens outside a pool are listed: bounds that fall further, and
-lists that are full, cost a look at all scores."""
-LISTED = 8
-"""Of so many tokens of a chunk there is room for one in its list."""
 WORDS = (4, 8)
 """Numbers of a key that there is a form for: 128 planes, or 256."""
 
@@ -51,7 +46,7 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": (chunk := min(fit, 32 * block)), "LISTED": chunk // LISTED, "AHEAD": AHEAD, "THREADS": THREADS,
+        "CHUNK": min(fit, 32 * block), "AHEAD": AHEAD, "THREADS": THREADS,
         "FRESH": FRESH, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
 
@@ -81,9 +76,8 @@ def weigh(
         Int64(q.stride(1)), follow=follow(),
     )  # fmt: skip
     scan = Scan(
-        operand, scales, rest, base, kept, table, tokens, seq, None, None, None, form["GROUP"], form["CHUNK"], softcap,
-        made,
-    )  # fmt: skip
+        operand, scales, rest, base, kept, table, tokens, seq, None, form["GROUP"], form["CHUNK"], softcap, made
+    )
     return Scores(scan, guess[:, None], guess[:, None], guess, off)
 
 
@@ -95,16 +89,14 @@ def score(found: Scores, pool: TokenPool) -> Scores:
     kept, chunks, warps = scan.kept, -(-n // scan.chunk), min(WARPS, kv_heads)
     device = kept.device
     lse, inside = torch.empty(2, rows, chunks, kv_heads * group, dtype=torch.float32, device=device)
-    listed = torch.empty(rows, kv_heads, chunks, scan.chunk // LISTED, dtype=torch.int32, device=device)
-    counts = torch.empty(rows, kv_heads, chunks, dtype=torch.int32, device=device)
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, lse, inside, pool.above, pool.age, pool.clock, listed, counts, float(scan.softcap or 1.0), TOUCH,
-        DEEP, kv_heads, n, chunks, pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)),
-        Int64(kept.stride(1)), Int64(scan.table.stride(0)),
+        pool.best, lse, inside, pool.above, pool.age, pool.clock, float(scan.softcap or 1.0), TOUCH, kv_heads, n,
+        chunks, pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)),
+        Int64(scan.table.stride(0)),
     )  # fmt: skip
-    return Scores(replace(scan, lse=lse, listed=listed, counts=counts), lse, inside, found.guess, found.off)
+    return Scores(replace(scan, lse=lse), lse, inside, found.guess, found.off)
 
 
 def choose_scored(
@@ -117,8 +109,8 @@ def choose_scored(
     scan.module.launch(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, scan.lse, scan.listed, scan.counts, bound, pool.above, ids, later, count, tail,
-        float(scan.softcap or 1.0), DEEP, float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
+        pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
+        float(scan.softcap or 1.0), float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
         Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
         follow=scan.lse is not None and follow(),
     )  # fmt: skip
