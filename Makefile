@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 RUN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find src/coattn/csrc -type f 2>/dev/null)
-FORMATTED = $(shell find src/coattn/csrc src/coattn/ops/cuda tests/native -regex '.*\.\(cpp\|h\|inl\|cu\|cuh\)')
+FORMATTED = $(shell find src/coattn/csrc src/coattn/ops/cuda tests/native tests/ops/cuda -regex '.*\.\(cpp\|h\|inl\|cu\|cuh\)')
 
 .PHONY: demo test test-quick test-native test-native-arm lint format bench docs clean setup
 

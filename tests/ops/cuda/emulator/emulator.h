@@ -35,7 +35,9 @@ struct alignas(16) uint4 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
+}
 
 struct Barrier {
   int size = 0, count = 0;
@@ -66,7 +68,9 @@ inline std::function<void()> kernel_call;
 inline uint3 blockIdx, gridDim, blockDim;
 #define threadIdx (current->thread)
 
-inline void yield() { swapcontext(&current->context, &scheduler); }
+inline void yield() {
+  swapcontext(&current->context, &scheduler);
+}
 inline void release(Barrier& b) {
   if (b.size && b.count >= b.size) b.count = 0, ++b.turn;
 }
@@ -119,10 +123,18 @@ inline void run_grid(unsigned x, unsigned y, unsigned z, int threads) {
       for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(threads);
 }
 
-inline int lane_of() { return current->thread.x % 32; }
-inline Warp& warp_of() { return warps[current->thread.x / 32]; }
-inline void __syncthreads() { wait(whole); }
-inline void __syncwarp() { wait(warp_of().barrier); }
+inline int lane_of() {
+  return current->thread.x % 32;
+}
+inline Warp& warp_of() {
+  return warps[current->thread.x / 32];
+}
+inline void __syncthreads() {
+  wait(whole);
+}
+inline void __syncwarp() {
+  wait(warp_of().barrier);
+}
 // What every lane sends, as long as `read` looks at it.
 template <class Send, class Read>
 auto exchange(Send send, Read read) {
@@ -136,7 +148,7 @@ auto exchange(Send send, Read read) {
 template <class T>
 T from_lane(T x, int lane) {
   return exchange([&](u64* to) { std::memcpy(to, &x, sizeof x); },
-                  [&](u64 (*all)[8]) {
+                  [&](u64(*all)[8]) {
                     T y;
                     std::memcpy(&y, all[lane], sizeof y);
                     return y;
@@ -156,13 +168,15 @@ T __shfl_up_sync(u32, T x, int by) {
 }
 inline u32 __ballot_sync(u32, bool vote) {
   return exchange([&](u64* to) { to[0] = vote; },
-                  [&](u64 (*all)[8]) {
+                  [&](u64(*all)[8]) {
                     u32 found = 0;
                     for (int i = 0; i < 32; ++i) found |= (u32)all[i][0] << i;
                     return found;
                   });
 }
-inline bool __any_sync(u32 mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline bool __any_sync(u32 mask, bool vote) {
+  return __ballot_sync(mask, vote) != 0;
+}
 
 template <class A, class B>
 auto min(A a, B b) {
@@ -180,20 +194,36 @@ template <class T>
 T __ldcs(const T* x) {
   return *x;
 }
-inline int __popc(u32 x) { return __builtin_popcount(x); }
-inline int __ffs(u32 x) { return __builtin_ffs((int)x); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
+inline int __popc(u32 x) {
+  return __builtin_popcount(x);
+}
+inline int __ffs(u32 x) {
+  return __builtin_ffs((int)x);
+}
+inline float __expf(float x) {
+  return std::exp(x);
+}
+inline float __logf(float x) {
+  return std::log(x);
+}
 template <class To, class From>
 To bits(From x) {
   To y;
   std::memcpy(&y, &x, sizeof y);
   return y;
 }
-inline float __uint_as_float(u32 x) { return bits<float>(x); }
-inline u32 __float_as_uint(float x) { return bits<u32>(x); }
-inline float __int_as_float(int x) { return bits<float>(x); }
-inline int __float_as_int(float x) { return bits<int>(x); }
+inline float __uint_as_float(u32 x) {
+  return bits<float>(x);
+}
+inline u32 __float_as_uint(float x) {
+  return bits<u32>(x);
+}
+inline float __int_as_float(int x) {
+  return bits<float>(x);
+}
+inline int __float_as_int(float x) {
+  return bits<int>(x);
+}
 inline int atomicMax(int* to, int x) {
   const int old = *to;
   *to = std::max(old, x);
@@ -220,23 +250,30 @@ inline unsigned short to_half(float x) {
   if (unit == -24) return sign | (unsigned short)digits;
   return sign | (unsigned short)(((unit + 25) << 10) + (int)digits - 1024);
 }
-inline u32 halves(float first, float second) { return to_half(first) | (u32)to_half(second) << 16; }
+inline u32 halves(float first, float second) {
+  return to_half(first) | (u32)to_half(second) << 16;
+}
 #if F16
-inline float wide(Number x) { return from_half(x); }
+inline float wide(Number x) {
+  return from_half(x);
+}
 #else
-inline float wide(Number x) { return bits<float>((u32)x << 16); }
+inline float wide(Number x) {
+  return bits<float>((u32)x << 16);
+}
 #endif
 
 // Products of a warp. Fragments as PTX has them.
 template <class Left, class Right, class T>
-void product(T* d, const T* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, int each, Left left, Right right) {
+void product(T* d, const T* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, int each, Left left,
+             Right right) {
   const int g = lane_of() / 4, t = lane_of() % 4;
   exchange(
       [&](u64* to) {
         const u32 own[6] = {a0, a1, a2, a3, b0, b1};
         for (int i = 0; i < 6; ++i) to[i] = own[i];
       },
-      [&](u64 (*all)[8]) {
+      [&](u64(*all)[8]) {
         for (int i = 0; i < 4; ++i) {
           const int row = g, column = 2 * t + i % 2, lower = i / 2;
           T sum = c[i];
@@ -251,10 +288,12 @@ void product(T* d, const T* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, i
         return 0;
       });
 }
-inline void multiply_bytes(u32* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, u32 c0, u32 c1, u32 c2, u32 c3) {
+inline void multiply_bytes(u32* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, u32 c0, u32 c1, u32 c2,
+                           u32 c3) {
   const u32 c[4] = {c0, c1, c2, c3};
-  product(d, c, a0, a1, a2, a3, b0, b1, 4, [](u32 x, int i) { return x >> 8 * i & 255; },
-          [](u32 x, int i) { return (u32)(int)(signed char)(x >> 8 * i); });
+  product(
+      d, c, a0, a1, a2, a3, b0, b1, 4, [](u32 x, int i) { return x >> 8 * i & 255; },
+      [](u32 x, int i) { return (u32)(int)(signed char)(x >> 8 * i); });
 }
 inline void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const float own[4] = {c[0], c[1], c[2], c[3]};
@@ -266,7 +305,9 @@ inline void multiply16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
   auto number = [](u32 x, int i) { return from_half((unsigned short)(x >> 16 * i)); };
   product(c, own, a0, a1, a2, a3, b0, b1, 2, number, number);
 }
-inline float power(float x) { return std::exp2(x); }
+inline float power(float x) {
+  return std::exp2(x);
+}
 inline u32 higher(u32 x, u32 y) {
   return halves(std::fmax(from_half((unsigned short)x), from_half((unsigned short)y)),
                 std::fmax(from_half(x >> 16), from_half(y >> 16)));
@@ -280,19 +321,25 @@ inline u32 numbers(u32 word, u32 which) {
 inline u32 turned(u32 x) {
   const int row = lane_of() / 4, column = lane_of() % 4 * 2;
   return exchange([&](u64* to) { to[0] = x; },
-                  [&](u64 (*all)[8]) {
-                    auto at = [&](int r, int c) { return (u32)(all[r * 4 + c / 2][0] >> 16 * (c % 2)) & 0xffff; };
+                  [&](u64(*all)[8]) {
+                    auto at = [&](int r, int c) {
+                      return (u32)(all[r * 4 + c / 2][0] >> 16 * (c % 2)) & 0xffff;
+                    };
                     return at(column, row) | at(column + 1, row) << 16;
                   });
 }
 
 // Copies that run beside the kernel.
 inline char anchor;
-inline u32 shared_address(const void* x) { return (u32)((const char*)x - &anchor); }
+inline u32 shared_address(const void* x) {
+  return (u32)((const char*)x - &anchor);
+}
 inline void copy16(u32 to, const void* from) {
   current->groups.back().push_back({&anchor + (int)to, (const char*)from});
 }
-inline void copies_end() { current->groups.emplace_back(); }
+inline void copies_end() {
+  current->groups.emplace_back();
+}
 template <int N>
 void copies_wait() {
   auto& groups = current->groups;
