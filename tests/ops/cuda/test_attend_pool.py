@@ -51,16 +51,16 @@ def test_pieces(pairs: int, places: int) -> None:
         assert pairs * splits / (-(-pairs * splits // slots) * slots) > 0.8
 
 
-def world(d: int, group: int, dtype: torch.dtype) -> tuple[TokenPool, Any]:
-    """A pool of 100 places, of which slot 0 has 96, slot 1 none and slot 2 32, with keys as models have them: far from
-    zero, and channels of very different spread."""
+def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[TokenPool, Any]:
+    """A pool of so many places, of which slot 0 has all, slot 1 none and slot 2 32, with keys as models have them: far
+    from zero, and channels of very different spread."""
     torch.manual_seed(0)
     gpu = torch.randn(9, KV_HEADS, 2, BLOCK, d).to(dtype)
-    pool = TokenPool.make(gpu, 0, SLOTS, 256, 3 * BLOCK, KV_HEADS * group, packed=True)
+    pool = TokenPool.make(gpu, 0, SLOTS, 512, places, KV_HEADS * group, packed=True)
     assert pool.packed is not None
-    for slot, count in ((0, 96), (2, 32)):
+    for slot, count in ((0, places), (2, 32)):
         k = torch.randn(KV_HEADS, count, d) * torch.logspace(1, -2, d) + 20 * torch.randn(KV_HEADS, 1, d)
-        tokens = torch.stack([torch.randperm(200)[:count] for _ in range(KV_HEADS)])
+        tokens = torch.stack([torch.randperm(500)[:count] for _ in range(KV_HEADS)])
         pool.packed.learn(slot, k)
         pool.fill(slot, tokens, k, torch.randn(KV_HEADS, count, d))
     table = torch.randint(0, 9, (4, 1, 3), dtype=torch.int32)

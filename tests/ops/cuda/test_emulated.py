@@ -19,7 +19,6 @@ from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.sketch import bound_scores, peek_sketch, score_sketch
 from coattn.ops.token_pool import FRESH, SLACK, TokenPool
 from coattn.quantise.sketch import Scores, Sketcher, fit, spread_of
-from coattn.types import BlockList
 from coattn.units import ceil_div
 
 KV_HEADS, SPLITS = 2, 2
@@ -199,20 +198,11 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(("d", "group", "cap", "dtype"), [(64, 3, None, torch.float16), (128, 5, 30.0, torch.bfloat16)])
 def test_attention_over_window_and_pool(d: int, group: int, cap: float | None, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
+    from tests.ops.cuda.test_attend_pool import world
+
     from coattn.ops.cuda import attend_pool as kernel
 
-    torch.manual_seed(0)
-    gpu = torch.randn(9, KV_HEADS, 2, 32, d).to(dtype)
-    pool = TokenPool.make(gpu, 0, 4, 512, 288, KV_HEADS * group, packed=True)
-    assert pool.packed is not None
-    for slot, count in ((0, 288), (2, 32)):
-        k = torch.randn(KV_HEADS, count, d) * torch.logspace(1, -2, d) + 20 * torch.randn(KV_HEADS, 1, d)
-        tokens = torch.stack([torch.randperm(500)[:count] for _ in range(KV_HEADS)])
-        pool.packed.learn(slot, k)
-        pool.fill(slot, tokens, k, torch.randn(KV_HEADS, count, d))
-    table = torch.randint(0, 9, (4, 1, 3), dtype=torch.int32)
-    lists = BlockList(table, torch.tensor([[70], [3], [0], [96]], dtype=torch.int32), 96)
-    q, seq = torch.randn(4, 1, KV_HEADS * group, d).to(dtype), torch.tensor([2, 1, 0, 3], dtype=torch.int32)
+    pool, (q, gpu, lists, seq) = world(d, group, dtype, places=288)
     other = replace(copied(pool), packed=pool.packed)
     window, rest = attend_near(q.float(), gpu.float(), lists, pool, seq, 0.02, cap)
     near, finish = kernel.attend_near(q, gpu, lists, other, seq, 0.02, cap)

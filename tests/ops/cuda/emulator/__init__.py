@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.ops.cuda.nvrtc import FOLDER, Int64
+from coattn.ops.cuda.nvrtc import FOLDER, _value
 
 HERE = Path(__file__).parent
 OWN = [
@@ -81,17 +81,7 @@ class Emulated:
         self, name: str, grid: tuple[int, int, int], threads: int, *args: Any, shared: int = 0, follow: bool = False
     ) -> None:
         """Runs a kernel to its end."""
-        values = [value(arg) for arg in args]
+        assert all(x.device.type == "cpu" for x in args if isinstance(x, Tensor))
+        values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
         getattr(self._library, f"run_{name}")(*grid, threads, pointers)
-
-
-def value(arg: Any) -> Any:
-    if isinstance(arg, Tensor):
-        assert arg.device.type == "cpu"
-        return ctypes.c_void_p(arg.data_ptr())
-    if isinstance(arg, Int64):
-        return ctypes.c_longlong(arg)
-    if isinstance(arg, float):
-        return ctypes.c_float(arg)
-    return ctypes.c_void_p(None) if arg is None else ctypes.c_int(arg)
