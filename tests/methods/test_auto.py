@@ -218,12 +218,12 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     world.check_books()
 
 
-def test_what_a_predicted_query_wants_is_there_before_its_turn() -> None:
+@pytest.mark.parametrize("pool_dtype", ["model", "int8"])
+def test_what_a_predicted_query_wants_is_there_before_its_turn(pool_dtype: str) -> None:
     taken = {}
     for wrong in (0.0, 0.5, None):
-        world = World(
-            quality=0.75, code_bytes=4, pool_share=0.3, now=1.0, lead=1.0, fetch_from=1 if wrong is not None else 9
-        )
+        own = {"quality": 0.75, "code_bytes": 4, "pool_share": 0.3, "pool_dtype": pool_dtype}
+        world = World(**own, now=1.0, lead=1.0, fetch_from=1 if wrong is not None else 9)
         world.wrong = wrong or 0.0
         world.step(150, 90)
         late = ahead = 0.0
