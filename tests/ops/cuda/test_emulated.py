@@ -1,4 +1,4 @@
-"""The kernels of `auto` as they stand, on a CPU thread by thread, against PyTorch: where there is no GPU."""
+"""Kernels of `auto` and `scout` as they stand, on a CPU thread by thread, against PyTorch: where there is no GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from coattn.ops.attend_pool import attend_near
 from coattn.ops.cuda import bound_scores as bounds
+from coattn.ops.cuda import score_digest as digests
 from coattn.ops.cuda import score_sketch as cuda
+from coattn.ops.reference.pick_blocks import score_parts
 from coattn.ops.sketch import bound_scores, peek_sketch, score_sketch
 from coattn.ops.token_pool import FRESH, SLACK, TokenPool
 from coattn.quantise.sketch import Scores, Sketcher, fit, spread_of
@@ -36,7 +38,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
             _made[key] = Emulated(file, dict(defines), folder)
         return _made[key]
 
-    for one in (cuda, bounds):
+    for one in (cuda, bounds, digests):
         monkeypatch.setattr(one, "module", module)
     if shutil.which("g++") is None:
         return
@@ -213,3 +215,25 @@ def test_attention_over_window_and_pool(d: int, group: int, cap: float | None, d
     torch.testing.assert_close(
         other.heard[seq.long()].logsumexp(1), pool.heard[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3
     )
+
+
+@compiler
+@pytest.mark.parametrize(
+    ("n", "d", "group", "cap", "slack", "dtype"),
+    [
+        (131, 128, 5, None, 0.5, torch.bfloat16),
+        (40, 64, 8, 30.0, 1.0, torch.float16),
+        (1, 96, 1, None, 0.7, torch.float16),
+    ],
+)
+def test_scores_of_digests(n: int, d: int, group: int, cap: float | None, slack: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    q = torch.randn(3, KV_HEADS * group, d).to(dtype)
+    kept = torch.randn(3 * n + 5, KV_HEADS, 2, d).sort(2).values.to(dtype)
+    table = torch.randperm(3 * n).int().view(3, n)
+    tokens = torch.tensor([n * 32 + 7, min(n, 17) * 32, 0]).int().clamp(max=n * 32)
+    got = digests.score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
+    want = score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
+    there = torch.isfinite(want.blocks)
+    torch.testing.assert_close(got.blocks[there], want.blocks[there], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(got.sums, want.sums, atol=1e-4, rtol=1e-4)

@@ -26,7 +26,7 @@ OWN = [
         "higher",
         "shared_address",
     ),
-    *("copy16", "copies_end", "copies_wait", "multiply16", "numbers", "turned"),
+    *("copy16", "copies_end", "copies_wait", "multiply16", "numbers", "turned", "stream"),
 ]
 """Functions that the emulator has in place of the GPU's instructions."""
 

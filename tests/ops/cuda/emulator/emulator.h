@@ -242,6 +242,7 @@ inline unsigned short to_half(float x) {
   const unsigned short sign = std::signbit(x) ? 0x8000 : 0;
   x = std::fabs(x);
   if (std::isnan(x)) return sign | 0x7e00;
+  if (x == 0.f) return sign;
   if (x >= 65520.f) return sign | 0x7c00;
   int exponent;
   std::frexp(x, &exponent);  // x < 2^exponent
@@ -257,11 +258,26 @@ inline u32 halves(float first, float second) {
 inline float wide(Number x) {
   return from_half(x);
 }
+inline Number narrow(float x) {
+  return to_half(x);
+}
 #else
 inline float wide(Number x) {
   return bits<float>((u32)x << 16);
 }
+inline Number narrow(float x) {
+  const u32 own = bits<u32>(x);
+  return (Number)((own + 0x7fff + (own >> 16 & 1)) >> 16);
+}
 #endif
+inline u32 pair(float first, float second) {
+  return narrow(first) | (u32)narrow(second) << 16;
+}
+inline uint4 stream(const void* at) {
+  uint4 x;
+  std::memcpy(&x, at, sizeof x);
+  return x;
+}
 
 // Products of a warp. Fragments as PTX has them.
 template <class Left, class Right, class T>
