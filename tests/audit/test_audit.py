@@ -281,8 +281,12 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     assert sketch.fitted[0] >= known[0]
     assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
     assert 0 < pool.pins < pool.token_of.shape[-1]
+    left = 0
     for head, tokens in enumerate(pool.token_of[0].tolist()):  # after those that stay, what was wanted most lately
         kept, gone = set(tokens[pool.pins :]), set(held[head].tolist()) - set(tokens)
         assert kept <= set(held[head].tolist())
-        assert lately[head, list(gone)].max() <= lately[head, list(kept)].min()
+        if gone:
+            assert lately[head, list(gone)].max() <= lately[head, list(kept)].min()
+        left += len(gone)
+    assert left > 0
     world.runtime.abort()

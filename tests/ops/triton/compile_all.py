@@ -70,15 +70,17 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             kernel,
-            {**constants, "PACKED": packed, "BLOCK": 32, "ROW": 128, "VALUE": 32 * 128, "D": 128, "D_PAD": 128}
-            | {"IN_8_BITS": not packed},
+            {**constants, "PACKED": packed, "BLOCK": 32, "ROW": 128, "VALUE": 32 * 128, "D": 128, "D_PAD": 128},
         )
         for packed in (False, True)
         for kernel, constants in (
-            (token_pool._bring, {"MOVES": True, "LINES": 128, "ROWS": 16, "FRESH": 1024}),
+            (
+                token_pool._bring,
+                {"MOVES": True, "LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed},
+            ),
             (
                 attend_scored._fetch,
-                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "FRESH": 1024}
+                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8}
                 | {"CAP": True, "PRECISION": "tf32"},
             ),
         )
