@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 FIRST = -1
 """The priority of what a step waits for, where attention runs beside it."""
@@ -20,18 +22,17 @@ class SideStream:
         self._streams: dict[torch.device, Any] = {}
         self._forked: set[torch.device] = set()
 
-    def run(self, device: torch.device, work: Callable[[], object]) -> None:
-        """After what is on the current stream of the device now."""
+    def run(self, device: torch.device, work: Callable[[], T]) -> T:
+        """After what is on the current stream of the device now; what it returns may be read there when joined."""
         if device.type != "cuda":
-            work()
-            return
+            return work()
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device, self._priority)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            work()
         self._forked.add(device)
+        with torch.cuda.stream(stream):
+            return work()
 
     def join(self) -> bool:
         """The current streams wait for all that runs beside them. Whether anything does."""

@@ -16,6 +16,7 @@ from coattn.handover.mailbox import LayerJob, Mailbox
 from coattn.handover.server import Server
 from coattn.handover.span import Span
 from coattn.handover.sums import SumBox
+from coattn.side import FIRST
 from coattn.types import BlockWork, EntryWork, RowWork
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
     from coattn.types import Work
 
 
-FIRST = -1
-"""The priority of streams on which a query is predicted for what is to be fetched: its small kernels start before those
-of the step that wait, too, since the rows take most of a layer's time."""
-
-
 class Mailboxes(Hand):
     """One mailbox for queries over blocks, one for weighted rows, one for single entries, made when first wanted.
 
@@ -41,6 +37,8 @@ class Mailboxes(Hand):
     def __init__(self, cache: KVCache, pulls: bool, fetches: bool, server: Server) -> None:
         """pulls: whether the GPU fetches from DRAM itself, so that there is nobody to ask. fetches: whether queries are
         predicted in order to fetch."""
+        # small kernels of a query that is predicted to fetch start before those of the step that wait, too: the rows
+        # take most of a layer's time
         self._priority = FIRST if fetches else 0
         self.cache, self.device, self.server = cache, cache.spec.device, server
         self._attend: Mailbox | None = None

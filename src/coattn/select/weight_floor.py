@@ -117,46 +117,41 @@ class WeightFloor(Select):
 
     def _after_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
         """Pools are among the blocks: once these are attended, the bound is known as it is."""
-        memory, floors = self.cache.gpu.memory[call.layer], self.floors.rows(len(call.q))
-        scored: list[Scores] = []
+        pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         # scoring takes arithmetic, attending bandwidth
-        self._first.run(call.q.device, lambda: scored.append(score()))
+        found = self._first.run(call.q.device, score)
         call.arrived()
         near = attend(call.q, memory, listed, call.scale, call.shape.softcap)
         mean = self._sketch.means.of(call.layer, table, call.shape)
         self._first.join()
-        pool = self._sketch.pools[call.layer]
-        return scored[0], bound_scores(scored[0], near.lse, floors, pool, table.seq, whole=True), near, mean
+        bound = bound_scores(found, near.lse, self.floors.rows(len(call.q)), pool, table.seq, whole=True)
+        return found, bound, near, mean
 
     def _beside_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
         """What pools weigh is estimated: they are attended beside what follows, which waits for little but PCIe."""
-        memory, floors = self.cache.gpu.memory[call.layer], self.floors.rows(len(call.q))
-        pool, device = self._sketch.pools[call.layer], call.q.device
-        near: list[Split] = []
-        begun: list[tuple[Tensor, Callable[[], Split], Tensor]] = []
+        pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
 
-        def begin() -> None:
+        def begin() -> tuple[Tensor, Callable[[], Split], Tensor]:
             mean = self._sketch.means.of(call.layer, table, call.shape)
-            begun.append((
-                *attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap), mean
-            ))  # fmt: skip
+            near = attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap)
+            return (*near, mean)
 
-        def attend_pools() -> None:
+        def attend_pools() -> Split:
             call.arrived()
-            near.append(begun[0][1]())
+            return rest()
 
-        self._first.run(device, begin)
+        window, rest, mean = self._first.run(call.q.device, begin)
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         if len(call.q) >= MANY:
-            self._lane.run(device, attend_pools)
+            near = self._lane.run(call.q.device, attend_pools)
             found = score()
         else:
             found = score()
-            self._lane.run(device, attend_pools)
+            near = self._lane.run(call.q.device, attend_pools)
         self._first.join()
-        bound = bound_scores(found, begun[0][0], floors, pool, table.seq, whole=False)
-        return found, bound, near[0], begun[0][2]
+        bound = bound_scores(found, window, self.floors.rows(len(call.q)), pool, table.seq, whole=False)
+        return found, bound, near, mean
 
     def _ahead(self, call: Call, table: StepTable) -> Selection:
         """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far

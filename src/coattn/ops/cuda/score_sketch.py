@@ -33,7 +33,7 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
         return f"queries are {q.dtype}"
     if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 32 or kept.shape[2] % 16:
         return "heads or blocks have no form that fits"
-    apart = q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16 or pool.place_of.shape[-1] % 8
+    apart = q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16 or pool.place_of.shape[-1] % 32
     if q.stride(2) != 1 or apart or not kept.is_contiguous():
         return "the operands are not contiguous, or not aligned"
     return None
@@ -87,8 +87,7 @@ def score(found: Scores, pool: TokenPool) -> Scores:
     assert isinstance(scan, Scan)
     rows, kv_heads, group, n = scan.shape
     kept, chunks, warps = scan.kept, -(-n // scan.chunk), min(WARPS, kv_heads)
-    device = kept.device
-    lse, inside = torch.empty(2, rows, chunks, kv_heads * group, dtype=torch.float32, device=device)
+    lse, inside = torch.empty(2, rows, chunks, kv_heads * group, dtype=torch.float32, device=kept.device)
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
