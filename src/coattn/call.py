@@ -10,11 +10,7 @@ from torch import Tensor
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
-from coattn.types import LayerShape, Selection, Step
-
-
-def _nothing() -> None:
-    pass
+from coattn.types import LayerShape, Selection, Step, nothing_to_wait_for
 
 
 @dataclass(frozen=True)
@@ -35,9 +31,9 @@ class Call:
     """Whether the caller is already on a side stream."""
     to_fetch: bool = False
     """Whether what is picked is only to be fetched: the layer's own query picks again."""
-    listed: Callable[[], None] = _nothing
+    listed: Callable[[], None] = nothing_to_wait_for
     """Of such a call: called when the books of GPU memory say what comes, which has not come yet."""
-    arrived: Callable[[], None] = _nothing
+    arrived: Callable[[], None] = nothing_to_wait_for
     """Of any other in a decode step: makes what follows wait for what comes, before GPU memory is attended."""
 
     @property

@@ -249,8 +249,8 @@ KINDS = ("gpu", "host", "rows", "entries", "scored", "term")
 """Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, listed ones, scored ones, known terms."""
 
 
-def _nothing() -> None:
-    pass
+def nothing_to_wait_for() -> None:
+    """What a callback is where nobody gave one."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Selection:
     """What is attended in one layer of one step, as disjoint pieces of work. A kind occurs at most once."""
 
     works: tuple[Work, ...] = ()
-    ready: Callable[[], object] = _nothing
+    ready: Callable[[], object] = nothing_to_wait_for
     """Makes what follows wait for states that works have already."""
 
     @staticmethod
