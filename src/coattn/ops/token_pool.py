@@ -42,8 +42,8 @@ class TokenPool:
     tokens to come. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says of its query
     alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score of each token
     was above the bound before it, the highest of a group's heads, as a power of two; nothing for tokens that were in
-    the pool. told: `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of the pool in the last step, as a
-    sketch estimates it, or infinity, and as it was, of pieces. pins: first places that are never given away.
+    the pool. told: `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of the pool in the last step, as
+    a sketch estimates it, or infinity, and as it was, of pieces. pins: first places that are never given away.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
     `score_sketch` (age, best), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming), then
