@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from coattn.cache import keep
+from coattn.cache import keep, layout
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.index.sketch import Sketch
 from coattn.method import compose
 from coattn.methods import METHODS
+from coattn.ops import token_pool
 from coattn.ops.reference.append import whole_blocks
-from coattn.ops.token_pool import TokenPool
+from coattn.ops.token_pool import COLD, TokenPool
 from coattn.quantise.blocks import pack_blocks, unpack_blocks
 from coattn.quantise.sketch import unpack
 from coattn.runtime import Runtime
@@ -40,21 +41,20 @@ class World:
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
         self.lengths = [0] * seqs
         self.q: list[Tensor] = []
+        self.looked_up = 0
+        """Wanted entries that lay cold in pools, of all calls of `slow`."""
         self.wrong = 0.0
         """How far predicted queries are off."""
         self.odd: tuple[int, ...] = ()
         """Tokens whose keys are far from all others."""
         self.rounded = params.get("host_dtype") == "int8"
         """Whether what lies in DRAM alone has been rounded."""
-        self.held: list[Tensor] = []
-        """By layer: which tokens lay in the pools when the last step began."""
         self.pools: list[TokenPool] = []
-        """The pools themselves."""
+        """By layer: the pools when the last step began."""
 
     def step(self, *new: int) -> list[Tensor]:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
         self.runtime.begin(step)
-        self.held = [pool.place_of >= 0 for pool in self.sketch.pools.values()]
         self.pools = [deepcopy(pool) for pool in self.sketch.pools.values()]
         found, self.q = [], []
         for layer in range(2):
@@ -63,7 +63,6 @@ class World:
                 noise = torch.randn(q.shape, generator=self.draws)
                 with self.runtime.side_stream(layer, q):
                     self.runtime.predict(layer, q + self.wrong * noise, SCALE)
-                self.held[layer] = self.sketch.pools[layer].place_of >= 0
                 self.pools[layer] = deepcopy(self.sketch.pools[layer])
             for slot, (start, end) in enumerate(step.spans):
                 for token in self.odd:
@@ -106,7 +105,7 @@ class World:
             for slot in range(len(self.lengths)):
                 for head in range(KV_HEADS):
                     tokens = pool.token_of[slot, head].long()
-                    assert pool.place_of[slot, head, tokens].tolist() == list(range(len(tokens)))
+                    assert (pool.place_of[slot, head, tokens] % COLD).tolist() == list(range(len(tokens)))
                     assert int((pool.place_of[slot, head] >= 0).sum()) == len(tokens)
                     rows, off = self.rows(pool, slot, head), 0.0 if pool.packed is None else 0.02
                     for i, kept in enumerate(self.stored(slot, layer)):
@@ -119,7 +118,7 @@ class World:
         """Keys and values of all places of a pool."""
         places = pool.age.shape[-1]
         if pool.packed is not None:
-            return list(pool.packed.rows(slot, head, places))
+            return list(pool.packed.rows(slot, head, torch.arange(places)))
         start = pool.first + slot * places // BLOCK
         return list(pool.gpu[start : start + places // BLOCK, head].transpose(0, 1).flatten(1, 2))
 
@@ -147,8 +146,9 @@ class World:
                 for x, rows in zip((k, v), self.rows(pool, slot, head), strict=True):
                     x[at + self.sinks, head] = rows
             q = self.q[layer][slot, head * GROUP : (head + 1) * GROUP]
-            held = torch.zeros(edge, dtype=torch.bool)
-            held[self.sinks :] = self.held[layer][slot, head, : edge - self.sinks]
+            held, cold = torch.zeros(2, edge, dtype=torch.bool)
+            found = pool.place_of[slot, head, : edge - self.sinks]
+            held[self.sinks :], cold[self.sinks :] = (found >= 0) & (found < COLD), found >= COLD
             held[: self.sinks] = True
             own = q @ k[:, head].T
             scores = torch.cat([torch.where(held, own[:, :edge], q @ coded.T), own[:, edge:]], 1) * SCALE
@@ -163,7 +163,8 @@ class World:
                 total = others.logsumexp(-1).logaddexp(told + torch.where(off.isfinite(), off, 0.0))
             weights = (scores[:, :edge] - total[:, None]).exp()
             wanted = (weights >= floor).any(0) & ~held
-            attended += int(wanted.sum())
+            attended += int((wanted & ~cold).sum())
+            self.looked_up += int((wanted & cold).sum())
             wanted |= held
             exact = (q @ k[:, head].T * SCALE).masked_fill(
                 torch.cat([~wanted, torch.zeros(len(k) - edge).bool()]), -1e9
@@ -184,6 +185,8 @@ class World:
         (0.97, "both", {"fetch": 3}),
         (0.9, "pull", {"host_dtype": "int8"}),
         (0.9, "pull", {"pool_dtype": "int8"}),
+        (0.9, "pull", {"pool_dtype": "int8", "hot": 10, "pool_share": 0.25}),
+        (0.9, "both", {"fetch": 3, "pool_dtype": "int8", "hot": 12, "pool_share": 0.25}),
         (0.97, "both", {"fetch": 3, "pool_dtype": "int8", "host_dtype": "int8"}),
         (0.97, "both", {"fetch": 3, "host_dtype": "int8"}),
         (0.9, "pull", {"side_by_side": True}),
@@ -192,10 +195,17 @@ class World:
         (0.97, "both", {"fetch": 3, "side_by_side": True, "host_dtype": "int8"}),
     ],
 )
-def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
+def test_equals_the_rule_written_out(
+    quality: float, place: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"hot": 4096, **more}
+    hot = more.pop("hot")
+    for module in (token_pool, layout):
+        monkeypatch.setattr(module, "HOT", hot)
     world = World(quality=quality, place=place, code_bytes=4, now=1.0, **more)
     world.step(150, 90)
-    assert world.sketch.cache.spec.pool_blocks == 4
+    places = BLOCK * world.sketch.cache.spec.pool_blocks
+    assert places == 256 * more.get("pool_share", 0.125)
     for _ in range(12):  # a block becomes full on the way, in both
         got = world.step(1, 1)
     floor = ((1 - quality) / 2) ** 2
@@ -208,12 +218,14 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     report = world.runtime.report(Step.of((0, 1), (161, 101), (1, 1)))
     assert report["row_entries"] == pytest.approx(sum(taken) / 2 / KV_HEADS)
     assert 0 < report["row_entries"] < 240
+    assert report.get("cold_entries", 0) == pytest.approx(world.looked_up / 2 / KV_HEADS)
+    assert (world.looked_up > 0) is (hot < places)
     if place == "both":
         assert 0 < report["cpu_entries"] < report["row_entries"]
     # window, first block, pool, and codes by their bytes
     gpu, far = world.runtime.groups[0].cache.gpu, report["row_entries"] / report["kept_mean"]
-    share = (2 * DIM + 4) / (8 * DIM) if "pool_dtype" in more else 1
-    near = sum(gpu.entries(slot, length) + 4 * BLOCK * share for slot, length in ((0, 162), (1, 102)))
+    share = (2 * DIM + 6) / (8 * DIM) if "pool_dtype" in more else 1
+    near = sum(gpu.entries(slot, length) + min(places, hot) * share for slot, length in ((0, 162), (1, 102)))
     assert report["attended_gpu"] == pytest.approx(near + far * report["code_share"])
     world.check_books()
 

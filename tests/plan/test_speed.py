@@ -29,8 +29,8 @@ def test_auto_reads_sketches_window_and_chosen_rows() -> None:
     composed = compose(METHODS["auto"], block=32, window_blocks=4, code_bytes=16, quality=0.98)
     found = step(LAYERS, composed, 4, 20000, 10**6, Rates(1e12, 1e9))
     assert found is not None
-    # of a pool in 8 bits: a byte a channel, and two scales of two bytes a row
-    assert found["kv_bytes"] == 4 * (128 * TOKEN + 10000 * 3 * 2 * (2 * 64 + 4))
+    # of a pool in 8 bits 4,096 rows: a byte a channel, two scales of two bytes, and a place in a list
+    assert found["kv_bytes"] == 4 * (128 * TOKEN + 4096 * 3 * 2 * (2 * 64 + 6))
     assert found["scan_bytes"] == 4 * (20000 - 128) * 3 * 2 * 16
     assert found["entries"] == 1780
     assert found["pulled_bytes"] == pytest.approx(4 * 0.015 * 1780 * TOKEN, abs=1)

@@ -61,7 +61,7 @@ class Pull(Executor):
     _ahead: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer `[rows, kv_heads, pieces, 2]`: single entries that the last step attended to, and wanted for later."""
+    """By layer `[rows, kv_heads, pieces, 3]`: see `Taken`, of the last step."""
     _lane: SideStream = field(init=False, repr=False, default_factory=lambda: SideStream(FIRST))
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
@@ -116,15 +116,15 @@ class Pull(Executor):
 
     def report(self, step: Step) -> dict[str, Any]:
         """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads;
-        those that it had fetched before, and that come for later steps."""
+        those that it had fetched before, that come for later steps, and that it looked up in pools."""
         if not self._taken:
             return {}
         counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
-        attended, later = (torch.stack(counts).sum(0) / len(counts)).tolist()
+        attended, later, cold = (torch.stack(counts).sum(0) / len(counts)).tolist()
         ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / max(
             1, len(self._ahead)
         )
-        more = {"ahead_entries": ahead, "later_entries": later}
+        more = {"ahead_entries": ahead, "later_entries": later, "cold_entries": cold}
         return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
 
     def release(self) -> None:

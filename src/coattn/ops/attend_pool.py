@@ -1,4 +1,4 @@
-"""`attend_near`: one query token a sequence over all that lies in GPU memory, its window and its pool in 8 bits."""
+"""`attend_near`: one query token a sequence over its window, and over what was wanted lately of its pool in 8 bits."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def has_form(shape: LayerShape) -> bool:
 def attend_near(
     q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Callable[[], Split]]:
-    """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, at once, and over the pools of
-    sequences `seq` `[rows]` int32, in 8 bits, when the second of what is returned is called, on another stream if that
-    is better.
+    """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, at once, and over what is listed of
+    the pools of sequences `seq` `[rows]` int32, in 8 bits, when the second of what is returned is called, on another
+    stream if that is better.
 
     Returns the lse of pieces of the first, `[rows, pieces, q_heads]`; that of pools is noted in `pool.heard`. On a GPU:
     CUDA C++.
@@ -50,18 +50,18 @@ def attend_near(
 
 
 def _attend(q: Tensor, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None) -> AttnState:
-    assert pool.packed is not None
-    kv_heads, made = pool.clock.shape[1], []
+    rows, (_, kv_heads), d = pool.packed, pool.clock.shape, q.shape[-1]
+    assert rows is not None
+    out, lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -torch.inf)
+    asked = q.float().view(len(q), kv_heads, -1, d)
     for row, slot in enumerate(seq.tolist()):
-        count, own = int(pool.packed.count[slot]), q[row].float().view(kv_heads, -1, q.shape[-1])
-        if not count:  # the slot for padding rows has no memory for any
-            made.append((torch.zeros_like(q[row], dtype=torch.float32), own.new_full(q.shape[1:2], -torch.inf)))
-            continue
-        rows = [pool.packed.rows(slot, head, count) for head in range(kv_heads)]
-        k, v = (torch.stack(x) for x in zip(*rows, strict=True))
-        scores = capped(torch.einsum("hgd,hnd->hgn", own, k) * scale, softcap)
-        lse = scores.logsumexp(-1)
-        weights = (scores - lse[..., None]).exp()
-        made.append((torch.einsum("hgn,hnd->hgd", weights, v).flatten(0, 1), lse.flatten()))
-    out, lse = (torch.stack(x)[:, None] for x in zip(*made, strict=True))
-    return AttnState(out, lse)
+        for head in range(kv_heads):
+            count = int(rows.count[slot, head])
+            if not count:  # the slot for padding rows has no memory for any
+                continue
+            k, v = rows.rows(slot, head, rows.listed[slot, head, :count].long())
+            scores = capped(asked[row, head] @ k.T * scale, softcap)
+            own = slice(head * len(scores), (head + 1) * len(scores))
+            lse[row, own] = scores.logsumexp(-1)
+            out[row, own] = scores.softmax(-1) @ v
+    return AttnState(out[:, None], lse[:, None])

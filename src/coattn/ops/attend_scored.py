@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coattn.ops.reference.attend_rows import gather_entries
 from coattn.ops.softcap import softcap as capped
-from coattn.ops.token_pool import FRESH, NONE, Moves, bring, renew_pool
+from coattn.ops.token_pool import COLD, FRESH, NONE, Moves, TokenPool, bring, renew_pool
 from coattn.side import SideStream
 from coattn.state import Split
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Taken:
-    """states: pieces of the entries attended, the last that of all others. count `[rows, kv_heads, splits, 2]` int32:
-    entries attended, and those that only come into the pool."""
+    """states: pieces of the entries attended, the last that of all others. count `[rows, kv_heads, splits, 3]` int32:
+    entries attended out of DRAM, those that only come into the pool, and those attended that lie cold in it."""
 
     states: Split
     count: Tensor
@@ -33,8 +33,9 @@ class Taken:
 class Chosen:
     """Positions of the entries to be attended at once, by sequence and KV head in `splits` pieces of its tokens.
 
-    ids: `[rows, kv_heads, n]` int32, each piece from its first token's place on; later: `[rows, kv_heads, splits,
-    most]` int32, those that only come into the pool; count: `[rows, kv_heads, splits, 2]` int32, how many of both.
+    ids: `[rows, kv_heads, n]` int32, each piece from its first token's place on, and those that lie cold in a pool from
+    its last one's back; later: `[rows, kv_heads, splits, most]` int32, those that only come into the pool; count:
+    `[rows, kv_heads, splits, 3]` int32, how many of the first, of `later`, and of the cold ones.
     tokens: `[rows]`, entries to choose from; a piece is as many wholes of `look` as make up its part of them.
     """
 
@@ -61,37 +62,65 @@ def attend_scored(
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
 
-    An entry that any query head of a group wants is attended by all of them, with its own key; what lies in the pool is
-    left out, since it is attended there. Entries that were read are to come into the pool, as far as it has places to
-    give, and after them those that are wanted and not `now`: `bring` fetches them, when nobody attends to the pool.
-    lane: where its books are written beside that, on a GPU.
+    An entry that any query head of a group wants is attended by all of them, with its own key; what a pool lists is
+    left out, since it is attended there, and what lies cold in it is read there. Entries that were read in DRAM are to
+    come into the pool, as far as it has places to give, and after them those that are wanted and not `now`: `bring`
+    fetches them, when nobody attends to the pool. lane: where its books are written beside that, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
         return kernel(q, memory, work, scale, softcap, deal, lane)
-    rows, _, q_heads, d = q.shape
+    (rows, _, q_heads, _), pool = q.shape, work.pool
     chosen, scores = _choose(work, work.now), work.scores
     assert isinstance(scores, Tensor)
-    kv_heads = scores.shape[1]
-    count = chosen.at_once.sum(-1, dtype=torch.int32)
-    longest = int(count.max()) if count.numel() else 0
-    # the positions of wanted entries in front, in order
-    index = chosen.at_once.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
+    index, count = _front(chosen.at_once)
     if deal is not None:
         count, chosen = _dealt(work, chosen, index, count, deal)
+    keys, values = (x.to(pool.gpu.dtype).float() for x in gather_entries(index, memory, work.table[:, None]))
+    states = [_attend(q, keys, values, count, scale, softcap)]
+    if pool.packed is not None:
+        near, lying = _front(chosen.cold)
+        states.append(_attend(q, *_looked_up(pool, work.seq, near), lying, scale, softcap))
+    else:
+        lying = torch.zeros_like(count)
+    left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
+    _list(work, chosen)
+    out, lse = zip(*states, (work.mean, left), strict=True)
+    counts = torch.stack([count, chosen.later.sum(-1, dtype=torch.int32), lying], -1)
+    return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), counts[:, :, None])
+
+
+def _front(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """`[rows, kv_heads, n]` bool -> positions of what is marked, in front and in order, and how many."""
+    count = marks.sum(-1, dtype=torch.int32)
+    longest = int(count.max()) if count.numel() else 0
+    return marks.int().argsort(dim=-1, descending=True, stable=True)[..., :longest], count
+
+
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, count: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Over the first `count` of keys and values `[rows, kv_heads, n, d]`: output and lse."""
+    (rows, _, q_heads, d), (kv_heads, longest) = q.shape, keys.shape[1:3]
     used = torch.arange(longest) < count[..., None]
-    keys, values = (x.to(work.pool.gpu.dtype).float() for x in gather_entries(index, memory, work.table[:, None]))
     grouped = q[:, 0].float().view(rows, kv_heads, -1, d)
     exact = capped(torch.einsum("rhgd,rhnd->rhgn", grouped, keys) * scale, softcap)
     exact = exact.masked_fill(~used[:, :, None], -torch.inf)
     lse = exact.logsumexp(-1) if longest else exact.new_full(exact.shape[:-1], -torch.inf)
     weights = (exact - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
-    out = torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d)
-    left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
-    _list(work, chosen)
-    states = Split(torch.stack([out, work.mean], 1), torch.stack([lse.view(rows, q_heads), left], 1))
-    return Taken(states, torch.stack([count, chosen.later.sum(-1, dtype=torch.int32)], -1)[:, :, None])
+    return torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d), lse.view(rows, q_heads)
+
+
+def _looked_up(pool: TokenPool, seq: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of tokens `[rows, kv_heads, n]` as the pools of sequences `seq` have them."""
+    assert pool.packed is not None
+    found = torch.zeros(2, *index.shape, pool.packed.d)
+    for row, slot in enumerate(seq.tolist()):
+        for head in range(index.shape[1]) if slot < len(pool.clock) - 1 else ():
+            places = pool.place_of[slot, head, index[row, head].long()].long().clamp_min(0) % COLD
+            found[0, row, head], found[1, row, head] = pool.packed.rows(slot, head, places)
+    return found[0], found[1]
 
 
 def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
@@ -115,10 +144,12 @@ def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callabl
 
 
 class _Chosen(NamedTuple):
-    """`[rows, kv_heads, n]`: entries to be attended, to come into the pool only, of neither kind and in no pool."""
+    """`[rows, kv_heads, n]`: entries to be attended, to come into the pool only, to be attended though they lie cold in
+    it, and all that are not attended anywhere."""
 
     at_once: Tensor
     later: Tensor
+    cold: Tensor
     rest: Tensor
 
 
@@ -128,16 +159,17 @@ def _choose(work: ScoredWork, now: float) -> _Chosen:
     rows, kv_heads, _, n = scores.shape
     bound = work.bound.view(rows, kv_heads, -1, 1)
     there = (torch.arange(n) < work.tokens[:, None])[:, None]
-    held = (pool.place_of[work.seq.long(), :, :n] >= 0) & there
-    wanted = (scores >= bound).any(2) & there & ~held
-    at_once = (scores >= bound + now).any(2) & wanted
-    return _Chosen(at_once, wanted & ~at_once, there & ~at_once & ~held)
+    inside = pool.place_of[work.seq.long(), :, :n] >= 0
+    wanted = (scores >= bound).any(2) & there
+    cold = wanted & inside & (now < torch.inf)
+    at_once = (scores >= bound + now).any(2) & wanted & ~inside
+    return _Chosen(at_once, wanted & ~inside & ~at_once, cold, there & ~at_once & ~cold)
 
 
 def _dealt(work: ScoredWork, chosen: _Chosen, index: Tensor, count: Tensor, deal: Deal) -> tuple[Tensor, _Chosen]:
     """What is left after some of the listed entries were given away."""
     rows, kv_heads, longest = index.shape
-    counts = torch.stack([count, torch.zeros_like(count)], -1)[:, :, None].contiguous()
+    counts = torch.nn.functional.pad(count[..., None], (0, 2))[:, :, None].contiguous()
     later = torch.empty(rows, kv_heads, 1, max(1, longest), dtype=torch.int32)
     deal(Chosen(index.int(), later, counts, work.tokens, max(1, longest)))
     gone = torch.zeros_like(chosen.at_once)

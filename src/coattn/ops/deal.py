@@ -27,14 +27,14 @@ def deal(chosen: Chosen, stay: Tensor, index: Tensor, count: Tensor) -> None:
         for head in range(kv_heads):
             taken = 0
             for split in range(splits):
-                found, later = chosen.count[row, head, split].tolist()
+                found, later = chosen.count[row, head, split, :2].tolist()
                 more = min(max(found - quota, 0), most - taken)
                 first = split * each + found - more
                 moved = chosen.ids[row, head, first : first + more]
                 index[row, head, taken : taken + more] = moved
                 room = min(more, chosen.later.shape[-1] - later)
                 chosen.later[row, head, split, later : later + room] = moved[:room]
-                chosen.count[row, head, split] = torch.tensor([found - more, later + room])
+                chosen.count[row, head, split, :2] = torch.tensor([found - more, later + room])
                 taken += more
             count[row, head] = taken
 

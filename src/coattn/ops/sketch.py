@@ -26,9 +26,9 @@ def score_sketch(
     """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks; to be called for
     the scores, on another stream if that is better.
 
-    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries have
-    a place in it; the highest scores are noted there, and which of its tokens are wanted, by the last bound. On a GPU
-    scores may be a `Scan`.
+    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries are
+    attended to in it; the highest scores are noted there, and which of its tokens are wanted, by the last bound. On a
+    GPU scores may be a `Scan`.
     """
     if q.device.type == "cuda":
         from coattn.ops.cuda import score_sketch as cuda
@@ -47,12 +47,12 @@ def score_sketch(
         above = pool.above[seq.long()]
         base = found.guess + torch.where(above.isfinite(), above, 0.0)
         highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
-        held = pool.place_of[seq.long(), :, :n] >= 0
-        pool.best[seq.long(), :, :n] = highest.masked_fill(held, -torch.inf).clamp(-60000, 60000).to(torch.float16)
+        hot = pool.hot(seq, n)
+        pool.best[seq.long(), :, :n] = highest.masked_fill(hot, -torch.inf).clamp(-60000, 60000).to(torch.float16)
         past = torch.arange(n, device=q.device) >= tokens[:, None]
         wanted = (highest >= -TOUCH * LOG2E) & above.isfinite().all(-1)[:, None, None] & ~past[:, None]
         pool.touch(seq, wanted)
-        return found
+        return found._replace(scores=scores.masked_fill(hot[:, :, None], -torch.inf))
 
     return score
 
@@ -104,7 +104,7 @@ def _score(
     found = capped(found * scale, softcap)
     past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
     found = found.masked_fill(past[:, :, None], -torch.inf)
-    held = pool.place_of[seq.long(), :, : found.shape[-1]] >= 0
+    held = pool.hot(seq, found.shape[-1])
     lse, inside = (
         found.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.quantise.blocks import PackedBlocks, read_entries
-from coattn.quantise.rows import PackedRows
+from coattn.quantise.rows import HOT, PackedRows
 
 FRESH = 1024
 """Tokens that may come into the pool of a sequence and KV head in one step: what a head wants that is not there yet
@@ -21,6 +21,9 @@ NEVER = (1 << 31) - 1
 TOUCH = 1.0986
 """A token is wanted, for its place in the pool, down to a third of the floor: log 3."""
 
+COLD = 1 << 14
+"""Added to the place of a token that is not among these."""
+
 LOG2E = 1.4426950408889634
 PIECES = 64
 """Of a pool at most, that are attended by themselves."""
@@ -31,24 +34,27 @@ SLACK = 4.0
 @dataclass(frozen=True)
 class TokenPool:
     """One layer's pools. Place p of slot s is row `p % block` of block `first + s * places / block + p // block`, where
-    rows are kept as they are; in 8 bits `packed` has them, and decode steps attend to its first `count` places.
+    rows are kept as they are, and decode steps attend to all. In 8 bits `packed` has them, and steps attend to those
+    that it lists: tokens wanted lately, and the pins. Others are *cold*: they are chosen like those in DRAM, but lie
+    near.
 
     The last slot is for padding rows. Positions count from the first token that a step may attend to in DRAM.
 
     gpu: `[n, kv_heads, 2, block, d]`, the layer's GPU memory. place_of: `[slots, kv_heads, tokens]` int16, the place of
-    each token; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in which it was
-    wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the tokens that
-    come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where there are any
-    tokens to come. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch says of its query
-    alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the last score of each token
-    was above the bound before it, the highest of a group's heads, as a power of two; nothing for tokens that were in
-    the pool. told: `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of the pool in the last step, as
-    a sketch estimates it, or infinity, and as it was, of pieces. pins: first places that are never given away.
+    each token, with COLD; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in
+    which it was wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the
+    tokens that come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where
+    there are any tokens to come. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch
+    says of its query alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the
+    last score of each token was above the bound before it, the highest of a group's heads, as a power of two;
+    nothing for tokens of the pool that are not cold. told: `[slots, q_heads]` float32, heard: `[slots, PIECES,
+    q_heads]`: lse of these in the last step, as a sketch estimates it, or infinity, and as it was, of pieces. pins:
+    first places that are never given away.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
-    `score_sketch` (age, best), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming), then
-    `bring` and `renew_pool` (the rest), beside what follows. Readers: the layer's attention, after what was fetched
-    ahead for it; the step after.
+    `score_sketch` (age, best, COLD), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming),
+    then `bring` and `renew_pool` (the rest), beside what follows. Readers: the layer's attention, after what was
+    fetched ahead for it; the step after.
     """
 
     gpu: Tensor
@@ -91,14 +97,27 @@ class TokenPool:
         books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 8)
         return books + 4 * slots * q_heads * (2 + PIECES)
 
+    def hot(self, seq: Tensor, n: int) -> Tensor:
+        """`[rows, kv_heads, n]`: tokens of the pools of sequences `seq` that a step attends to without being asked."""
+        found = self.place_of[seq.long(), :, :n]
+        return (found >= 0) & (found < COLD)
+
+    def cold(self, seq: Tensor, n: int) -> Tensor:
+        """Like `hot`: the others of the pools."""
+        return self.place_of[seq.long(), :, :n] >= COLD
+
     def touch(self, seq: Tensor, wanted: Tensor) -> None:
-        """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young."""
-        slots, places = seq.long(), self.age.shape[-1]
-        place = self.place_of[slots, :, : wanted.shape[-1]].long()
+        """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young, and are cold
+        no more."""
+        slots, places, n = seq.long(), self.age.shape[-1], wanted.shape[-1]
+        found = self.place_of[slots, :, :n].long()
+        place = torch.where(found >= COLD, found - COLD, found)
         young = torch.zeros(*place.shape[:2], places + 1, dtype=torch.bool, device=place.device)
         young.scatter_(2, torch.where(wanted & (place >= 0), place, places), True)
         clock = self.clock[slots][..., None].expand(-1, -1, places)
         self.age[slots] = torch.where(young[..., :-1], clock, self.age[slots])
+        if self.packed is not None:
+            self.place_of[slots, :, :n] = torch.where(wanted, place, found).to(torch.int16)
 
     def off(self, seq: Tensor) -> Tensor:
         """`[rows, q_heads]`: how much more the pools of sequences `seq` weighed in the last step than was estimated."""
@@ -125,19 +144,20 @@ class TokenPool:
             held[slot] = value
         self.coming[slot], self.clock[slot], self.ends[slot] = NONE, 1, 0
         self.above[slot], self.told[slot], self.best[slot] = torch.inf, torch.inf, -torch.inf
-        if self.packed is not None:
-            self.packed.count[slot] = 0
         heads, n = tokens.shape
+        order = torch.arange(n, device=tokens.device)
+        if self.packed is not None:
+            first = min(n, HOT)
+            self.packed.count[slot], self.packed.since[slot] = first, 1 - max(1, first)
+            self.packed.listed[slot, :, :first] = order[:first].to(torch.int16)
         if not n:
             return
-        order = torch.arange(n, device=tokens.device)
-        self.place_of[slot].scatter_(1, tokens, order.to(torch.int16).expand(heads, -1))
+        places = order if self.packed is None else torch.where(order < HOT, order, order + COLD)
+        self.place_of[slot].scatter_(1, tokens, places.to(torch.int16).expand(heads, -1))
         self.token_of[slot, :, :n] = tokens.int()
         self.age[slot, :, :n] = -order.int()
         fresh = min(FRESH, max(0, n - self.pins))
         self.next[slot, :, :fresh] = order.flip(0)[:fresh].int()
-        if self.packed is not None:
-            self.packed.count[slot] = n
         for head in range(heads):
             self.put(slot, head, order, k[head], v[head])
 
@@ -195,11 +215,18 @@ def bring(
 
 
 def renew_pool(pool: TokenPool, seq: Tensor) -> None:
-    """After a step: what came has its places, and the places wanted longest ago are the next to be given away.
+    """After a step: what came has its places, the places wanted longest ago are the next to be given away, and of a
+    pool in 8 bits those wanted lately are listed.
 
-    seq: `[rows]` int32, the slots of the step. On a GPU: Triton.
+    seq: `[rows]` int32, the slots of the step. On a GPU: CUDA C++, or Triton where that cannot be compiled.
     """
     if seq.device.type == "cuda":
+        from coattn.ops.cuda import nvrtc
+        from coattn.ops.cuda import renew_pool as cuda
+
+        if nvrtc.available(seq.device):
+            cuda.renew_pool(pool, seq)
+            return
         from coattn.ops.triton.token_pool import renew_pool as kernel
 
         kernel(pool, seq)
@@ -221,5 +248,22 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
             oldest = oldest[age[oldest] < pool.clock[slot, head]]
             pool.next[slot, head] = NONE
             pool.next[slot, head, : len(oldest)] = oldest.int()
+            if pool.packed is not None:
+                _list_hot(pool, pool.packed, slot, head)
             pool.clock[slot, head] += 1
             pool.coming[slot, head], pool.ends[slot, head] = NONE, 0
+
+
+def _list_hot(pool: TokenPool, rows: PackedRows, slot: int, head: int) -> None:
+    """The pins, and the places wanted last, HOT at most of which some were not wanted in this step."""
+    age, tokens, before = pool.age[slot, head], pool.token_of[slot, head], rows.since[slot, head].clone()
+    pinned = torch.arange(len(age), device=age.device) < pool.pins
+    given = (age < NEVER) & ~pinned
+    latest, most = age[given].sort(descending=True).values, HOT - pool.pins
+    since = before if len(latest) <= most else torch.maximum(before, latest[most] + 1)
+    since = torch.minimum(since, pool.clock[slot, head])
+    gone = (given & (age >= before) & (age < since)).nonzero()[:, 0]
+    pool.place_of[slot, head, tokens[gone].long()] = (gone + COLD).to(torch.int16)
+    listed = ((given & (age >= since)) | (pinned & (age < NEVER))).nonzero()[:, 0]
+    rows.listed[slot, head, : len(listed)] = listed.to(torch.int16)
+    rows.count[slot, head], rows.since[slot, head] = len(listed), since

@@ -15,19 +15,20 @@ from torch import Tensor
 ZERO = 128
 """The code of a channel that is zero; codes are one byte from 1 to 255."""
 STEPS = 127
-TOGETHER = 4
-"""Tokens whose values lie beside each other, channel by channel: a kernel multiplies over tokens."""
 TILE = 16
 """Places are a multiple of this."""
+HOT = 4096
+"""Rows of a sequence and KV head that steps attend to without being asked, about: those wanted last."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
     """Rows of all slots of a layer. The last slot is for padding rows, and has none.
 
-    codes: `[slots - 1, kv_heads, 2, places * d]` uint8: keys place after place, then values, of each four places
-    channel by channel. scales: `[slots - 1, kv_heads, 2, places]` float16. middle, spread: `[slots, kv_heads, d]`
-    float32: what every key has in common, and powers of two. count: `[slots]` int32, places that hold a row.
+    codes: `[slots - 1, kv_heads, 2, places, d]` uint8: keys, then values. scales: `[slots - 1, kv_heads, 2, places]`
+    float16. middle, spread: `[slots, kv_heads, d]` float32: what every key has in common, and powers of two. listed:
+    `[slots - 1, kv_heads, places]` int16, count: `[slots, kv_heads]` int32: places that steps attend to, in order, and
+    how many. since: like count, the step since which a token must have been wanted for its place to be among them.
 
     Owner: the pool that it is part of.
     """
@@ -36,28 +37,31 @@ class PackedRows:
     scales: Tensor
     middle: Tensor
     spread: Tensor
+    listed: Tensor
     count: Tensor
+    since: Tensor
 
     @staticmethod
     def make(slots: int, kv_heads: int, places: int, d: int, device: torch.device) -> PackedRows:
         places = -(-places // TILE) * TILE
         return PackedRows(
-            torch.full((slots - 1, kv_heads, 2, places * d), ZERO, dtype=torch.uint8, device=device),
+            torch.full((slots - 1, kv_heads, 2, places, d), ZERO, dtype=torch.uint8, device=device),
             torch.zeros(slots - 1, kv_heads, 2, places, dtype=torch.float16, device=device),
             torch.zeros(slots, kv_heads, d, device=device),
             torch.ones(slots, kv_heads, d, device=device),
-            torch.zeros(slots, dtype=torch.int32, device=device),
+            torch.zeros(slots - 1, kv_heads, places, dtype=torch.int16, device=device),
+            *torch.zeros(2, slots, kv_heads, dtype=torch.int32, device=device),
         )
 
     @staticmethod
     def token_bytes(kv_heads: int, d: int) -> int:
         """Of one place."""
-        return kv_heads * (2 * d + 4)
+        return kv_heads * (2 * d + 6)
 
     @staticmethod
     def bytes(slots: int, kv_heads: int, places: int, d: int) -> int:
         places = -(-places // TILE) * TILE
-        return (slots - 1) * places * PackedRows.token_bytes(kv_heads, d) + slots * (8 * kv_heads * d + 4)
+        return (slots - 1) * places * PackedRows.token_bytes(kv_heads, d) + slots * kv_heads * (8 * d + 8)
 
     @property
     def d(self) -> int:
@@ -76,24 +80,14 @@ class PackedRows:
 
     def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
         """places `[n]` int64; k, v `[n, d]`."""
-        codes, scales = _coded((k.float() - self.middle[slot, head]) / self.spread[slot, head])
-        self._keys(slot, head)[places], self.scales[slot, head, 0, places] = codes, scales
-        codes, scales = _coded(v.float())
-        self._values(slot, head)[places // TOGETHER, :, places % TOGETHER] = codes
-        self.scales[slot, head, 1, places] = scales
+        found = _coded((k.float() - self.middle[slot, head]) / self.spread[slot, head]), _coded(v.float())
+        for i, (codes, scales) in enumerate(found):
+            self.codes[slot, head, i, places], self.scales[slot, head, i, places] = codes, scales
 
-    def rows(self, slot: int, head: int, count: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first places, `[count, d]` float32."""
-        scales = self.scales[slot, head, :, :count, None].float()
-        k = (self._keys(slot, head)[:count].float() - ZERO) * scales[0]
-        values = self._values(slot, head).transpose(1, 2).flatten(0, 1)[:count]
-        return k * self.spread[slot, head] + self.middle[slot, head], (values.float() - ZERO) * scales[1]
-
-    def _keys(self, slot: int, head: int) -> Tensor:
-        return self.codes[slot, head, 0].view(-1, self.d)
-
-    def _values(self, slot: int, head: int) -> Tensor:
-        return self.codes[slot, head, 1].view(-1, self.d, TOGETHER)
+    def rows(self, slot: int, head: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of some places, `[n, d]` float32."""
+        k, v = (self.codes[slot, head][:, places].float() - ZERO) * self.scales[slot, head][:, places, None].float()
+        return k * self.spread[slot, head] + self.middle[slot, head], v
 
 
 def _coded(x: Tensor) -> tuple[Tensor, Tensor]:

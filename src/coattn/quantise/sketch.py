@@ -65,8 +65,9 @@ class Scan:
 class Scores(NamedTuple):
     """What a sketch says of a step's queries.
 
-    scores: `[rows, kv_heads, group, n]`, scaled and soft-capped; past a row's tokens: anything.
-    lse, inside: `[rows, parts, q_heads]` float32, of pieces of all entries that have no place in a pool, that have one.
+    scores: `[rows, kv_heads, group, n]`, scaled and soft-capped; minus infinity for entries that are attended to in a
+    pool; past a row's tokens: anything. lse, inside: `[rows, parts, q_heads]` float32, of pieces of all others, and of
+    these.
     guess: `[rows, q_heads]` float32: see `guess`. off: like it, see `TokenPool.off`.
     """
 

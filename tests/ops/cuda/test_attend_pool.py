@@ -52,8 +52,8 @@ def test_pieces(pairs: int, places: int) -> None:
 
 
 def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[TokenPool, Any]:
-    """A pool of so many places, of which slot 0 has all, slot 1 none and slot 2 32, with keys as models have them: far
-    from zero, and channels of very different spread."""
+    """A pool of so many places, of which slot 0 lists most, slot 1 none and slot 2 32, with keys as models have them:
+    far from zero, and channels of very different spread."""
     torch.manual_seed(0)
     gpu = torch.randn(9, KV_HEADS, 2, BLOCK, d).to(dtype)
     pool = TokenPool.make(gpu, 0, SLOTS, 512, places, KV_HEADS * group, packed=True)
@@ -63,6 +63,10 @@ def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[Tok
         tokens = torch.stack([torch.randperm(500)[:count] for _ in range(KV_HEADS)])
         pool.packed.learn(slot, k)
         pool.fill(slot, tokens, k, torch.randn(KV_HEADS, count, d))
+    for head in range(KV_HEADS):
+        some = torch.randperm(places)[: places - 7 * head - 3].sort().values
+        pool.packed.listed[0, head, : len(some)] = some.to(torch.int16)
+        pool.packed.count[0, head] = len(some)
     table = torch.randint(0, 9, (4, 1, 3), dtype=torch.int32)
     lists = BlockList(table, torch.tensor([[70], [3], [0], [96]], dtype=torch.int32), 96)
     q = torch.randn(4, 1, KV_HEADS * group, d).to(dtype)
@@ -123,8 +127,8 @@ def test_one_token_that_outweighs_all_and_many_alike(group: int) -> None:
     k[77] = q[0, 0, 0] * 2
     rows.learn(0, k[None])
     rows.put(0, 0, torch.arange(places), k, v)
-    rows.count[0] = places
-    keys, values = rows.rows(0, 0, places)
+    rows.count[0], rows.listed[0] = places, torch.arange(places).to(torch.int16)
+    keys, values = rows.rows(0, 0, torch.arange(places))
     scores = q[0, 0].half().float() @ keys.T * 0.05
     want = scores.softmax(-1) @ values
     gpu = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16)

@@ -18,8 +18,8 @@ from coattn.ops.cuda import bound_scores as bounds
 from coattn.ops.cuda import score_digest as digests
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.reference.pick_blocks import score_parts
-from coattn.ops.sketch import bound_scores, peek_sketch, score_sketch
-from coattn.ops.token_pool import FRESH, SLACK, TokenPool
+from coattn.ops.sketch import _score, bound_scores, peek_sketch, score_sketch
+from coattn.ops.token_pool import COLD, FRESH, SLACK, TokenPool
 from coattn.quantise.sketch import Scores, Sketcher, fit, spread_of
 from coattn.units import ceil_div
 
@@ -68,43 +68,48 @@ class World:
         self.seq = torch.tensor([2, 3, 0], dtype=torch.int32)
         self.q = (torch.randn(rows, KV_HEADS * group, d) * 2).to(dtype)
         gpu = torch.zeros(16, KV_HEADS, 2, block, d, dtype=dtype)
-        self.pool = TokenPool.make(gpu, 0, 4, self.n, 4 * block, KV_HEADS * group)
+        self.pool = TokenPool.make(gpu, 0, 4, self.n, 4 * block, KV_HEADS * group, packed=True)
         self.pool.place_of[2, 1, 5:300:3] = torch.arange(99).to(torch.int16) % (4 * block)
         self.pool.place_of[0, 0, 150:160] = torch.arange(10).to(torch.int16)
+        self.pool.place_of[2, 1, 5:300:9] += COLD
+        self.pool.place_of[0, 0, 155:160] += COLD
         self.pool.told[2], self.pool.heard[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
         self.args = (self.q, kept.contiguous(), table, self.tokens, sketcher, self.seq, d**-0.5, cap)
         self.there = (torch.arange(self.n) < self.tokens[:, None])[:, None].expand(-1, KV_HEADS, -1)
-        self.held = self.pool.place_of[self.seq.long(), :, : self.n] >= 0
 
     def both(self) -> tuple[Scores, Scores, TokenPool]:
-        """What PyTorch says and what the kernels do, which have a pool of their own."""
+        """What PyTorch says and what the kernels do, which have a pool of their own; of PyTorch's scores those of the
+        pool too."""
         other = copied(self.pool)
         weighed = cuda.weigh(*self.args, other)
-        want = score_sketch(*self.args, self.pool)()
+        scores = _score(*self.args, self.pool).scores
+        want = score_sketch(*self.args, self.pool)()._replace(scores=scores)
         return want, cuda.score(weighed, other), other
 
-    def chosen(self, found: Scores, bound: Tensor, pool: TokenPool, now: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Which tokens come at once and later, and what is left."""
+    def chosen(self, found: Scores, bound: Tensor, pool: TokenPool, now: float) -> tuple[Tensor, Tensor]:
+        """Which tokens come at once and later, and which are looked up; and what is left."""
         rows, heads = len(self.seq), KV_HEADS
         ids = torch.full((rows, heads, self.n), -1, dtype=torch.int32)
         later = torch.full((rows, heads, SPLITS, FRESH), -1, dtype=torch.int32)
-        count = torch.zeros(rows, heads, SPLITS, 2, dtype=torch.int32)
+        count = torch.zeros(rows, heads, SPLITS, 3, dtype=torch.int32)
         tail = torch.full((rows, SPLITS, heads * self.group), -torch.inf)
         cuda.choose_scored(found.scores, bound, pool, now, ids, later, count, tail)  # type: ignore[arg-type]
         chunk = found.scores.chunk  # type: ignore[union-attr]
-        marks = torch.zeros(2, rows, heads, self.n, dtype=torch.bool)
+        marks = torch.zeros(3, rows, heads, self.n, dtype=torch.bool)
         for row in range(rows):
             each = ceil_div(ceil_div(int(self.tokens[row]), chunk), SPLITS) * chunk
             for head in range(heads):
                 for split in range(SPLITS):
-                    here, coming = count[row, head, split].tolist()
+                    here, coming, near = count[row, head, split].tolist()
+                    end = min(split * each + each, int(self.tokens[row]))
                     for which, some in enumerate((
                         ids[row, head, split * each : split * each + here],
                         later[row, head, split, :coming],
+                        ids[row, head, end - near : end],
                     )):  # fmt: skip
                         assert not marks[which, row, head, some.long()].any()
                         marks[which, row, head, some.long()] = True
-        return marks[0], marks[1], tail.logsumexp(1)
+        return marks, tail.logsumexp(1)
 
 
 def copied(pool: TokenPool) -> TokenPool:
@@ -122,9 +127,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
     world = World(*case)
-    pool, group, seq, there, held = world.pool, world.group, world.seq, world.there, world.held
+    pool, group, seq, there = world.pool, world.group, world.seq, world.there
     for _ in range(2):  # first without a bound, then with the first one's
         above, before = pool.above[seq.long()].clone(), pool.age.clone()
+        held, cold = pool.hot(seq, world.n), pool.cold(seq, world.n)
         want, got, other = world.both()
         scores = want.scores
         assert isinstance(scores, Tensor)
@@ -146,6 +152,7 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
         for row, slot in enumerate(seq.tolist()):
             for head in range(KV_HEADS):
                 places = pool.place_of[slot, head, : world.n].long()
+                places = torch.where(places >= COLD, places - COLD, places)
                 own = (places >= 0) & there[row, head] & above.isfinite().all()
                 hit = torch.zeros(pool.age.shape[-1], 2, dtype=torch.bool)
                 for token in own.nonzero()[:, 0].tolist():
@@ -154,6 +161,11 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
                 assert (young[slot, head] >= hit[:, 0]).all()
                 assert (young[slot, head] <= hit[:, 1]).all()
 
+        # touched tokens are cold no more: those near the border may be or not
+        assert (other.place_of != pool.place_of).float().mean() < 0.02
+        assert (other.place_of % COLD == pool.place_of % COLD).all()
+        warmed = int((cold & other.hot(seq, world.n)).sum())
+        assert warmed > 3 if above.isfinite().any() else not warmed
         near_lse, floors = torch.randn(3, 5, KV_HEADS * group)[:, 1:4], torch.tensor([-5.0, -1.0, -3.0])
         near_lse = near_lse + want.lse.logsumexp(1)[:, None].clamp_min(-100)
         exact = Scores(want.scores, want.lse, want.inside, want.guess, want.off)
@@ -168,12 +180,15 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
         for now, lower in ((1.0, 0.0), (0.0, 2.0), (0.5, math.inf)):  # the last wants everything
             own = bound - lower
             margin = (scores - own.view(3, KV_HEADS, group, 1)).amax(2)
-            at_once, later, left = world.chosen(got, own, copied(other), now)
-            assert (at_once <= ((margin > now - 0.3) & outside)).all()
-            assert (((margin > now + 0.3) & outside) <= at_once).all()
-            assert (later <= ((margin > -0.3) & (margin < now + 0.3) & outside)).all()
-            assert (((margin > 0.3) & (margin < now - 0.3) & outside) <= later).all()
-            rest = scores.masked_fill((at_once | ~outside)[:, :, None], -torch.inf).logsumexp(-1).flatten(1)
+            (at_once, later, near), left = world.chosen(got, own, copied(other), now)
+            far = outside & ~cold
+            assert (at_once <= ((margin > now - 0.3) & far)).all()
+            assert (((margin > now + 0.3) & far) <= at_once).all()
+            assert (later <= ((margin > -0.3) & (margin < now + 0.3) & far)).all()
+            assert (((margin > 0.3) & (margin < now - 0.3) & far) <= later).all()
+            assert (near <= ((margin > -0.3) & cold & there)).all()
+            assert (((margin > 0.3) & cold & there) <= near).all()
+            rest = scores.masked_fill((at_once | near | held)[:, :, None], -torch.inf).logsumexp(-1).flatten(1)
             seen = rest > want.lse.logsumexp(1) - 7
             torch.testing.assert_close(left[seen], rest[seen], atol=0.2, rtol=0.01)
         pool.above.copy_(one.above)
@@ -185,7 +200,8 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
     peeked = cuda.weigh(*world.args, other)
     plain = peek_sketch(*world.args, other)
     own = (plain.guess + other.above[seq.long()]) + 0.2
-    _, later, _ = world.chosen(peeked, torch.full((3,), 0.2), other, math.inf)
+    (_, later, near), _ = world.chosen(peeked, torch.full((3,), 0.2), other, math.inf)
+    assert not near.any()
     assert isinstance(plain.scores, Tensor)
     margin = (plain.scores - own.view(3, KV_HEADS, group, 1)).amax(2)
     outside = there & (other.place_of[seq.long(), :, : world.n] < 0)

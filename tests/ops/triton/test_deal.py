@@ -18,7 +18,7 @@ ROWS, HEADS, SPLITS, LOOK = 3, 2, 4, 8
 def chosen() -> Chosen:
     """Ids of each piece at its own place; between them lies nonsense."""
     tokens = torch.tensor([128, 90, 5], dtype=torch.int32)
-    ids, count = torch.full((ROWS, HEADS, 128), -7, dtype=torch.int32), torch.zeros(ROWS, HEADS, SPLITS, 2).int()
+    ids, count = torch.full((ROWS, HEADS, 128), -7, dtype=torch.int32), torch.zeros(ROWS, HEADS, SPLITS, 3).int()
     count[..., 1] = torch.randint(0, 3, (ROWS, HEADS, SPLITS))
     later = torch.full((ROWS, HEADS, SPLITS, 16), -5, dtype=torch.int32)
     for row, n in enumerate(tokens.tolist()):

@@ -9,7 +9,9 @@ import torch
 
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
-from coattn.ops.token_pool import TokenPool, bring, renew_pool
+from coattn.ops import token_pool
+from coattn.ops.cuda import renew_pool as cuda
+from coattn.ops.token_pool import COLD, TokenPool, bring, renew_pool
 from coattn.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.rows import PackedRows
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
@@ -92,11 +94,11 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
     for row, slot in enumerate(seq.tolist()):
         for head in range(KV_HEADS) if slot < len(pool.clock) - 1 else ():
             tokens = pool.token_of[slot, head].long()
-            assert pool.place_of[slot, head, tokens].tolist() == list(range(len(tokens)))
+            assert (pool.place_of[slot, head, tokens] % COLD).tolist() == list(range(len(tokens)))
             held = pool.gpu[4 * slot : 4 * slot + 4, head].transpose(0, 1).flatten(1, 2)
             off = 0.0
             if pool.packed is not None:
-                held, off = torch.stack(pool.packed.rows(slot, head, len(tokens))), 0.06
+                held, off = torch.stack(pool.packed.rows(slot, head, torch.arange(len(tokens)))), 0.06
             for i in range(2):
                 torch.testing.assert_close(held[i], rows_of(memory, table[row], tokens, head, i), atol=off, rtol=1e-5)
             given = pool.next[slot, head]
@@ -115,9 +117,18 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
     ],
 )
 def test_scores_and_what_is_attended(
-    planes: int, group: int, cap: float | None, packed: bool, beside: bool, small: bool
+    planes: int,
+    group: int,
+    cap: float | None,
+    packed: bool,
+    beside: bool,
+    small: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """small: pools in 8 bits, of which a third is cold."""
     torch.manual_seed(0)
+    for module in (token_pool, cuda):
+        monkeypatch.setattr(module, "HOT", 4 * BLOCK * 2 // 3)
     rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)
     words = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
@@ -132,7 +143,9 @@ def test_scores_and_what_is_attended(
     there = [x.to(DEVICE) for x in (q, words, table, tokens)]
     places = pool.place_of.to(DEVICE)
     got, lse, inside, *_ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, places)
-    real = (torch.arange(width * BLOCK) < tokens[:, None])[:, None, None].expand_as(want)
+    hot = pool.hot(seq, width * BLOCK)[:, :, None]
+    assert (want.masked_select(hot) == -torch.inf).all()
+    real = ((torch.arange(width * BLOCK) < tokens[:, None])[:, None, None] & ~hot).expand_as(want)
     torch.testing.assert_close(got.cpu()[real], want[real], atol=1e-4, rtol=1e-4)
     want_lse = want_lse.logsumexp(1)
     torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse, atol=1e-4, rtol=1e-4)
@@ -148,6 +161,7 @@ def test_scores_and_what_is_attended(
         second = attending.attend_scored(q[:, None].to(DEVICE), away, work, 0.2, cap)
         assert second.count.sum(2).cpu().equal(first.count.sum(2))
         assert (int(first.count[..., 1].sum()) > 0) is (now > 0)
+        assert (int(first.count[..., 2].sum()) > 0) is (small and shift <= 0)
         a, b = first.states.merged(), second.states.merged()
         torch.testing.assert_close(b.out.cpu(), a.out, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(b.lse.cpu(), a.lse, atol=1e-5, rtol=1e-4)
@@ -156,7 +170,7 @@ def test_scores_and_what_is_attended(
         bring(one, here, table, seq)
         renewing.bring(two, away, table.to(DEVICE), seq.to(DEVICE))
         renew_pool(one, seq)
-        renewing.renew_pool(two, seq.to(DEVICE))
+        (renewing.renew_pool if two.packed is None else renew_pool)(two, seq.to(DEVICE))
         assert two.clock.cpu().equal(one.clock)
         check(one, memory, table, seq)
         check(two, memory, table, seq)

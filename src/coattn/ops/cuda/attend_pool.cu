@@ -1,9 +1,9 @@
 // Attention of one query token a sequence over pools of single tokens in 8 bits (`quantise/rows.py`), on tensor cores.
 //
-// Keys and values are the left operands as they lie: a thread loads 16 bytes of a key, which are its channels of four
-// products, and 16 bytes of values, which are four tokens of four channels. Which channel or token counts as which is all
-// the same, as long as both operands agree. Bytes become float16 by their bits: 1024 + code is 0x6400 | code. A warp has
-// 16 tokens at a time, and the next 16 are on their way; nothing goes through shared memory but the sums at the end.
+// Keys and values are the left operands: a thread loads 16 bytes of a key, which are its channels of four products, and an
+// eighth of the channels of four values, of which it puts two tokens side by side. Which channel or token counts as which is
+// all the same, as long as both operands agree. Bytes become float16 by their bits: 1024 + code is 0x6400 | code. A warp has
+// 16 listed tokens at a time, and the next 16 are on their way; nothing goes through shared memory but the sums at the end.
 //
 // Scores are powers of two less the highest so far, which is only looked for when a score is far above it.
 //
@@ -23,7 +23,7 @@ typedef long long i64;
 constexpr int TILE = 16;
 constexpr int PARTS = D / 64;  // pieces of 16 bytes of a key that a thread has
 constexpr int TURNS = D / 16;  // products over 16 channels of a key
-constexpr int LOADS = D / 32;  // pieces of 16 bytes of values
+constexpr int OWN = D / 8;     // channels of a value that a thread has
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float MOST = 4.f;    // powers of two that a score may be above what counts as highest
 constexpr float LIFT = 256.f;  // of weights in float16, whose smallest number is 2^-24
@@ -46,6 +46,15 @@ __device__ __forceinline__ u32 numbers(u32 word, u32 which) {
 }
 constexpr u32 LOW = 0x5140, HIGH = 0x5342;
 
+// Byte `which` of two words as two numbers.
+__device__ __forceinline__ u32 both_numbers(u32 x, u32 y, int which) {
+  u32 z;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(0x4400 + 0x1111 * which));
+  z = (z & 0x00ff00ff) | 0x64006400;
+  asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(z) : "r"(0x64806480u));
+  return z;
+}
+
 __device__ __forceinline__ u32 turned(u32 x) {
   u32 y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -53,26 +62,34 @@ __device__ __forceinline__ u32 turned(u32 x) {
 }
 
 struct Rows {
-  uint4 k[2][PARTS], v[LOADS];
+  uint4 k[2][PARTS];
+  u32 v[4][OWN / 4];
   float k_scale[2], v_scale[2];
 };
 
-// A thread has tokens `token` and `token + 2` of keys, and the quad `quad` of values.
+// Lane i has the place of token i % 16. A thread has tokens `token` and `token + 2` of keys, and four of values.
 __device__ __forceinline__ void load(Rows& to, const unsigned char* keys, const unsigned char* values,
-                                     const unsigned short* scales, int places, int tile, int token, int quad,
+                                     const unsigned short* scales, int places, int place, int token,
                                      int lane) {
-  const int first = tile * TILE + token;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const unsigned char* const own = keys + (i64)(first + 2 * i) * D + lane % 4 * 16;
+    const int at = __shfl_sync(0xffffffff, place, token + 2 * i);
+    const unsigned char* const own = keys + (u32)at * D + lane % 4 * 16;
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) to.k[i][p] = __ldcs((const uint4*)(own + p * 64));
-    to.k_scale[i] = from_half(scales[first + 2 * i]);
-    to.v_scale[i] = from_half(scales[places + first + 2 * i]);
+    to.k_scale[i] = from_half(scales[at]);
+    to.v_scale[i] = from_half(scales[places + at]);
   }
-  const unsigned char* const own = values + (i64)(tile * 4 + quad) * 4 * D + lane / 4 * 16;
 #pragma unroll
-  for (int i = 0; i < LOADS; ++i) to.v[i] = __ldcs((const uint4*)(own + i * 128));
+  for (int i = 0; i < 4; ++i) {
+    const int at = __shfl_sync(0xffffffff, place, lane % 4 * 4 + i);
+    const unsigned char* const own = values + (u32)at * D + lane / 4 * OWN;
+    if (OWN == 16) {
+      *(uint4*)to.v[i] = __ldcs((const uint4*)own);
+    } else {
+      *(uint2*)to.v[i] = __ldcs((const uint2*)own);
+    }
+  }
 }
 
 constexpr int THREADS = WARPS * 32;
@@ -170,37 +187,46 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 softcap, out + to * D, lse + to, weights, query, state, begins);
 }
 
-// codes, scales, middle, spread, count: see `PackedRows`; of the last slot count is 0, and nothing else is read but
+// codes, scales, middle, spread, listed, count: see `PackedRows`; of the last slot count is 0, and nothing else is read but
 // middle and spread. The last pieces of out and lse are those of pools; heard [slots, PIECES, heads * GROUP]: their lse once
 // more, for the next step.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
                 const unsigned short* __restrict__ scales, const float* __restrict__ middle,
-                const float* __restrict__ spread, const int* __restrict__ seq, const int* __restrict__ count,
-                float* __restrict__ out, float* __restrict__ lse, float* __restrict__ heard, float scale,
-                float softcap, int places, int pieces, i64 q_seq, i64 q_head) {
+                const float* __restrict__ spread, const short* __restrict__ listed,
+                const int* __restrict__ count, const int* __restrict__ seq, float* __restrict__ out,
+                float* __restrict__ lse, float* __restrict__ heard, float scale, float softcap, int places,
+                int pieces, i64 q_seq, i64 q_head) {
   __shared__ float sums[WARPS][GROUP][D];
   __shared__ float tops[WARPS][8], totals[WARPS][8];
   const int splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
             lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
   const i64 to = ((i64)row * pieces + pieces - splits + blockIdx.x) * heads * GROUP + head * GROUP;
-  const int slot = seq[row], n = count[slot];
+  const int slot = seq[row];
+  const i64 own = (i64)slot * heads + head;
+  const int n = count[own];
   heard += (i64)slot * PIECES * heads * GROUP + head * GROUP;
   if ((int)blockIdx.x == splits - 1)
     for (int i = threadIdx.x; i < (PIECES - splits) * GROUP; i += THREADS)
       heard[(splits + i / GROUP) * heads * GROUP + i % GROUP] = -INFINITY;
-  const i64 own = (i64)slot * heads + head;
   const int tiles = (n + TILE - 1) / TILE, each = (tiles + splits - 1) / splits;
   const int first = blockIdx.x * each, last = min(first + each, tiles);
   const unsigned char* const keys = codes + own * 2 * places * D;
   const unsigned char* const values = keys + (i64)places * D;
   scales += own * 2 * places;
+  listed += own * places;
   const int token = 4 * (g / 2) + g % 2;  // of the first eight rows of keys; two more: of the others
 
+  // the place of a lane's token; past the end it is any that there is
+  auto place_in = [&](int tile) {
+    const int at = tile * TILE + lane % TILE;
+    return tile < last && at < n ? (int)listed[at] : 0;
+  };
   Rows next;
-  int tile = first + warp;
-  if (tile < last) load(next, keys, values, scales, places, tile, token, t, lane);
+  int tile = first + warp, ahead = place_in(tile);
+  if (tile < last) load(next, keys, values, scales, places, ahead, token, lane);
+  ahead = place_in(tile + WARPS);
 
   // the query of head g, in which the channels' spread is: 16 channels a part
   u32 query[TURNS][2];
@@ -254,7 +280,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 
   for (; tile < last; tile += WARPS) {
     const Rows now = next;
-    if (tile + WARPS < last) load(next, keys, values, scales, places, tile + WARPS, token, t, lane);
+    if (tile + WARPS < last) load(next, keys, values, scales, places, ahead, token, lane);
+    ahead = place_in(tile + 2 * WARPS);
     float s[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
@@ -295,12 +322,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const u32 b0 = turned(halves(w[0] * lift[0], w[1] * lift[0]));
     const u32 b1 = turned(halves(w[2] * lift[1], w[3] * lift[1]));
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const u32* const v = (const u32*)&now.v[i];
+    for (int i = 0; i < TURNS; ++i) {
+      u32 a[4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        multiply16(acc[2 * i + h], numbers(v[2 * h], LOW), numbers(v[2 * h + 1], LOW),
-                   numbers(v[2 * h], HIGH), numbers(v[2 * h + 1], HIGH), b0, b1);
+      for (int j = 0; j < 4; ++j)
+        a[j] = both_numbers(now.v[j / 2 * 2][i / 2], now.v[j / 2 * 2 + 1][i / 2], i % 2 * 2 + j % 2);
+      multiply16(acc[i], a[0], a[1], a[2], a[3], b0, b1);
     }
   }
   for (int i = 0; i < 2; ++i)
@@ -311,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   for (int i = 0; i < TURNS; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int channel = i / 2 * 32 + g * 4 + i % 2 * 2 + j / 2;
+      const int channel = g * OWN + 2 * i + j / 2;
       if (2 * t + j % 2 < GROUP) sums[warp][2 * t + j % 2][channel] = acc[i][j];
     }
   __syncthreads();

@@ -14,7 +14,7 @@
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), CHUNK
 // tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a
-// program that chooses, FRESH, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
+// program that chooses, FRESH, COLD, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -263,19 +263,19 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// best [slots, heads, most] float16: the highest score of a token's heads, nothing for tokens of the pool; lse, inside
-// [rows, chunks, heads * GROUP]: natural logarithms of what tokens weigh that have no place in a pool, and that have one.
+// best [slots, heads, most] float16: the highest score of a token's heads, nothing for those of the pool that are attended to
+// anyway; lse, inside [rows, chunks, heads * GROUP]: natural logarithms of what tokens weigh that are not, and that are.
 // Where the last bound is known, which above [slots, heads * GROUP] says, tokens of the pool that are at most `touch` below it
-// get young. A warp for each chunk and head, the heads of a chunk side by side: so what they read lies side by side. It
+// get young, and are cold no more. A warp for each chunk and head, the heads of a chunk side by side: so what they read lies side by side. It
 // comes through shared memory, AHEAD tiles on their way.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
-                 const int* __restrict__ tokens, const int* __restrict__ seq,
-                 const short* __restrict__ place_of, unsigned short* __restrict__ best,
-                 float* __restrict__ lse, float* __restrict__ inside, const float* __restrict__ above,
-                 int* __restrict__ age, const int* __restrict__ clock, float softcap, float touch, int heads,
-                 int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+                 const int* __restrict__ tokens, const int* __restrict__ seq, short* __restrict__ place_of,
+                 unsigned short* __restrict__ best, float* __restrict__ lse, float* __restrict__ inside,
+                 const float* __restrict__ above, int* __restrict__ age, const int* __restrict__ clock,
+                 float softcap, float touch, int heads, int n, int chunks, int most, int places,
+                 i64 block_stride, i64 head_stride, i64 table_seq) {
   __shared__ uint4 ring[WARPS][AHEAD][COPIES];
   __shared__ uint4 spots[WARPS][AHEAD][TILE / 8];
   const int row = blockIdx.z, warp = threadIdx.x / 32, head = blockIdx.y * WARPS + warp;
@@ -294,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
                         ? table[row * table_seq + start / BLOCK + lane] * (u32)(block_stride / 4)
                         : 0;
   const uint4* const keys = (const uint4*)(kept + head * head_stride);
-  const short* const where = place_of + pool * most + start + lane * 8;
+  short* const spots_of = place_of + pool * most + start;
+  const short* const where = spots_of + lane * 8;
   const u32 size = end - start, to_keys = shared_address(&ring[warp][0][lane]),
             to_spots = shared_address(&spots[warp][0][lane]);
   auto fetch = [&](u32 stage, u32 at) {
@@ -348,7 +349,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
         if (at + 8 * i + g >= size) score[i][0] = score[i][1] = NOTHING;
     }
     // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
-    const u32 outside = __ballot_sync(0xffffffff, place < 0) >> 4 * g;
+    const bool apart = (u32)place >= COLD;
+    const u32 outside = __ballot_sync(0xffffffff, apart) >> 4 * g;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float one = power(score[i][0]), two = power(score[i][1]);
@@ -363,8 +365,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 2));
     upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 2));
     const unsigned short highest = (t & 2 ? upper : lower) >> 16 * (t & 1);
-    *to = place < 0 ? highest : nothing, to += TILE;
-    if (place >= 0 && from_half(highest) >= young) ages[place] = step;
+    *to = apart ? highest : nothing, to += TILE;
+    if (place >= 0 && from_half(highest) >= young) {
+      ages[place % COLD] = step;
+      if (apart) spots_of[at + mine] = (short)(place % COLD);
+    }
   }
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
@@ -389,9 +394,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // last step: bound [rows] says how far above `base` a score has to be, what was `slack` below base is scored, and nothing
 // is wanted by heads whose `above` [slots, heads * GROUP] is not known.
 //
-// ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's; count [rows, heads,
-// splits, 2]; later [rows, heads, splits, FRESH]: the others that are wanted, as many as may come into a pool; tail
-// [rows, splits, heads * GROUP]: what all weigh that are neither in a pool nor in ids.
+// ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's on, and those that lie cold
+// in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are wanted, as many
+// as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits, heads * GROUP]:
+// what all weigh that are neither attended to in a pool nor in ids.
 extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
                   const float* __restrict__ rest, const float* __restrict__ base,
@@ -403,10 +409,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                   float now, float slack, int n, int chunks, int most, i64 block_stride, i64 head_stride,
                   i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
-  constexpr u32 LATER = 1 << 14, PLACE = LATER - 1;
+  constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
   __shared__ unsigned short list[WINDOW];
-  __shared__ int sums[TEAM], votes[TEAM][2];
+  __shared__ int sums[TEAM], votes[TEAM][3];
   __shared__ float weights[TEAM][8], lefts[8];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -417,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
   const unsigned short* const highest = best + pool * most;
   const u32* const from = kept + head * head_stride + t * OWN;
   const int* const blocks = table + row * table_seq;
-  int* const mine = ids + line * n + first;
+  int *const mine = ids + line * n + first, *const back = ids + line * n + last - 1;
 
   // A thread's tokens of a window. Their bound may be on its way yet, the scan is over.
   uint4 scores[LOADS];
@@ -455,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
   if (!lse) least = fmaxf(least, 0.f);
   // 16 bits have rounded; tokens of the pool have no score
   least = fmaxf(least - 0.06f - fabsf(least) * 1e-3f - slack, NOTHING + 1000.f);
-  int here = 0, coming = 0;
+  int here = 0, coming = 0, near = 0;
   for (int at = first; at < last; at += WINDOW) {
     const int token = at + threadIdx.x * EACH;
     u32 marks = 0;
@@ -492,10 +498,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     // a warp's part of the list, which it makes shorter: what is left of it is wanted
     const int part = (found + TEAM * 16 - 1) / (TEAM * 16) * 16;
     const int low = min(warp * part, found), high = min(low + part, found);
-    int left = 0, put_off = 0;
+    int left = 0, put_off = 0, cold = 0;
     for (int i = low; i < high; i += 16 * AT_ONCE) {
       u32 entry[AT_ONCE][2], words[AT_ONCE][2][OWN];
-      bool real[AT_ONCE][2];
+      bool real[AT_ONCE][2], lies[AT_ONCE][2];
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
@@ -504,8 +510,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
           real[j][k] = number < high;
           entry[j][k] = real[j][k] ? list[number] : 0;
           words[j][k][0] = words[j][k][OWN - 1] = 0;
+          lies[j][k] = false;
           if (real[j][k]) {
             const int its = at + (int)entry[j][k];
+            lies[j][k] = where[its] >= 0;
             read_words<OWN>(words[j][k], from + __ldg(blocks + (u32)its / BLOCK) * block_stride +
                                              (u32)its % BLOCK * WORDS);
           }
@@ -521,38 +529,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
           float margin = fmaxf(score[k][0] - limit[0], score[k][1] - limit[1]);
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
-          const bool wanted = real[j][k] && margin >= 0.f, at_once = wanted && margin >= now;
+          const bool wanted = real[j][k] && margin >= 0.f, at_once = wanted && (margin >= now || lies[j][k]);
           if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
           const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
           if (wanted && t == 0)
             list[low + left + __popc(all & ((1u << lane) - 1))] =
-                (unsigned short)(entry[j][k] | (at_once ? 0 : LATER));
+                (unsigned short)(entry[j][k] | (lies[j][k] ? NEAR
+                                                : at_once  ? 0
+                                                           : LATER));
           left += __popc(all);
+          cold += __popc(__ballot_sync(0xffffffff, wanted && lies[j][k] && t == 0));
           put_off += __popc(__ballot_sync(0xffffffff, wanted && !at_once && t == 0));
         }
       }
     }
-    if (lane == 0) votes[warp][0] = left - put_off, votes[warp][1] = put_off;
+    if (lane == 0) votes[warp][0] = left - put_off - cold, votes[warp][1] = put_off, votes[warp][2] = cold;
     __syncthreads();
-    int to[2] = {here, coming};
+    int to[3] = {here, coming, near};
 #pragma unroll
     for (int w = 0; w < TEAM; ++w) {
-      if (w < warp) to[0] += votes[w][0], to[1] += votes[w][1];
-      here += votes[w][0], coming += votes[w][1];
+      if (w < warp) to[0] += votes[w][0], to[1] += votes[w][1], to[2] += votes[w][2];
+      here += votes[w][0], coming += votes[w][1], near += votes[w][2];
     }
     for (int i = 0; i < left; i += 32) {
       const bool real = i + lane < left;
       const u32 entry = real ? list[low + i + lane] : 0;
-      const bool postponed = real && (entry & LATER);
-      const u32 second = __ballot_sync(0xffffffff, postponed),
-                one = __ballot_sync(0xffffffff, real) & ~second;
+      const bool postponed = real && (entry & LATER), close = real && (entry & NEAR);
+      const u32 second = __ballot_sync(0xffffffff, postponed), third = __ballot_sync(0xffffffff, close),
+                one = __ballot_sync(0xffffffff, real) & ~second & ~third;
       const u32 below = (1u << lane) - 1;
-      if (real && !postponed) mine[to[0] + __popc(one & below)] = at + (int)(entry & PLACE);
+      if (one >> lane & 1) mine[to[0] + __popc(one & below)] = at + (int)(entry & PLACE);
+      if (close) back[-(to[2] + __popc(third & below))] = at + (int)(entry & PLACE);
       if (postponed) {
         const int slot = to[1] + __popc(second & below);
         if (slot < FRESH) later[(line * splits + split) * FRESH + slot] = at + (int)(entry & PLACE);
       }
-      to[0] += __popc(one), to[1] += __popc(second);
+      to[0] += __popc(one), to[1] += __popc(second), to[2] += __popc(third);
     }
     load(at + WINDOW);
     __syncthreads();
@@ -575,7 +587,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     }
   }
   if (threadIdx.x == 0) {
-    count[(line * splits + split) * 2] = here;
-    count[(line * splits + split) * 2 + 1] = min(coming, FRESH);
+    int* const counts = count + (line * splits + split) * 3;
+    counts[0] = here, counts[1] = min(coming, FRESH), counts[2] = near;
   }
 }

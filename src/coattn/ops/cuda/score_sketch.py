@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.ops.token_pool import FRESH, PIECES, SLACK, TOUCH, TokenPool
+from coattn.ops.token_pool import COLD, FRESH, PIECES, SLACK, TOUCH, TokenPool
 from coattn.ops.triton.launch import follow
 from coattn.quantise.sketch import Scan, Scores, Sketcher
 
@@ -47,7 +47,8 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
         "CHUNK": min(fit, 32 * block), "AHEAD": AHEAD, "THREADS": THREADS,
-        "FRESH": FRESH, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
+        "FRESH": FRESH, "COLD": COLD, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16),
+        "CAP": int(softcap is not None),
     }  # fmt: skip
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from coattn.ops.attend_scored import Chosen, Deal, Taken
 from coattn.ops.cuda import score_sketch as cuda
-from coattn.ops.token_pool import FRESH, Moves
+from coattn.ops.token_pool import COLD, FRESH, Moves, renew_pool
 from coattn.ops.triton.packed import Entries, read_entries
 from coattn.ops.triton.softcap import capped
-from coattn.ops.triton.token_pool import bring, renew_pool
+from coattn.ops.triton.token_pool import Home, bring
 from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
 from coattn.side import SideStream
@@ -38,9 +38,10 @@ MANY = 64
 @triton.jit
 def _choose(
     tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, now,
-    kv_heads, n, splits, most, score_head, score_group, score_token,
+    kv_heads, n, splits, most, score_head, score_group, score_token, AHEAD: tl.constexpr,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
+    """AHEAD: the query is a predicted one, which wants nothing that lies in a pool."""
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     count = tl.load(tokens_ptr + row)
     each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
@@ -50,12 +51,13 @@ def _choose(
     real = g < GROUP
     own = row * kv_heads + head
     bound = tl.load(bound_ptr + own * GROUP + g, mask=real, other=float("inf"))
-    ids_ptr += own * n + first
+    ids_ptr += own * n
     later_ptr += (own * splits + split) * FRESH
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
     place_ptr += pool * most
     found = 0
     coming = 0
+    near = 0
     tail_top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     tail_sum = tl.zeros([GROUP_PAD], tl.float32)
     for start in range(first, last, LOOK):
@@ -64,16 +66,21 @@ def _choose(
         at = scores_ptr + own * score_head + g[:, None] * score_group + token[None, :] * score_token
         scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf")).to(tl.float32)
         margin = tl.max(tl.where(real[:, None], scores - bound[:, None], float("-inf")), 0)
-        outside = tl.load(place_ptr + token, mask=seen, other=0) < 0
-        at_once = (margin >= now) & (margin >= 0) & seen & outside
+        inside = tl.load(place_ptr + token, mask=seen, other=0) >= 0
+        wanted = (margin >= 0) & seen
+        cold = wanted & inside & (not AHEAD)
+        place = near + tl.cumsum(cold.to(tl.int32), 0) - 1
+        tl.store(ids_ptr + last - 1 - place, token, mask=cold)
+        near += tl.sum(cold.to(tl.int32), 0)
+        at_once = (margin >= now) & wanted & ~inside
         place = tl.cumsum(at_once.to(tl.int32), 0) - 1
-        tl.store(ids_ptr + found + place, token, mask=at_once)
+        tl.store(ids_ptr + first + found + place, token, mask=at_once)
         found += tl.sum(at_once.to(tl.int32), 0)
-        later = (margin >= 0) & seen & outside & ~at_once
+        later = wanted & ~inside & ~at_once
         place = coming + tl.cumsum(later.to(tl.int32), 0) - 1
         tl.store(later_ptr + place, token, mask=later & (place < FRESH))
         coming += tl.sum(later.to(tl.int32), 0)
-        rest = tl.where((at_once | ~outside)[None, :], float("-inf"), scores)
+        rest = tl.where((at_once | cold)[None, :], float("-inf"), scores)
         higher = tl.maximum(tail_top, tl.max(rest, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         tail_sum = tail_sum * tl.exp(tail_top - shift) + tl.sum(tl.exp(rest - shift[:, None]), 1)
@@ -81,8 +88,10 @@ def _choose(
     some = tail_sum > 0
     tail = tl.where(some, tail_top + tl.log(tl.where(some, tail_sum, 1.0)), float("-inf"))
     tl.store(tail_ptr + (row * splits + split) * kv_heads * GROUP + head * GROUP + g, tail, mask=real)
-    tl.store(count_ptr + (own * splits + split) * 2, found)
-    tl.store(count_ptr + (own * splits + split) * 2 + 1, tl.minimum(coming, FRESH))
+    count_ptr += (own * splits + split) * 3
+    tl.store(count_ptr, found)
+    tl.store(count_ptr + 1, tl.minimum(coming, FRESH))
+    tl.store(count_ptr + 2, near)
 
 
 @triton.jit
@@ -92,7 +101,7 @@ def list_coming(
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
     s = tl.arange(0, SPLITS_PAD)
-    counts = count_ptr + (own * splits + s) * 2
+    counts = count_ptr + (own * splits + s) * 3
     here = tl.load(counts, mask=s < splits, other=0)
     more = tl.load(counts + 1, mask=s < splits, other=0)
     total = tl.sum(here, 0)
@@ -140,59 +149,99 @@ def _list(
 
 
 @triton.jit
+def _add(scores, used, top, total, acc):
+    """Entries more: what older sums shrink by, and the weights of these; scores `[GROUP_PAD, rows]`."""
+    scores = tl.where(used[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp(scores - higher[:, None])
+    shrink = tl.exp(top - higher)
+    return weights, higher, total * shrink + tl.sum(weights, 1), acc * shrink[:, None]
+
+
+@triton.jit
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
-    gpu_ptr, scale, softcap, kv_heads, n, splits, q_seq, q_head, block_stride, head_stride, scale_block, scale_head,
+    gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, place_ptr, seq_ptr, packed_places, most,
+    scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, block_stride, head_stride, scale_block, scale_head,
     table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, COLD: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
+    """The first `splits` programs of a row and KV head fetch; as many more, if there are, look up what lies cold in a
+    pool."""
+    row, head, piece = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    split = piece % splits
+    count = tl.load(tokens_ptr + row)
+    each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
     g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
     real, inside = g < GROUP, d < D
     own = row * kv_heads + head
-    found = tl.load(count_ptr + (own * splits + split) * 2)
-    ids_ptr += own * n + split * each
+    counts = count_ptr + (own * splits + split) * 3
     s = tl.arange(0, SPLITS_PAD)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
-    for start in range(0, found, ROWS):
-        used = start + r < found
-        token = tl.load(ids_ptr + start + r, mask=used, other=0)
-        ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
-        k, v = read_entries(
-            memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
-            token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
-        )  # fmt: skip
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if CAP:
-            scores = capped(scores, softcap)
-        scores = tl.where(used[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(top - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = higher
+    if piece < splits:
+        found = tl.load(counts)
+        ids_ptr += own * n + split * each
+        for start in range(0, found, ROWS):
+            used = start + r < found
+            token = tl.load(ids_ptr + start + r, mask=used, other=0)
+            ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
+            k, v = read_entries(
+                memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
+                token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+            )  # fmt: skip
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            if CAP:
+                scores = capped(scores, softcap)
+            weights, top, total, acc = _add(scores, used, top, total, acc)
+            acc += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    if IN_8_BITS:  # noqa: SIM102, a constant, without which the rest is not compiled
+        if piece >= splits:
+            found = tl.load(counts + 2)
+            ids_ptr += own * n + tl.minimum(split * each + each, count) - 1
+            pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
+            middle = tl.load(middle_ptr + pool * D + d, mask=inside, other=0.0)
+            spread = tl.load(spread_ptr + pool * D + d, mask=inside, other=1.0)
+            # a query takes the spread in; what all keys have in common is one number
+            asked = q.to(tl.float32) * spread[None, :]
+            common = tl.sum(q.to(tl.float32) * middle[None, :], 1)
+            for start in range(0, found, ROWS):
+                used = start + r < found
+                token = tl.load(ids_ptr - start - r, mask=used, other=0)
+                place = tl.load(place_ptr + pool * most + token, mask=used, other=0).to(tl.int32) % COLD
+                at = codes_ptr + (pool * 2 * packed_places + place)[:, None] * D + d[None, :]
+                wide = used[:, None] & inside[None, :]
+                k = tl.load(at, mask=wide, other=128).to(tl.float32) - 128.0
+                v = tl.load(at + packed_places * D, mask=wide, other=128).to(tl.float32) - 128.0
+                steps = scales_ptr + pool * 2 * packed_places + place
+                step = tl.load(steps, mask=used, other=0.0).to(tl.float32)
+                value_step = tl.load(steps + packed_places, mask=used, other=0.0).to(tl.float32)
+                scores = tl.dot(asked, tl.trans(k), input_precision=PRECISION) * step[None, :] + common[:, None]
+                scores *= scale
+                if CAP:
+                    scores = capped(scores, softcap)
+                weights, top, total, acc = _add(scores, used, top, total, acc)
+                acc += tl.dot(weights * value_step[None, :], v, input_precision=PRECISION)
     some = total > 0
     acc = acc / tl.where(some, total, 1.0)[:, None]
     lse = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     heads = kv_heads * GROUP
-    to = (row * (splits + 1) + split) * heads + head * GROUP + g
+    to = (row * (pieces + 1) + piece) * heads + head * GROUP + g
     tl.store(lse_ptr + to, lse, mask=real)
     tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
-    if split == 0:
+    if piece == 0:
         # the mean value stands in for all that was left out
         at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
         tail = tl.load(at, mask=(s < splits)[:, None] & real[None, :], other=float("-inf"))
         high = tl.max(tail, 0)
         shift = tl.where(high == float("-inf"), 0.0, high)
         rest = high + tl.log(tl.sum(tl.exp(tail - shift[None, :]), 0))
-        to = (row * (splits + 1) + splits) * heads + head * GROUP + g
+        to = (row * (pieces + 1) + pieces) * heads + head * GROUP + g
         tl.store(lse_ptr + to, tl.where(high == float("-inf"), high, rest), mask=real)
         wide = real[:, None] & inside[None, :]
         mean = tl.load(mean_ptr + (row * heads + head * GROUP + g[:, None]) * D + d[None, :], mask=wide, other=0.0)
@@ -217,7 +266,7 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
     (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
     splits = SPLITS // (2 if rows * kv_heads > MANY else 1)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
-    count = torch.empty(rows, kv_heads, splits, 2, dtype=torch.int32, device=device)
+    count = torch.empty(rows, kv_heads, splits, 3, dtype=torch.int32, device=device)
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
@@ -226,8 +275,9 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
         return _Lists(ids, later, count, tail, scores.chunk)
     _choose[(rows, kv_heads, splits)](
         work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, now, kv_heads, n, splits,
-        pool.place_of.shape[-1], scores.stride(1), scores.stride(2), scores.stride(3), GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH, num_warps=4,
+        pool.place_of.shape[-1], scores.stride(1), scores.stride(2), scores.stride(3),
+        AHEAD=now == math.inf, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
+        num_warps=4,
     )  # fmt: skip
     return _Lists(ids, later, count, tail, LOOK)
 
@@ -261,13 +311,16 @@ def attend_scored(
     splits = lists.counts.shape[2]
     lane = lane or SideStream()
     lane.run(q.device, lambda: _listed(work, lists))
-    out = torch.empty(rows, splits + 1, q_heads, d, dtype=torch.float32, device=q.device)
-    lse = torch.empty(rows, splits + 1, q_heads, dtype=torch.float32, device=q.device)
-    _fetch[(rows, kv_heads, splits)](
+    home = Home.of(pool)
+    pieces = splits * (2 if home.forms["IN_8_BITS"] else 1)
+    out = torch.empty(rows, pieces + 1, q_heads, d, dtype=torch.float32, device=q.device)
+    lse = torch.empty(rows, pieces + 1, q_heads, dtype=torch.float32, device=q.device)
+    _fetch[(rows, kv_heads, pieces)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
-        pool.gpu, scale, softcap or 1.0, kv_heads, n, splits, q.stride(0), q.stride(2), *away.strides,
+        *home.tensors, pool.place_of, work.seq, home.sizes[1], pool.place_of.shape[-1],
+        scale, softcap or 1.0, kv_heads, n, splits, pieces, q.stride(0), q.stride(2), *away.strides,
         work.table.stride(0), GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, **away.sizes, CAP=softcap is not None,
+        SPLITS_PAD=lists.pad, **home.forms, COLD=COLD, **away.sizes, CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     lane.join()

@@ -24,8 +24,8 @@ def _deal(
     taken = 0
     for split in range(splits):
         piece = own * splits + split
-        found = tl.load(found_ptr + piece * 2)
-        later = tl.load(found_ptr + piece * 2 + 1)
+        found = tl.load(found_ptr + piece * 3)
+        later = tl.load(found_ptr + piece * 3 + 1)
         more = tl.minimum(tl.maximum(found - quota, 0), most - taken)
         room = tl.minimum(more, most_later - later)
         first = own * n + split * each + found - more
@@ -34,8 +34,8 @@ def _deal(
             token = tl.load(ids_ptr + first + start + x, mask=here, other=0)
             tl.store(index_ptr + own * most + taken + start + x, token, mask=here)
             tl.store(later_ptr + piece * most_later + later + start + x, token, mask=start + x < room)
-        tl.store(found_ptr + piece * 2, found - more)
-        tl.store(found_ptr + piece * 2 + 1, later + room)
+        tl.store(found_ptr + piece * 3, found - more)
+        tl.store(found_ptr + piece * 3 + 1, later + room)
         taken += more
     tl.store(count_ptr + own, taken)
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.ops.token_pool import COLD
 from coattn.ops.triton.softcap import capped
 from coattn.quantise.sketch import WORD, Scores, Sketcher, guess
 
@@ -53,7 +54,7 @@ def _score(
     worth_ptr, rest_ptr, kept_ptr, table_ptr, tokens_ptr, seq_ptr, place_ptr, out_ptr, lse_ptr,
     inside_ptr, softcap, kv_heads, n, tiles, most, block_stride, head_stride, table_seq,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
-    WORDS_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    WORDS_PAD: tl.constexpr, COLD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     token = tile * ROWS + tl.arange(0, ROWS)
@@ -80,7 +81,8 @@ def _score(
         at = out_ptr + own[:, None] * n + token[None, :]
         tl.store(at, scores.to(out_ptr.dtype.element_ty), mask=real[:, None] & seen[None, :])
         pool = place_ptr + (tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head) * most
-        outside = tl.load(pool + token, mask=seen, other=0) < 0
+        place = tl.load(pool + token, mask=seen, other=0)
+        outside = (place < 0) | (place >= COLD)
         lse = _sum(scores, seen & outside)
         inside = _sum(scores, seen & ~outside)
     to = (row * tiles + tile) * kv_heads * GROUP + head * GROUP + g
@@ -119,7 +121,7 @@ def score_sketch(
         worth, rest, kept, table, tokens, seq, place_of, out, lse, inside, softcap or 1.0, kv_heads, n, tiles,
         place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
-        CAP=softcap is not None, PRECISION=precision, num_warps=4,
+        COLD=COLD, CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     about = guess(worth.float(), rest, softcap)
     return Scores(out, lse, inside, about, torch.zeros_like(about))

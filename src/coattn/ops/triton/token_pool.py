@@ -1,4 +1,4 @@
-"""`renew_pool` on a GPU: one program for a sequence and KV head; `bring`: a few for all."""
+"""`bring` on a GPU: a few programs for all; `renew_pool` where CUDA C++ cannot be compiled, of pools as they are."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def put_rows(
         tl.store(scales_ptr + own * 2 * packed_places + to, scale, mask=used)
         codes, scale = _coded(tl.where(mask, v.to(tl.float32), 0.0))
         at += packed_places * D
-        tl.store(at + (to // 4)[:, None] * (4 * D) + d[None, :] * 4 + (to % 4)[:, None], codes, mask=mask)
+        tl.store(at + to[:, None] * D + d[None, :], codes, mask=mask)
         tl.store(scales_ptr + (own * 2 + 1) * packed_places + to, scale, mask=used)
     else:
         home = (first_block + slot * (places // BLOCK) + to // BLOCK) * gpu_block + head * gpu_head + (to % BLOCK) * D

@@ -333,6 +333,9 @@ inline u32 numbers(u32 word, u32 which) {
   const int first = which == 0x5140 ? 0 : 2;
   return halves((float)(word >> 8 * first & 255) - 128, (float)(word >> 8 * (first + 1) & 255) - 128);
 }
+inline u32 both_numbers(u32 x, u32 y, int which) {
+  return halves((float)(x >> 8 * which & 255) - 128, (float)(y >> 8 * which & 255) - 128);
+}
 // 8 x 8 numbers of 16 bits, of which lane i has 2 (i % 4) and the next of row i / 4, turned.
 inline u32 turned(u32 x) {
   const int row = lane_of() / 4, column = lane_of() % 4 * 2;

@@ -1,0 +1,30 @@
+"""`renew_pool` on a GPU: one program for a sequence and KV head."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from coattn.ops.cuda.nvrtc import module
+from coattn.ops.token_pool import COLD, FRESH, TokenPool
+from coattn.quantise.rows import HOT
+
+THREADS = 512
+"""Of a program; fewer where a pool has few places."""
+
+
+def constants(places: int) -> dict[str, int]:
+    """Of the kernel's form, for pools of so many places."""
+    threads = min(THREADS, max(32, -(-places // 4 // 32) * 32))
+    return {"THREADS": threads, "EACH": -(-places // threads // 4) * 4 or 4, "FRESH": FRESH, "COLD": COLD}
+
+
+def renew_pool(pool: TokenPool, seq: Tensor) -> None:
+    """See `ops/token_pool.py`."""
+    (slots, heads), places, rows = pool.clock.shape, pool.age.shape[-1], pool.packed
+    form = constants(places)
+    listed = (None, None, None, 0) if rows is None else (rows.listed, rows.count, rows.since, rows.places)
+    module("renew_pool.cu", tuple(form.items()), seq.device).launch(
+        "renew_pool", (heads, len(seq), 1), form["THREADS"],
+        pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, pool.place_of, *listed[:3], seq,
+        pool.place_of.shape[-1], listed[3], places, slots - 1, pool.pins, HOT - pool.pins,
+    )  # fmt: skip
