@@ -19,6 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ def profiled(bench: ScoutBench, case: Case, layers: int) -> Iterator[str]:
     own = "weigh_planes" if case.method == "auto" else "score_digest"
     starts = [i for i, event in enumerate(events) if event[2].startswith(own)]
     first, last = starts[layers // 2 : layers // 2 + 2]
-    yield f"{case.method}: {events[last][0] - events[first][0]:.0f} us a layer"
+    each = [events[b][0] - events[a][0] for a, b in pairwise(starts)]
+    layer_by_layer = " ".join(f"{x:.0f}" for x in each)
+    yield f"{case.method}: {each[layers // 2]:.0f} us a layer; all: {layer_by_layer}"
     for begin, end, name in events[first:last]:
         yield f"  {begin - events[first][0]:8.1f} {end - begin:7.1f} {name[:60]}"
 

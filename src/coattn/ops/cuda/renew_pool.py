@@ -7,15 +7,16 @@ from torch import Tensor
 from coattn.ops.cuda.nvrtc import module
 from coattn.ops.token_pool import COLD, FRESH, TokenPool
 from coattn.quantise.rows import HOT
+from coattn.units import ceil_div
 
-THREADS = 512
+THREADS = 256
 """Of a program; fewer where a pool has few places."""
 
 
 def constants(places: int) -> dict[str, int]:
     """Of the kernel's form, for pools of so many places."""
-    threads = min(THREADS, max(32, -(-places // 4 // 32) * 32))
-    return {"THREADS": threads, "EACH": -(-places // threads // 4) * 4 or 4, "FRESH": FRESH, "COLD": COLD}
+    threads = min(THREADS, ceil_div(places, 64) * 32)
+    return {"THREADS": threads, "EACH": 2 * ceil_div(places, 2 * threads), "FRESH": FRESH, "COLD": COLD}
 
 
 def renew_pool(pool: TokenPool, seq: Tensor) -> None:

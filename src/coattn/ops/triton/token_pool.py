@@ -112,7 +112,7 @@ def put_rows(
         tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
 
 
-PROGRAMS = 24
+PROGRAMS = 48
 """That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
 are as fast; with more, rows that a layer waits for queue up behind those of the next."""
 ROWS = 16
