@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from coattn.cache import keep, layout
+from coattn.cache import keep
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.index.sketch import Sketch
 from coattn.method import compose
 from coattn.methods import METHODS
-from coattn.ops import token_pool
 from coattn.ops.reference.append import whole_blocks
 from coattn.ops.token_pool import COLD, TokenPool
 from coattn.quantise.blocks import pack_blocks, unpack_blocks
@@ -195,13 +194,8 @@ class World:
         (0.97, "both", {"fetch": 3, "side_by_side": True, "host_dtype": "int8"}),
     ],
 )
-def test_equals_the_rule_written_out(
-    quality: float, place: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = {"hot": 4096, **more}
-    hot = more.pop("hot")
-    for module in (token_pool, layout):
-        monkeypatch.setattr(module, "HOT", hot)
+def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
+    hot = more.get("hot", 4096)
     world = World(quality=quality, place=place, code_bytes=4, now=1.0, **more)
     world.step(150, 90)
     places = BLOCK * world.sketch.cache.spec.pool_blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.spec import CacheSpec
-from coattn.quantise.rows import HOT, PackedRows
+from coattn.quantise.rows import PackedRows
 from coattn.types import Step
 from coattn.units import ceil_div
 
@@ -259,7 +259,9 @@ class NewestBlocks(Layout):
         shape, count = self.spec.shape, self.pooled.get(slot, 0) * self.block
         if not self.spec.pool_packed:
             return count
-        return min(count, HOT) * PackedRows.token_bytes(shape.kv_heads, shape.head_dim) / shape.token_bytes
+        return (
+            min(count, self.spec.pool_hot) * PackedRows.token_bytes(shape.kv_heads, shape.head_dim) / shape.token_bytes
+        )
 
     def _choose(self) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""

@@ -29,6 +29,8 @@ class CacheSpec:
     """GPU blocks of each sequence beside its window, which belong to the upkeep."""
     pool_packed: bool = False
     """Whether these are in 8 bits, row by row, in memory of the index's own: then no list has them."""
+    pool_hot: int = 0
+    """Tokens of these, about, that steps attend to without being asked, where they are in 8 bits."""
     list_extra: int = 0
     """Blocks that a decode step may list of a sequence in GPU memory beside those of its window and sinks."""
     sink_blocks: int = 0

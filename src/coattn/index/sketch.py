@@ -157,6 +157,7 @@ class Sketch(Index):
                 shape.q_heads,
                 pins,
                 cache.spec.pool_packed,
+                cache.spec.pool_hot,
             )
             for layer, shape in cache.spec.layers.items()
         }

@@ -75,7 +75,15 @@ class TokenPool:
 
     @staticmethod
     def make(
-        gpu: Tensor, first: int, slots: int, tokens: int, places: int, q_heads: int, pins: int = 0, packed: bool = False
+        gpu: Tensor,
+        first: int,
+        slots: int,
+        tokens: int,
+        places: int,
+        q_heads: int,
+        pins: int = 0,
+        packed: bool = False,
+        hot: int = HOT,
     ) -> TokenPool:
         heads, device = gpu.shape[1], gpu.device
 
@@ -89,7 +97,7 @@ class TokenPool:
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
             whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above, best, above.clone(),
             torch.full((slots, PIECES, q_heads), -torch.inf, device=device), pins,
-            PackedRows.make(slots, heads, places, gpu.shape[-1], device) if packed else None,
+            PackedRows.make(slots, heads, places, gpu.shape[-1], device, hot) if packed else None,
         )  # fmt: skip
 
     @staticmethod
@@ -147,12 +155,12 @@ class TokenPool:
         heads, n = tokens.shape
         order = torch.arange(n, device=tokens.device)
         if self.packed is not None:
-            first = min(n, HOT)
+            first = min(n, self.packed.hot)
             self.packed.count[slot], self.packed.since[slot] = first, 1 - max(1, first)
             self.packed.listed[slot, :, :first] = order[:first].to(torch.int16)
         if not n:
             return
-        places = order if self.packed is None else torch.where(order < HOT, order, order + COLD)
+        places = order if self.packed is None else torch.where(order < self.packed.hot, order, order + COLD)
         self.place_of[slot].scatter_(1, tokens, places.to(torch.int16).expand(heads, -1))
         self.token_of[slot, :, :n] = tokens.int()
         self.age[slot, :, :n] = -order.int()
@@ -255,11 +263,11 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
 
 
 def _list_hot(pool: TokenPool, rows: PackedRows, slot: int, head: int) -> None:
-    """The pins, and the places wanted last, HOT at most of which some were not wanted in this step."""
+    """The pins, and the places wanted last: `hot` at most, of which some were not wanted in this step."""
     age, tokens, before = pool.age[slot, head], pool.token_of[slot, head], rows.since[slot, head].clone()
     pinned = torch.arange(len(age), device=age.device) < pool.pins
     given = (age < NEVER) & ~pinned
-    latest, most = age[given].sort(descending=True).values, HOT - pool.pins
+    latest, most = age[given].sort(descending=True).values, max(0, rows.hot - pool.pins)
     since = before if len(latest) <= most else torch.maximum(before, latest[most] + 1)
     since = torch.minimum(since, pool.clock[slot, head])
     gone = (given & (age >= before) & (age < since)).nonzero()[:, 0]

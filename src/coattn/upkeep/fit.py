@@ -20,8 +20,8 @@ from coattn.index.sketch import Sketch
 from coattn.ops.attend_pool import has_form
 from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
-from coattn.part import check_number
-from coattn.quantise.rows import PackedRows
+from coattn.part import check_count, check_number
+from coattn.quantise.rows import HOT, PackedRows
 from coattn.quantise.sketch import Sketcher
 from coattn.select.base import Select
 from coattn.select.floors import Floors
@@ -39,9 +39,9 @@ a sketch takes it for up to a million times lighter."""
 QUERIES = 32
 """Last queries by which the pool is filled at first."""
 MOST = {"model": 8192, "int8": 16384}
-"""Tokens of a pool at most: how many are wanted hardly grows with the length, and every step attends to all. At 10
-sequences of 65,536 tokens another thousand takes 10 us a layer, in 8 bits 5, and a token that each KV head fetches late
-2 to 5."""
+"""Tokens of a pool at most: how many are wanted hardly grows with the length. Every step attends to all where they are
+in the model's own numbers: at 10 sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each
+KV head fetches late 2 to 5."""
 SHARE = 0.5
 """Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of
 what one of a quarter did, and KL was a quarter (docs/log/auto.md)."""
@@ -78,8 +78,8 @@ def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
 class Fit(Upkeep):
     """Before a sequence's first decode step with anything in DRAM, and again when it has doubled or an audit finds that
     estimates have drifted: fits the sketch. At first fills a pool in GPU memory with the tokens that the last queries
-    attend to most. Steps attend to all of the pool; what they fetch takes the places of tokens that were wanted longest
-    ago."""
+    attend to most. What steps fetch takes the places of tokens that were wanted longest ago. Steps attend to all of a
+    pool, of one in 8 bits to what was wanted last."""
 
     name = "fit"
     needs = frozenset({"sketch"})
@@ -93,10 +93,13 @@ class Fit(Upkeep):
         "the longest sequence; unset: half",
         "pool_dtype": "of their keys and values there: int8 or model; unset: int8 for models in 16 bits with heads of "
         "64 or 128 channels",
+        "hot": "tokens of a pool in 8 bits that a step attends to without being asked, those wanted last; others are "
+        "looked up where they are wanted; unset: 4,096",
     }
 
     pool_share: float | None = None
     pool_dtype: str | None = None
+    hot: int | None = None
 
     _sketch: Sketch = field(init=False, repr=False)
     _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
@@ -110,6 +113,8 @@ class Fit(Upkeep):
             check_number("pool_share", self.pool_share, 0, 1)
         if self.pool_dtype is not None:
             check_dtype(self.pool_dtype, ("int8", "model"), "pool_dtype")
+        if self.hot is not None:
+            check_count("hot", self.hot, 1)
 
     def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
         if "scored" not in select.works(config):
@@ -129,6 +134,7 @@ class Fit(Upkeep):
             spec,
             pool_blocks=blocks,
             pool_packed=small,
+            pool_hot=HOT if self.hot is None else self.hot,
             list_extra=0 if small else blocks,
             sink_blocks=SINKS,
             near_scales=packed,

@@ -109,7 +109,7 @@ def on(device: torch.device, pool: TokenPool) -> TokenPool:
 
     def moved(x: Any) -> Any:
         if isinstance(x, PackedRows):
-            return PackedRows(*(y.to(device) for y in vars(x).values()))
+            return PackedRows(*map(moved, vars(x).values()))
         return x.to(device) if isinstance(x, torch.Tensor) else x
 
     return TokenPool(*map(moved, vars(pool).values()))

@@ -30,10 +30,10 @@ def test_compiles(places: int) -> None:
     assert nvrtc.compile_cubin((FOLDER / "renew_pool.cu").read_text(), form, "sm_90")
 
 
-def filled(places: int, pins: int, packed: bool) -> TokenPool:
+def filled(places: int, pins: int, packed: bool, hot: int) -> TokenPool:
     torch.manual_seed(places)
     gpu = torch.zeros(SLOTS * places // 4, HEADS, 2, 4, D)
-    pool = TokenPool.make(gpu, 0, SLOTS, TOKENS, places, HEADS, pins, packed)
+    pool = TokenPool.make(gpu, 0, SLOTS, TOKENS, places, HEADS, pins, packed, hot)
     for slot, count in ((0, places), (1, 0), (2, places // 8 * 4)):
         tokens = torch.stack([torch.randperm(TOKENS)[:count] for _ in range(HEADS)])
         pool.fill(slot, tokens, torch.randn(HEADS, count, D), torch.randn(HEADS, count, D))
@@ -45,7 +45,7 @@ def on(device: torch.device, pool: TokenPool) -> TokenPool:
 
     def moved(x: object) -> object:
         if isinstance(x, PackedRows):
-            return PackedRows(*(y.to(device, copy=True) for y in vars(x).values()))
+            return PackedRows(*map(moved, vars(x).values()))  # type: ignore[arg-type]
         return x.to(device, copy=True) if isinstance(x, Tensor) else x
 
     return TokenPool(*map(moved, vars(pool).values()))  # type: ignore[arg-type]
@@ -84,10 +84,9 @@ def consistent(pool: TokenPool) -> None:
 def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.MonkeyPatch) -> TokenPool:
     """Steps in which tokens are wanted and come, by PyTorch and by the kernel."""
     packed, places = world != "model", 96
-    for name, value in (("HOT", hot), ("FRESH", 24)):
-        monkeypatch.setattr(token_pool, name, value)
-        monkeypatch.setattr(cuda, name, value)
-    pool = filled(places, pins, packed)
+    for module in (token_pool, cuda):
+        monkeypatch.setattr(module, "FRESH", 24)
+    pool = filled(places, pins, packed, hot)
     device = torch.device("cuda") if world == "gpu" else CPU
     other, seq = on(device, pool), torch.tensor([2, 3, 0], dtype=torch.int32)
     for step in range(count):

@@ -9,8 +9,6 @@ import torch
 
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
-from coattn.ops import token_pool
-from coattn.ops.cuda import renew_pool as cuda
 from coattn.ops.token_pool import COLD, TokenPool, bring, renew_pool
 from coattn.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.rows import PackedRows
@@ -43,10 +41,11 @@ def filled_pool(
     tokens: int,
     q_heads: int,
     small: bool = False,
+    hot: int = 4 * BLOCK * 2 // 3,
 ) -> TokenPool:
     """Pools of four blocks that hold some tokens of every row."""
     gpu = torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D)
-    made = TokenPool.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2, packed=small)
+    made = TokenPool.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2, packed=small, hot=hot)
     for row, slot in enumerate(seq.tolist()):
         if slot == slots - 1:
             continue
@@ -123,12 +122,9 @@ def test_scores_and_what_is_attended(
     packed: bool,
     beside: bool,
     small: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """small: pools in 8 bits, of which a third is cold."""
     torch.manual_seed(0)
-    for module in (token_pool, cuda):
-        monkeypatch.setattr(module, "HOT", 4 * BLOCK * 2 // 3)
     rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)
     words = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)

@@ -11,7 +11,7 @@ from coattn.ops.attend_pool import has_form
 from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.token_pool import PIECES, TokenPool
 from coattn.ops.triton.launch import part
-from coattn.quantise.rows import HOT, TILE
+from coattn.quantise.rows import TILE
 from coattn.state import Split
 from coattn.types import BlockList, LayerShape
 
@@ -21,7 +21,7 @@ RESIDENT = 3
 """Programs of a multiprocessor at a time."""
 ROUNDS = 4
 """Of programs at most."""
-EACH = 1024
+EACH = 256
 """Tokens of a program, about, where one round would be more: what is waited for beside them finds room soon."""
 LEAST = 2
 """Tiles of a warp."""
@@ -51,7 +51,7 @@ def attend_near(
     assert rows is not None
     (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
     processors = part() or torch.cuda.get_device_properties(q.device).multi_processor_count
-    splits = splits_of(seqs * kv_heads, min(HOT, rows.places), processors * RESIDENT)
+    splits = splits_of(seqs * kv_heads, min(rows.hot, rows.places), processors * RESIDENT)
     near = -(-picked.longest // WINDOW)
     pieces = near + splits
     out = torch.empty(seqs, pieces, q_heads, d, dtype=torch.float32, device=q.device)

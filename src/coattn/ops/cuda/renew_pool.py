@@ -6,7 +6,6 @@ from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import module
 from coattn.ops.token_pool import COLD, FRESH, TokenPool
-from coattn.quantise.rows import HOT
 from coattn.units import ceil_div
 
 THREADS = 256
@@ -23,9 +22,10 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
     """See `ops/token_pool.py`."""
     (slots, heads), places, rows = pool.clock.shape, pool.age.shape[-1], pool.packed
     form = constants(places)
-    listed = (None, None, None, 0) if rows is None else (rows.listed, rows.count, rows.since, rows.places)
+    lists = (None, None, None) if rows is None else (rows.listed, rows.count, rows.since)
+    row, hot = (0, 0) if rows is None else (rows.places, max(0, rows.hot - pool.pins))
     module("renew_pool.cu", tuple(form.items()), seq.device).launch(
         "renew_pool", (heads, len(seq), 1), form["THREADS"],
-        pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, pool.place_of, *listed[:3], seq,
-        pool.place_of.shape[-1], listed[3], places, slots - 1, pool.pins, HOT - pool.pins,
+        pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, pool.place_of, *lists, seq,
+        pool.place_of.shape[-1], row, places, slots - 1, pool.pins, hot,
     )  # fmt: skip
