@@ -118,11 +118,12 @@ def main() -> None:
             for row in bench.run(rows, 2.0):
                 before = before or row.ms_per_step
                 result["rows"].append(as_dict(row))
-                waited, later = (row.notes.get(name, 0) / row.batch for name in ("row_entries", "later_entries"))
+                kinds = ("row_entries", "later_entries", "cold_entries")
+                waited, later, cold = (row.notes.get(name, 0) / row.batch for name in kinds)
                 gpu, host = (x / 2**30 for x in (row.gpu_kv_bytes, row.host_kv_bytes))
                 print(
                     f"{text} {row.method}: {row.ms_per_step:.2f} ms, {before / row.ms_per_step:.3f} of scout; "
-                    f"waited for {waited:.1f}, later {later:.1f}; GPU idle {row.gpu_idle or 0:.1%}; "
+                    f"waited for {waited:.1f}, later {later:.1f}, looked up {cold:.1f}; GPU idle {row.gpu_idle or 0:.1%}; "
                     f"KV {gpu:.1f} and {host:.1f} GiB ({time.perf_counter() - begun:.0f} s)",
                     flush=True,
                 )

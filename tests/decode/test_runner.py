@@ -59,6 +59,8 @@ class World:
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None
         """In 16 bits: how far a logit may be off, of the largest."""
+        self.spread: float | None = None
+        """The same of the root of the mean square of a row's logits."""
 
     def join(self, slot: int, tokens: int) -> None:
         ids = torch.randint(0, self.vocabulary, (tokens,)).tolist()
@@ -79,7 +81,10 @@ class World:
             history = [self.history[slot] for slot in slots]
             want = self.plain.decode(slots, tokens, history)
             got = self.captured.decode(slots, tokens, history)
-            if self.rounding is not None:
+            if self.spread is not None:
+                off, size = ((x.float().square().mean(-1)).sqrt() for x in (got - want, want))
+                assert (off < self.spread * size).all(), (off / size).tolist()
+            elif self.rounding is not None:
                 assert (got - want).abs().max() < self.rounding * want.abs().max()
             elif self.borders:
                 self.compare(got, want)
@@ -252,7 +257,7 @@ def test_captured_steps_of_auto_in_16_bits(
     params = {**params, "block": 32, "quality": 0.98, "code_bytes": 16, "audit": False}
     params |= {"host_dtype": form, "side_by_side": beside}
     run = world(model, method, length=1024, **params)
-    run.rounding = 0.05
+    run.spread = 0.06  # of `full` with these weights 0.040 at most, of 63 steps
     run.join(2, 300)
     run.steps(3)
     run.join(0, 90)

@@ -18,6 +18,8 @@ NONE = -1
 """Of a place or a token: there is none."""
 NEVER = (1 << 31) - 1
 """The age of a place that holds nothing: it is never given away."""
+LONG_AGO = -(1 << 15)
+"""Before the age of any place."""
 TOUCH = 1.0986
 """A token is wanted, for its place in the pool, down to a third of the floor: log 3."""
 
@@ -44,12 +46,12 @@ class TokenPool:
     each token, with COLD; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in
     which it was wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the
     tokens that come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where
-    there are any tokens to come. above: `[slots, q_heads]` float32: how far the last bound was above what a sketch
-    says of its query alone; infinity where none is known. best: `[slots, kv_heads, tokens]` float16: how far the
-    last score of each token was above the bound before it, the highest of a group's heads, as a power of two;
-    nothing for tokens of the pool that are not cold. told: `[slots, q_heads]` float32, heard: `[slots, PIECES,
-    q_heads]`: lse of these in the last step, as a sketch estimates it, or infinity, and as it was, of pieces. pins:
-    first places that are never given away.
+    there are any tokens to come; given: like it, the age up to which places are given away. above: `[slots, q_heads]`
+    float32: how far the last bound was above what a sketch says of its query alone; infinity where none is known. best:
+    `[slots, kv_heads, tokens]` float16: how far the last score of each token was above the bound before it, the highest
+    of a group's heads, as a power of two; nothing for tokens of the pool that are not cold. told: `[slots, q_heads]`
+    float32, heard: `[slots, PIECES, q_heads]`: lse of these in the last step, as a sketch estimates it, or infinity,
+    and as it was, of pieces. pins: first places that are never given away.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
     `score_sketch` (age, best, COLD), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming),
@@ -66,6 +68,7 @@ class TokenPool:
     coming: Tensor
     clock: Tensor
     ends: Tensor
+    given: Tensor
     above: Tensor
     best: Tensor
     told: Tensor
@@ -95,14 +98,15 @@ class TokenPool:
         best = torch.full((slots, heads, _aligned(tokens)), -torch.inf, dtype=torch.float16, device=device)
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
-            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), above, best, above.clone(),
+            whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.full_like(clock, LONG_AGO),
+            above, best, above.clone(),
             torch.full((slots, PIECES, q_heads), -torch.inf, device=device), pins,
             PackedRows.make(slots, heads, places, gpu.shape[-1], device, hot) if packed else None,
         )  # fmt: skip
 
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
-        books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 8)
+        books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 12)
         return books + 4 * slots * q_heads * (2 + PIECES)
 
     def hot(self, seq: Tensor, n: int) -> Tensor:
@@ -150,7 +154,7 @@ class TokenPool:
         block; k, v `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
         for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
             held[slot] = value
-        self.coming[slot], self.clock[slot], self.ends[slot] = NONE, 1, 0
+        self.coming[slot], self.clock[slot], self.ends[slot], self.given[slot] = NONE, 1, 0, LONG_AGO
         self.above[slot], self.told[slot], self.best[slot] = torch.inf, torch.inf, -torch.inf
         heads, n = tokens.shape
         order = torch.arange(n, device=tokens.device)
@@ -256,6 +260,7 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
             oldest = oldest[age[oldest] < pool.clock[slot, head]]
             pool.next[slot, head] = NONE
             pool.next[slot, head, : len(oldest)] = oldest.int()
+            pool.given[slot, head] = age[oldest[-1]] if len(oldest) == FRESH else pool.clock[slot, head] - 1
             if pool.packed is not None:
                 _list_hot(pool, pool.packed, slot, head)
             pool.clock[slot, head] += 1

@@ -52,7 +52,7 @@ def on(device: torch.device, pool: TokenPool) -> TokenPool:
 
 
 def same(one: TokenPool, two: TokenPool) -> None:
-    for name in ("place_of", "token_of", "age", "coming", "clock", "ends"):
+    for name in ("place_of", "token_of", "age", "coming", "clock", "ends", "given"):
         assert getattr(one, name).equal(getattr(two, name).cpu()), name
     # the same places, of which the kernel has others in front
     assert one.next.sort(-1).values.equal(two.next.cpu().sort(-1).values)
@@ -145,5 +145,5 @@ def test_equals_the_reference(hot: int, pins: int, monkeypatch: pytest.MonkeyPat
 def test_fields_are_all_compared() -> None:
     """Books that a step writes elsewhere: scores and what was attended."""
     others = {"gpu", "first", "above", "best", "told", "heard", "pins", "packed"}
-    seen = {"place_of", "token_of", "age", "next", "coming", "clock", "ends"}
+    seen = {"place_of", "token_of", "age", "next", "coming", "clock", "ends", "given"}
     assert {x.name for x in fields(TokenPool)} == others | seen

@@ -21,7 +21,7 @@ RESIDENT = 3
 """Programs of a multiprocessor at a time."""
 ROUNDS = 4
 """Of programs at most."""
-EACH = 256
+EACH = 1024
 """Tokens of a program, about, where one round would be more: what is waited for beside them finds room soon."""
 LEAST = 2
 """Tiles of a warp."""

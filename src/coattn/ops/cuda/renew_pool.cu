@@ -2,8 +2,8 @@
 //
 // A program has the ages of a pool in registers: of each a warp has so many places in a row, 32 at a time, so that it reads
 // and lists them in order. An age is 15 bits, the steps since a token was wanted, two to a register: so few that other kernels
-// find room beside it. Which age divides those that are listed from the others is found by halving: all count, and both borders
-// are looked for at once.
+// find room beside it. Which ages divide those that are listed from the others is found by counting: near where they were in the
+// last step first, then by halving, both borders at once.
 //
 // Constants: THREADS, EACH places of a thread (a multiple of 2), FRESH, COLD.
 
@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     renew_pool(int* __restrict__ token_of, int* __restrict__ age, int* __restrict__ next,
                int* __restrict__ coming, int* __restrict__ clock, int* __restrict__ ends,
                short* __restrict__ place_of, short* __restrict__ listed, int* __restrict__ count,
-               int* __restrict__ since, const int* __restrict__ seq, int row, int listed_row, int places,
-               int nobody, int pins, int hot) {
+               int* __restrict__ since, int* __restrict__ given, const int* __restrict__ seq, int row,
+               int listed_row, int places, int nobody, int pins, int hot) {
   __shared__ u32 shared[2][WARPS];
   const int me = threadIdx.x, lane = me % 32, heads = gridDim.x, slot = seq[blockIdx.y];
   if (slot >= nobody) return;
@@ -106,11 +106,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     for (int i = 0; i < EACH / 2; ++i) found += (ages[i] + more) >> 15 & 0x10001;
     return (found + (found >> 16)) & 0xffff;
   };
-  // old: from which on there are FRESH, or 1; young: up to which there are no more than `hot`, or 0, but never more than
-  // before
-  int old = 1, oldest = OLDEST, young = 0, widest = before_this;
-  while (old < oldest || young < widest) {
-    const int middle = (old + oldest + 1) / 2, upper = (young + widest + 1) / 2;
+  // old: from which on there are FRESH, or 1; young: up to which there are no more than `hot`, or 0. Tokens get younger
+  // alone, so both steps lie no earlier than in the last step, and not much later
+  int old = 1, oldest = min(now - given[own], OLDEST), young = 0, widest = before_this;
+  for (int reach = 1; old < oldest || young < widest; reach = min(4 * reach, 1 << 15)) {
+    const int middle = max((old + oldest + 1) / 2, oldest + 1 - reach);
+    const int upper = max((young + widest + 1) / 2, widest + 1 - reach);
     const u32 found = total(large(middle) | large(upper + 1) << 16, shared, turn);
     if (old < oldest) {
       const bool enough = (found & 0xffff) >= FRESH + none;
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     }
   }
   if (me == 0) {
-    clock[own] = now + 1, ends[own] = 0;
+    clock[own] = now + 1, ends[own] = 0, given[own] = now - old;
     if (listed) count[own] = all, since[own] = now - young;
   }
 }

@@ -26,6 +26,6 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
     row, hot = (0, 0) if rows is None else (rows.places, max(0, rows.hot - pool.pins))
     module("renew_pool.cu", tuple(form.items()), seq.device).launch(
         "renew_pool", (heads, len(seq), 1), form["THREADS"],
-        pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, pool.place_of, *lists, seq,
+        pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, pool.place_of, *lists, pool.given, seq,
         pool.place_of.shape[-1], row, places, slots - 1, pool.pins, hot,
     )  # fmt: skip
