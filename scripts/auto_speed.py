@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Measures decode steps of `auto` beside `scout`'s in the same run, on a machine with a GPU.
 
-    scripts/auto_speed.py [--layers 40] [--fetched 10,40] [--profile] [--out speed.json] [CASE...]
+    scripts/auto_speed.py [--layers 40] [--fetched 10,40] [--looked-up 160] [--profile] [--out speed.json] [CASE...]
 
 A case is CONTEXTxBATCH, with `:int8` for keys and values in 8 bits in DRAM. Without any: those that
 docs/methods/auto.md speaks of. Fewer layers take less DRAM and less time; the GPU budget shrinks with them. Few layers
 are no measure of all: what a step has once, and the first layers of `scout`, count for more.
 
 Simulated: random weights, keys and values of Qwen3-14B's shapes; how many tokens a KV head fetches in a step, since the
-floor is set for it; how much of what `scout` picks changes. With --profile the kernels of one layer are printed.
+floor is set for it, and looks up in its pool, since a kernel puts them in; how much of what `scout` picks changes. With
+--profile the kernels of one layer are printed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LIMITS = {"hbm_gbps": 4250.0, "pcie_gbps": 51.0, "dram_gbps": 130.0}
 """Of an H200 and its host: only the rows' floors hang on them."""
 
 
-def cases(text: str, fetched: list[float]) -> list[Case]:
+def cases(text: str, fetched: list[float], looked_up: int) -> list[Case]:
     """`scout`, then `auto` with each number of tokens."""
     found = re.fullmatch(r"(\d+)x(\d+)(?::(int8))?", text)
     if found is None:
@@ -54,7 +55,8 @@ def cases(text: str, fetched: list[float]) -> list[Case]:
     made = [scout(Asked((context,), (batch,), BUDGET, CHANGE, WRONG, more), context, batch)]
     for count in fetched:
         params = {**more, "now": NOW}
-        made.append(Case("auto", batch, context, params, schedule="inline", fetched=count, late=1.0, warm=4))
+        driven = {"fetched": count, "late": 1.0, "looked_up": looked_up}
+        made.append(Case("auto", batch, context, params, schedule="inline", warm=4, **driven))
     return made
 
 
@@ -90,13 +92,14 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES.split(), metavar="CASE")
     parser.add_argument("--layers", type=int, default=ALL)
     parser.add_argument("--fetched", default="10,40", help="tokens a KV head fetches in a step, with commas")
+    parser.add_argument("--looked-up", type=int, default=160, help="tokens that it looks up in its pool")
     parser.add_argument("--gpu-memory", default="48GiB")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     fetched = [float(x) for x in given.fetched.split(",")]
-    wanted = [(text, cases(text, fetched)) for text in given.cases]
+    wanted = [(text, cases(text, fetched, given.looked_up)) for text in given.cases]
     if not torch.cuda.is_available():
         sys.exit("There is no GPU here: these are times of one.")
     random_model.SHAPES["cut"] = {**random_model.SHAPES[SHAPES], "num_hidden_layers": given.layers}
@@ -121,10 +124,11 @@ def main() -> None:
                 kinds = ("row_entries", "later_entries", "cold_entries")
                 waited, later, cold = (row.notes.get(name, 0) / row.batch for name in kinds)
                 gpu, host = (x / 2**30 for x in (row.gpu_kv_bytes, row.host_kv_bytes))
+                took = time.perf_counter() - begun
                 print(
                     f"{text} {row.method}: {row.ms_per_step:.2f} ms, {before / row.ms_per_step:.3f} of scout; "
-                    f"waited for {waited:.1f}, later {later:.1f}, looked up {cold:.1f}; GPU idle {row.gpu_idle or 0:.1%}; "
-                    f"KV {gpu:.1f} and {host:.1f} GiB ({time.perf_counter() - begun:.0f} s)",
+                    f"waited for {waited:.1f}, later {later:.1f}, looked up {cold:.1f}; "
+                    f"GPU idle {row.gpu_idle or 0:.1%}; KV {gpu:.1f} and {host:.1f} GiB ({took:.0f} s)",
                     flush=True,
                 )
         except CoattnError as error:  # one case that does not fit is no reason to lose the others

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from coattn.call import Call
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
-from coattn.ops.attend_scored import attend_scored, fetch_ahead
+from coattn.ops.attend_scored import Chosen, attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
 from coattn.side import FIRST, SideStream
@@ -63,6 +65,8 @@ class Pull(Executor):
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads, pieces, 3]`: see `Taken`, of the last step."""
     _lane: SideStream = field(init=False, repr=False, default_factory=lambda: SideStream(FIRST))
+    also: Callable[[ScoredWork, Chosen], None] | None = field(init=False, repr=False, default=None)
+    """Changes what was chosen, on a GPU; benchmarks put in what texts choose."""
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
@@ -83,7 +87,8 @@ class Pull(Executor):
             if call.to_fetch:
                 self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
                 return AttnState.empty(call.q)
-            found = attend_scored(call.q, memory, work, call.scale, cap, lane=self._lane)
+            more = None if self.also is None else partial(self.also, work)
+            found = attend_scored(call.q, memory, work, call.scale, cap, more, self._lane)
             self._taken[call.layer] = found.count
             return found.states
         if call.table is None:

@@ -47,7 +47,8 @@ class Chosen:
 
 
 Deal = Callable[[Chosen], None]
-"""Takes some of what was chosen away before the GPU fetches the rest: they come into the pool later."""
+"""Takes some of what was chosen away before the GPU fetches the rest: they come into the pool later. On a GPU it may
+change what is looked up too."""
 
 
 def attend_scored(
