@@ -64,9 +64,10 @@ def attend_scored(
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what a pool lists is
-    left out, since it is attended there, and what lies cold in it is read there. Entries that were read in DRAM are to
-    come into the pool, as far as it has places to give, and after them those that are wanted and not `now`: `bring`
-    fetches them, when nobody attends to the pool. lane: where its books are written beside that, on a GPU.
+    left out, since it is attended there, and what lies cold in it is read there, and counts as wanted. Entries that
+    were read in DRAM are to come into the pool, as far as it has places to give, and after them those that are wanted
+    and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read are written into
+    its cold places at once. lane: where its books are written beside that, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
@@ -83,6 +84,7 @@ def attend_scored(
     if pool.packed is not None:
         near, lying = _front(chosen.cold)
         states.append(_attend(q, *_looked_up(pool, work.seq, near), lying, scale, softcap))
+        pool.touch(work.seq, chosen.cold)
     else:
         lying = torch.zeros_like(count)
     left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)

@@ -46,16 +46,17 @@ class TokenPool:
     each token, with COLD; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in
     which it was wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the
     tokens that come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where
-    there are any tokens to come; given: like it, the age up to which places are given away. above: `[slots, q_heads]`
-    float32: how far the last bound was above what a sketch says of its query alone; infinity where none is known. best:
-    `[slots, kv_heads, tokens]` float16: how far the last score of each token was above the bound before it, the highest
-    of a group's heads, as a power of two; nothing for tokens of the pool that are not cold. told: `[slots, q_heads]`
-    float32, heard: `[slots, PIECES, q_heads]`: lse of these in the last step, as a sketch estimates it, or infinity,
-    and as it was, of pieces. pins: first places that are never given away.
+    there are any tokens to come; given: like it, the age up to which places are given away; read: like it, of tokens to
+    come the first so many were read by attention, which has written them where places are cold. above: `[slots,
+    q_heads]` float32: how far the last bound was above what a sketch says of its query alone; infinity where none is
+    known. best: `[slots, kv_heads, tokens]` float16: how far the last score of each token was above the bound before
+    it, the highest of a group's heads, as a power of two; nothing for tokens of the pool that are not cold. told:
+    `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of these in the last step, as a sketch estimates
+    it, or infinity, and as it was, of pieces. pins: first places that are never given away.
 
     Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
-    `score_sketch` (age, best, COLD), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming),
-    then `bring` and `renew_pool` (the rest), beside what follows. Readers: the layer's attention, after what was
+    `score_sketch` (age, best, COLD), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming,
+    read), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the layer's attention, after what was
     fetched ahead for it; the step after.
     """
 
@@ -69,6 +70,7 @@ class TokenPool:
     clock: Tensor
     ends: Tensor
     given: Tensor
+    read: Tensor
     above: Tensor
     best: Tensor
     told: Tensor
@@ -99,14 +101,14 @@ class TokenPool:
         return TokenPool(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
             whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.full_like(clock, LONG_AGO),
-            above, best, above.clone(),
+            torch.zeros_like(clock), above, best, above.clone(),
             torch.full((slots, PIECES, q_heads), -torch.inf, device=device), pins,
             PackedRows.make(slots, heads, places, gpu.shape[-1], device, hot) if packed else None,
         )  # fmt: skip
 
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
-        books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 12)
+        books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 16)
         return books + 4 * slots * q_heads * (2 + PIECES)
 
     def hot(self, seq: Tensor, n: int) -> Tensor:

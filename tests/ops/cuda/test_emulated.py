@@ -180,7 +180,14 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
         for now, lower in ((1.0, 0.0), (0.0, 2.0), (0.5, math.inf)):  # the last wants everything
             own = bound - lower
             margin = (scores - own.view(3, KV_HEADS, group, 1)).amax(2)
-            (at_once, later, near), left = world.chosen(got, own, copied(other), now)
+            used = copied(other)
+            (at_once, later, near), left = world.chosen(got, own, used, now)
+            # what is looked up is young, and cold no more
+            assert not (near & used.cold(seq, world.n)).any()
+            assert (near | ~(cold & used.hot(seq, world.n)) | other.hot(seq, world.n)).all()
+            for row, head, token in near.nonzero().tolist():
+                slot = int(seq[row])
+                assert used.age[slot, head, used.place_of[slot, head, token]] == used.clock[slot, head]
             far = outside & ~cold
             assert (at_once <= ((margin > now - 0.3) & far)).all()
             assert (((margin > now + 0.3) & far) <= at_once).all()

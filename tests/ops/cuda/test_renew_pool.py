@@ -144,6 +144,6 @@ def test_equals_the_reference(hot: int, pins: int, monkeypatch: pytest.MonkeyPat
 
 def test_fields_are_all_compared() -> None:
     """Books that a step writes elsewhere: scores and what was attended."""
-    others = {"gpu", "first", "above", "best", "told", "heard", "pins", "packed"}
+    others = {"gpu", "first", "read", "above", "best", "told", "heard", "pins", "packed"}
     seen = {"place_of", "token_of", "age", "next", "coming", "clock", "ends", "given"}
     assert {x.name for x in fields(TokenPool)} == others | seen

@@ -45,7 +45,10 @@ FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", 
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
-ENTRIES |= dict.fromkeys(("next_ptr", "coming_ptr", "ends_ptr", "ids_ptr", "later_ptr"), "*i32")
+ENTRIES |= dict.fromkeys(
+    ("next_ptr", "coming_ptr", "ends_ptr", "ids_ptr", "later_ptr", "read_ptr", "age_ptr", "since_ptr"), "*i32"
+)
+ENTRIES |= {"place_ptr": "*i16"}
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
 COPIED = {"ROW": 128, "VALUE": 32 * 128, "BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
@@ -80,8 +83,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             ),
             (
                 attend_scored._fetch,
-                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8}
-                | {"CAP": True, "PRECISION": "tf32"},
+                {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "COLD": 1 << 14, "FRESH": 1024}
+                | {"CAP": True, "PRECISION": "tf32", "IN_8_BITS": not packed},
             ),
         )
     ),

@@ -106,6 +106,24 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
             assert (pool.age[slot, head, given[given >= 0].long()] < pool.clock[slot, head] - 1).all()
 
 
+def check_written(before: TokenPool, after: TokenPool, plain: TokenPool, seq: torch.Tensor) -> bool:
+    """Attention has written what it read into places that were cold and not looked up, and nowhere else. Whether there
+    were any."""
+    assert before.packed is not None
+    assert after.packed is not None
+    written = (after.packed.scales != before.packed.scales).any(2)
+    for slot in seq.tolist():
+        for head in range(KV_HEADS) if slot < len(before.clock) - 1 else ():
+            listed = before.packed.listed[slot, head, : before.packed.count[slot, head]].long()
+            assert not written[slot, head, listed].any()
+            young = plain.age[slot, head] == plain.clock[slot, head]
+            assert not (written[slot, head] & young).any()
+            comes = plain.next[slot, head, : after.read[slot, head]].long()
+            free = comes[~young[comes] & ~torch.isin(comes, listed)]
+            assert written[slot, head].nonzero()[:, 0].equal(free.sort().values)
+    return bool(written.any())
+
+
 @pytest.mark.parametrize(
     ("planes", "group", "cap", "packed", "beside", "small"),
     [
@@ -148,7 +166,7 @@ def test_scores_and_what_is_attended(
     torch.testing.assert_close(inside.logsumexp(1).cpu(), want_inside.logsumexp(1), atol=1e-4, rtol=1e-4)
 
     # so that a fifth is wanted, nothing, everything
-    bound = want_lse - 3.8
+    bound, wrote = want_lse - 3.8, [not small]
     for shift, now in ((0.0, 0.0), (0.0, 0.5), (-100.0, 0.0)) if cap is None else ((0.0, 0.7), (100.0, 0.0)):
         args = (table, tokens, want, bound + shift, mean, seq)
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
@@ -156,6 +174,8 @@ def test_scores_and_what_is_attended(
         work = ScoredWork(*(x.to(DEVICE) for x in args), two, now)
         second = attending.attend_scored(q[:, None].to(DEVICE), away, work, 0.2, cap)
         assert second.count.sum(2).cpu().equal(first.count.sum(2))
+        if small:
+            wrote.append(check_written(pool, copied(two, torch.device("cpu")), one, seq))
         assert (int(first.count[..., 1].sum()) > 0) is (now > 0)
         assert (int(first.count[..., 2].sum()) > 0) is (small and shift <= 0)
         a, b = first.states.merged(), second.states.merged()
@@ -175,6 +195,7 @@ def test_scores_and_what_is_attended(
         if one.packed is not None and two.packed is not None:
             assert two.packed.scales.cpu().equal(one.packed.scales)
             assert (two.packed.codes.cpu().int() - one.packed.codes.int()).abs().max() <= 1
+    assert any(wrote)
 
 
 @pytest.mark.parametrize(

@@ -397,17 +397,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's on, and those that lie cold
 // in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are wanted, as many
 // as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits, heads * GROUP]:
-// what all weigh that are neither attended to in a pool nor in ids.
+// what all weigh that are neither attended to in a pool nor in ids. Those that lay cold are young then, and cold no more.
 extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
                   const float* __restrict__ rest, const float* __restrict__ base,
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
-                  const int* __restrict__ seq, const short* __restrict__ place_of,
-                  const unsigned short* __restrict__ best, const float* __restrict__ lse,
-                  const float* __restrict__ bound, const float* __restrict__ above, int* __restrict__ ids,
-                  int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
-                  float now, float slack, int n, int chunks, int most, i64 block_stride, i64 head_stride,
-                  i64 table_seq) {
+                  const int* __restrict__ seq, short* __restrict__ place_of, int* __restrict__ age,
+                  const int* __restrict__ clock, const unsigned short* __restrict__ best,
+                  const float* __restrict__ lse, const float* __restrict__ bound,
+                  const float* __restrict__ above, int* __restrict__ ids, int* __restrict__ later,
+                  int* __restrict__ count, float* __restrict__ tail, float softcap, float now, float slack,
+                  int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
   constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
@@ -419,7 +419,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
   const int there = min(tokens[row], n), each = ((there + CHUNK - 1) / CHUNK + splits - 1) / splits * CHUNK;
   const int first = split * each, last = min(first + each, there);
   const i64 line = (i64)row * heads + head, pool = (i64)seq[row] * heads + head;
-  const short* const where = place_of + pool * most;
+  short* const where = place_of + pool * most;
+  int* const ages = age + pool * places;
+  const int step = clock[pool];
   const unsigned short* const highest = best + pool * most;
   const u32* const from = kept + head * head_stride + t * OWN;
   const int* const blocks = table + row * table_seq;
@@ -559,7 +561,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                 one = __ballot_sync(0xffffffff, real) & ~second & ~third;
       const u32 below = (1u << lane) - 1;
       if (one >> lane & 1) mine[to[0] + __popc(one & below)] = at + (int)(entry & PLACE);
-      if (close) back[-(to[2] + __popc(third & below))] = at + (int)(entry & PLACE);
+      if (close) {
+        const int its = at + (int)(entry & PLACE), place = where[its] % COLD;
+        back[-(to[2] + __popc(third & below))] = its;
+        where[its] = (short)place;
+        ages[place] = step;
+      }
       if (postponed) {
         const int slot = to[1] + __popc(second & below);
         if (slot < FRESH) later[(line * splits + split) * FRESH + slot] = at + (int)(entry & PLACE);

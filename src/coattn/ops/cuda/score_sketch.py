@@ -109,8 +109,8 @@ def choose_scored(
     scan.module.launch(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
+        pool.age, pool.clock, pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
         float(scan.softcap or 1.0), float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
-        Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
+        pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
         follow=scan.lse is not None and follow(),
     )  # fmt: skip

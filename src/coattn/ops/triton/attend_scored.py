@@ -16,7 +16,7 @@ from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import COLD, FRESH, Moves, renew_pool
 from coattn.ops.triton.packed import Entries, read_entries
 from coattn.ops.triton.softcap import capped
-from coattn.ops.triton.token_pool import Home, bring
+from coattn.ops.triton.token_pool import Home, bring, place_for, put_rows
 from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
 from coattn.side import SideStream
@@ -37,9 +37,9 @@ MANY = 64
 
 @triton.jit
 def _choose(
-    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, now,
-    kv_heads, n, splits, most, score_head, score_group, score_token, AHEAD: tl.constexpr,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr,
+    tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
+    now, kv_heads, n, splits, most, places, score_head, score_group, score_token, AHEAD: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr, COLD: tl.constexpr,
 ):  # fmt: skip
     """AHEAD: the query is a predicted one, which wants nothing that lies in a pool."""
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -55,6 +55,7 @@ def _choose(
     later_ptr += (own * splits + split) * FRESH
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
     place_ptr += pool * most
+    clock = tl.load(clock_ptr + pool)
     found = 0
     coming = 0
     near = 0
@@ -66,9 +67,13 @@ def _choose(
         at = scores_ptr + own * score_head + g[:, None] * score_group + token[None, :] * score_token
         scores = tl.load(at, mask=real[:, None] & seen[None, :], other=float("-inf")).to(tl.float32)
         margin = tl.max(tl.where(real[:, None], scores - bound[:, None], float("-inf")), 0)
-        inside = tl.load(place_ptr + token, mask=seen, other=0) >= 0
+        held = tl.load(place_ptr + token, mask=seen, other=0).to(tl.int32)
+        inside = held >= 0
         wanted = (margin >= 0) & seen
         cold = wanted & inside & (not AHEAD)
+        # what is looked up is young, and cold no more
+        tl.store(place_ptr + token, (held % COLD).to(tl.int16), mask=cold)
+        tl.store(age_ptr + pool * places + held % COLD, tl.zeros([LOOK], tl.int32) + clock, mask=cold)
         place = near + tl.cumsum(cold.to(tl.int32), 0) - 1
         tl.store(ids_ptr + last - 1 - place, token, mask=cold)
         near += tl.sum(cold.to(tl.int32), 0)
@@ -96,8 +101,8 @@ def _choose(
 
 @triton.jit
 def list_coming(
-    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, moved_ptr, to_ptr, own, pool, each, n, splits,
-    MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr, own, pool, each, n,
+    splits, MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
     s = tl.arange(0, SPLITS_PAD)
@@ -127,13 +132,14 @@ def list_coming(
             tl.store(moved_ptr + own * FRESH + f, token)
             tl.store(to_ptr + own * FRESH + f, place)
     tl.store(ends_ptr + pool, came)
+    tl.store(read_ptr + pool, total)
     return came
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, moved_ptr, to_ptr, came_ptr,
-    kv_heads, n, splits, nobody,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr,
+    came_ptr, kv_heads, n, splits, nobody,
     MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -141,7 +147,7 @@ def _list(
     slot = tl.load(seq_ptr + row).to(tl.int64)
     own = row * kv_heads + head
     came = list_coming(
-        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, moved_ptr, to_ptr, own,
+        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr, own,
         slot * kv_heads + head, each, n, splits, MOVES, FRESH, SOME, SPLITS_PAD,
     )  # fmt: skip
     if MOVES:
@@ -161,15 +167,16 @@ def _add(scores, used, top, total, acc):
 @triton.jit
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
-    gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, place_ptr, seq_ptr, packed_places, most,
-    scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, block_stride, head_stride, scale_block, scale_head,
-    table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, COLD: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr,
+    gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head,
+    place_ptr, seq_ptr, next_ptr, age_ptr, since_ptr, most, scale, softcap, kv_heads, n, splits, pieces, q_seq,
+    q_head, block_stride, head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    IN_8_BITS: tl.constexpr, COLD: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr,
     PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The first `splits` programs of a row and KV head fetch; as many more, if there are, look up what lies cold in a
-    pool."""
+    """The first `splits` programs of a row and KV head fetch, and write what they have read into places of the pool
+    that nobody reads; as many more, if there are, look up what lies cold in it."""
     row, head, piece = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     split = piece % splits
     count = tl.load(tokens_ptr + row)
@@ -187,6 +194,11 @@ def _fetch(
     if piece < splits:
         found = tl.load(counts)
         ids_ptr += own * n + split * each
+        if IN_8_BITS:
+            slot = tl.load(seq_ptr + row).to(tl.int64)
+            since = tl.load(since_ptr + slot * kv_heads + head)
+            earlier = tl.load(count_ptr + (own * splits + s) * 3, mask=s < split, other=0)
+            first = tl.sum(earlier, 0)
         for start in range(0, found, ROWS):
             used = start + r < found
             token = tl.load(ids_ptr + start + r, mask=used, other=0)
@@ -200,6 +212,14 @@ def _fetch(
                 scores = capped(scores, softcap)
             weights, top, total, acc = _add(scores, used, top, total, acc)
             acc += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+            if IN_8_BITS:
+                to, free = place_for(
+                    first + start + r, used, slot * kv_heads + head, next_ptr, age_ptr, since, places, FRESH
+                )
+                put_rows(
+                    k, v, to, free, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
+                    places, packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
+                )  # fmt: skip
     if IN_8_BITS:  # noqa: SIM102, a constant, without which the rest is not compiled
         if piece >= splits:
             found = tl.load(counts + 2)
@@ -274,10 +294,11 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
         cuda.choose_scored(scores, work.bound, pool, now, ids, later, count, tail)
         return _Lists(ids, later, count, tail, scores.chunk)
     _choose[(rows, kv_heads, splits)](
-        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, now, kv_heads, n, splits,
-        pool.place_of.shape[-1], scores.stride(1), scores.stride(2), scores.stride(3),
+        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock, now,
+        kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1), scores.stride(2),
+        scores.stride(3),
         AHEAD=now == math.inf, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
-        num_warps=4,
+        COLD=COLD, num_warps=4,
     )  # fmt: skip
     return _Lists(ids, later, count, tail, LOOK)
 
@@ -288,7 +309,8 @@ def _listed(work: ScoredWork, lists: _Lists, moves: Moves | None = None) -> None
     moved, to, came = (pool.coming, pool.coming, pool.ends) if moves is None else moves
     _list[(rows, kv_heads)](
         work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.ends,
-        moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, MOVES=moves is not None, FRESH=FRESH,
+        pool.read, moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, MOVES=moves is not None,
+        FRESH=FRESH,
         SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
 
@@ -317,10 +339,11 @@ def attend_scored(
     lse = torch.empty(rows, pieces + 1, q_heads, dtype=torch.float32, device=q.device)
     _fetch[(rows, kv_heads, pieces)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
-        *home.tensors, pool.place_of, work.seq, home.sizes[1], pool.place_of.shape[-1],
-        scale, softcap or 1.0, kv_heads, n, splits, pieces, q.stride(0), q.stride(2), *away.strides,
+        *home.tensors, *home.sizes, pool.place_of, work.seq, pool.next, pool.age,
+        pool.ends if pool.packed is None else pool.packed.since, pool.place_of.shape[-1], scale, softcap or 1.0,
+        kv_heads, n, splits, pieces, q.stride(0), q.stride(2), *away.strides,
         work.table.stride(0), GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, **home.forms, COLD=COLD, **away.sizes, CAP=softcap is not None,
+        SPLITS_PAD=lists.pad, **home.forms, COLD=COLD, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     lane.join()

@@ -112,6 +112,16 @@ def put_rows(
         tl.store(gpu_ptr + home[:, None] + d[None, :] + BLOCK * D, v, mask=mask)
 
 
+@triton.jit
+def place_for(number, used, pool, next_ptr, age_ptr, since, places, FRESH: tl.constexpr):
+    """Places for tokens of these numbers among those to come, and which of them nobody reads in this step: neither
+    listed, which is what was wanted since then, nor looked up, which is what is young."""
+    there = used & (number < FRESH)
+    place = tl.load(next_ptr + pool * FRESH + number, mask=there, other=-1)
+    age = tl.load(age_ptr + pool * places + place, mask=there & (place >= 0), other=2147483647)
+    return place, age < since
+
+
 PROGRAMS = 48
 """That fetch rows beside what runs: each has 8 KiB on their way, and PCIe needs a hundred for its latency. 12 to 96
 are as fast; with more, rows that a layer waits for queue up behind those of the next."""
@@ -121,8 +131,9 @@ ROWS = 16
 
 @triton.jit
 def _bring(
-    memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, gpu_ptr, codes_ptr,
-    scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads, lines, nobody,
+    memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, age_ptr, since_ptr, gpu_ptr,
+    codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads,
+    lines, nobody,
     block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, MOVES: tl.constexpr,
     LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
     VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
@@ -148,6 +159,13 @@ def _bring(
             own = row * heads + head
         token = tl.load(coming_ptr + own * FRESH + start + r)
         used = token >= 0
+        if IN_8_BITS:  # noqa: SIM102, constants
+            if not MOVES:
+                # attention has written some of those that it has read
+                read = start + r < tl.load(read_ptr + own)
+                since = tl.load(since_ptr + own)
+                written = place_for(start + r, used & read, own, next_ptr, age_ptr, since, places, FRESH)[1]
+                used = used & ~written
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
@@ -169,7 +187,8 @@ def bring(
     lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
     _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
-        away.memory, away.scales, table, seq, to, tokens, ends, *home.tensors, *home.sizes, heads, lines,
+        away.memory, away.scales, table, seq, to, tokens, ends, pool.read, pool.age,
+        pool.ends if pool.packed is None else pool.packed.since, *home.tensors, *home.sizes, heads, lines,
         slots - 1, *away.strides, table.stride(0), **home.forms, MOVES=moves is not None,
         LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
