@@ -29,6 +29,9 @@ ROWS = 16
 """Entries that are fetched at a time."""
 SOME = 256
 """Of those that come into the pool, listed at a time."""
+REGISTERS = {False: 128, True: 168}
+"""Of a thread that fetches, at most, of rows as they are and in 8 bits: without a limit it takes 220, and half of the
+programs wait for the others. So a few numbers of it lie in memory."""
 SPLITS = 16
 """Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
 MANY = 64
@@ -165,96 +168,67 @@ def _add(scores, used, top, total, acc):
 
 
 @triton.jit
+def _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D: tl.constexpr, D_PAD: tl.constexpr):
+    """Output and lse of a piece go where its heads are."""
+    d = tl.arange(0, D_PAD)
+    some = total > 0
+    tl.store(lse_ptr + to, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")), mask=real)
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
+
+
+@triton.jit
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
     gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head,
-    place_ptr, seq_ptr, next_ptr, age_ptr, since_ptr, most, scale, softcap, kv_heads, n, splits, pieces, q_seq,
-    q_head, block_stride, head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
-    IN_8_BITS: tl.constexpr, COLD: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    seq_ptr, next_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, block_stride,
+    head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
+    VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The first `splits` programs of a row and KV head fetch, and write what they have read into places of the pool
-    that nobody reads; as many more, if there are, look up what lies cold in it."""
-    row, head, piece = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    split = piece % splits
-    count = tl.load(tokens_ptr + row)
-    each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
+    """What is read is also written into places of a pool in 8 bits that nobody reads."""
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
     g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
     real, inside = g < GROUP, d < D
     own = row * kv_heads + head
-    counts = count_ptr + (own * splits + split) * 3
+    found = tl.load(count_ptr + (own * splits + split) * 3)
+    ids_ptr += own * n + split * each
     s = tl.arange(0, SPLITS_PAD)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
-    if piece < splits:
-        found = tl.load(counts)
-        ids_ptr += own * n + split * each
+    if IN_8_BITS:
+        slot = tl.load(seq_ptr + row).to(tl.int64)
+        since = tl.load(since_ptr + slot * kv_heads + head)
+        first = tl.sum(tl.load(count_ptr + (own * splits + s) * 3, mask=s < split, other=0), 0)
+    for start in range(0, found, ROWS):
+        used = start + r < found
+        token = tl.load(ids_ptr + start + r, mask=used, other=0)
+        ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
+        k, v = read_entries(
+            memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
+            token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+        )  # fmt: skip
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if CAP:
+            scores = capped(scores, softcap)
+        weights, top, total, acc = _add(scores, used, top, total, acc)
+        acc += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         if IN_8_BITS:
-            slot = tl.load(seq_ptr + row).to(tl.int64)
-            since = tl.load(since_ptr + slot * kv_heads + head)
-            earlier = tl.load(count_ptr + (own * splits + s) * 3, mask=s < split, other=0)
-            first = tl.sum(earlier, 0)
-        for start in range(0, found, ROWS):
-            used = start + r < found
-            token = tl.load(ids_ptr + start + r, mask=used, other=0)
-            ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
-            k, v = read_entries(
-                memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
-                token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+            pool = slot * kv_heads + head
+            to, free = place_for(first + start + r, used, pool, next_ptr, age_ptr, since, places, FRESH)
+            put_rows(
+                k, v, to, free, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
+                places, packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
             )  # fmt: skip
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            if CAP:
-                scores = capped(scores, softcap)
-            weights, top, total, acc = _add(scores, used, top, total, acc)
-            acc += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-            if IN_8_BITS:
-                to, free = place_for(
-                    first + start + r, used, slot * kv_heads + head, next_ptr, age_ptr, since, places, FRESH
-                )
-                put_rows(
-                    k, v, to, free, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
-                    places, packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
-                )  # fmt: skip
-    if IN_8_BITS:  # noqa: SIM102, a constant, without which the rest is not compiled
-        if piece >= splits:
-            found = tl.load(counts + 2)
-            ids_ptr += own * n + tl.minimum(split * each + each, count) - 1
-            pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
-            middle = tl.load(middle_ptr + pool * D + d, mask=inside, other=0.0)
-            spread = tl.load(spread_ptr + pool * D + d, mask=inside, other=1.0)
-            # a query takes the spread in; what all keys have in common is one number
-            asked = q.to(tl.float32) * spread[None, :]
-            common = tl.sum(q.to(tl.float32) * middle[None, :], 1)
-            for start in range(0, found, ROWS):
-                used = start + r < found
-                token = tl.load(ids_ptr - start - r, mask=used, other=0)
-                place = tl.load(place_ptr + pool * most + token, mask=used, other=0).to(tl.int32) % COLD
-                at = codes_ptr + (pool * 2 * packed_places + place)[:, None] * D + d[None, :]
-                wide = used[:, None] & inside[None, :]
-                k = tl.load(at, mask=wide, other=128).to(tl.float32) - 128.0
-                v = tl.load(at + packed_places * D, mask=wide, other=128).to(tl.float32) - 128.0
-                steps = scales_ptr + pool * 2 * packed_places + place
-                step = tl.load(steps, mask=used, other=0.0).to(tl.float32)
-                value_step = tl.load(steps + packed_places, mask=used, other=0.0).to(tl.float32)
-                scores = tl.dot(asked, tl.trans(k), input_precision=PRECISION) * step[None, :] + common[:, None]
-                scores *= scale
-                if CAP:
-                    scores = capped(scores, softcap)
-                weights, top, total, acc = _add(scores, used, top, total, acc)
-                acc += tl.dot(weights * value_step[None, :], v, input_precision=PRECISION)
-    some = total > 0
-    acc = acc / tl.where(some, total, 1.0)[:, None]
-    lse = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     heads = kv_heads * GROUP
-    to = (row * (pieces + 1) + piece) * heads + head * GROUP + g
-    tl.store(lse_ptr + to, lse, mask=real)
-    tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
-    if piece == 0:
+    to = (row * (pieces + 1) + split) * heads + head * GROUP + g
+    _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
+    if split == 0:
         # the mean value stands in for all that was left out
         at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
         tail = tl.load(at, mask=(s < splits)[:, None] & real[None, :], other=float("-inf"))
@@ -266,6 +240,51 @@ def _fetch(
         wide = real[:, None] & inside[None, :]
         mean = tl.load(mean_ptr + (row * heads + head * GROUP + g[:, None]) * D + d[None, :], mask=wide, other=0.0)
         tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
+
+
+@triton.jit
+def _look_up(
+    q_ptr, tokens_ptr, ids_ptr, count_ptr, out_ptr, lse_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, place_ptr,
+    seq_ptr, packed_places, most, scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, COLD: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Entries that lie cold in pools in 8 bits; their pieces come after those that are fetched."""
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    count = tl.load(tokens_ptr + row)
+    each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
+    g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
+    real, inside = g < GROUP, d < D
+    own = row * kv_heads + head
+    found = tl.load(count_ptr + (own * splits + split) * 3 + 2)
+    ids_ptr += own * n + tl.minimum(split * each + each, count) - 1
+    q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
+    q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
+    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
+    # a query takes the spread in; what all keys have in common is one number
+    common = tl.sum(q * tl.load(middle_ptr + pool * D + d, mask=inside, other=0.0)[None, :], 1)
+    q *= tl.load(spread_ptr + pool * D + d, mask=inside, other=1.0)[None, :]
+    for start in range(0, found, ROWS):
+        used = start + r < found
+        token = tl.load(ids_ptr - start - r, mask=used, other=0)
+        place = tl.load(place_ptr + pool * most + token, mask=used, other=0).to(tl.int32) % COLD
+        at = codes_ptr + (pool * 2 * packed_places + place)[:, None] * D + d[None, :]
+        wide = used[:, None] & inside[None, :]
+        k = tl.load(at, mask=wide, other=128).to(tl.float32) - 128.0
+        v = tl.load(at + packed_places * D, mask=wide, other=128).to(tl.float32) - 128.0
+        steps = scales_ptr + pool * 2 * packed_places + place
+        step = tl.load(steps, mask=used, other=0.0).to(tl.float32)
+        value_step = tl.load(steps + packed_places, mask=used, other=0.0).to(tl.float32)
+        scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * step[None, :] + common[:, None]) * scale
+        if CAP:
+            scores = capped(scores, softcap)
+        weights, top, total, acc = _add(scores, used, top, total, acc)
+        acc += tl.dot(weights * value_step[None, :], v, input_precision=PRECISION)
+    to = (row * (pieces + 1) + splits + split) * kv_heads * GROUP + head * GROUP + g
+    _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
 
 
 class _Lists(NamedTuple):
@@ -330,21 +349,33 @@ def attend_scored(
     lists, group = _chosen(work, work.now), q_heads // kv_heads
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
-    splits = lists.counts.shape[2]
-    lane = lane or SideStream()
-    lane.run(q.device, lambda: _listed(work, lists))
-    home = Home.of(pool)
-    pieces = splits * (2 if home.forms["IN_8_BITS"] else 1)
+    splits, home = lists.counts.shape[2], Home.of(pool)
+    pieces = splits if pool.packed is None else 2 * splits
     out = torch.empty(rows, pieces + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, pieces + 1, q_heads, dtype=torch.float32, device=q.device)
-    _fetch[(rows, kv_heads, pieces)](
+    sizes = {
+        "GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group)), "LOOK": lists.look, "ROWS": ROWS,
+        "CAP": softcap is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }  # fmt: skip
+    how = (scale, softcap or 1.0, kv_heads, n, splits, pieces, q.stride(0), q.stride(2))
+
+    def beside() -> None:
+        _listed(work, lists)
+        if pool.packed is not None:
+            _look_up[(rows, kv_heads, splits)](
+                q, work.tokens, lists.ids, lists.counts, out, lse, *home.tensors[1:], pool.place_of, work.seq,
+                pool.packed.places, pool.place_of.shape[-1], *how, **sizes, COLD=COLD, D=d,
+                D_PAD=away.sizes["D_PAD"], num_warps=4, maxnreg=REGISTERS[False],
+            )  # fmt: skip
+
+    lane = lane or SideStream()
+    lane.run(q.device, beside)
+    _fetch[(rows, kv_heads, splits)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
-        *home.tensors, *home.sizes, pool.place_of, work.seq, pool.next, pool.age,
-        pool.ends if pool.packed is None else pool.packed.since, pool.place_of.shape[-1], scale, softcap or 1.0,
-        kv_heads, n, splits, pieces, q.stride(0), q.stride(2), *away.strides,
-        work.table.stride(0), GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS,
-        SPLITS_PAD=lists.pad, **home.forms, COLD=COLD, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
+        *home.tensors, *home.sizes, work.seq, pool.next, pool.age,
+        pool.ends if pool.packed is None else pool.packed.since, *how, *away.strides, work.table.stride(0), **sizes,
+        SPLITS_PAD=lists.pad, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
+        maxnreg=REGISTERS[away.sizes["PACKED"]],
     )  # fmt: skip
     lane.join()
     return Taken(Split(out, lse), lists.counts)
