@@ -9,13 +9,18 @@
 # TEXTS    a folder with essays.txt and source.txt, 75,000 tokens or more each; the third text is Python's help topics
 # OUT      where results go; a stage that is run again does what is missing
 # CORES    cores that one process gets, three run side by side; default 5
-# LIMIT    seconds that a stage may take; default 85
+# LIMIT    seconds that a stage may take, ruler twice as many and speed four times; default 85
 # ONLY     of the three texts; default: essays source topics
 # PYTHON   default python3
 #
+# PROMPTS  RULER's prompts at 16,384 tokens, for the stage that asks them (`coattn eval tasks make`)
+# CASES    of scripts/auto_speed.py; default: its own. LAYERS: default 20
+#
 # Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. fine16: auto alone, in float32,
 # where rounding adds nothing. audit16: qualities from 0.9 to 0.999 with every case measured. table: what there is, as
-# text.
+# text. Where they are named: own, auto alone at 16,384 and 30,720 tokens, with all of its pool attended too, six
+# processes side by side (70 s on an H200); ruler, auto beside full, quest and scout (90 s); speed; pack: all files but the
+# pictures as auto.tar.gz.
 set -uo pipefail
 : "${MODEL:?the long-context model}" "${TEXTS:?a folder of texts}" "${OUT:?a folder for results}"
 SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-python3}
@@ -26,6 +31,18 @@ mkdir -p "$OUT"
 # and window; an exact row shows what rounding alone does
 LIKE=(--like auto)
 ROWS=(auto,code_bytes=32,pool_share=0.0625 offload quest scout hgca hcattention)
+
+shared() { # processes side by side share the GPU
+    export CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps
+    mkdir -p "$OUT/mps"
+    nvidia-cuda-mps-control -d || true
+}
+
+alone() { # what is timed afterwards has the GPU for itself
+    echo quit | nvidia-cuda-mps-control || true
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    rm -rf "$OUT/mps"
+}
 
 beside() { # NAME: prints a process that runs on its own cores
     local first=$((($1 * CORES) % $(nproc)))
@@ -41,7 +58,7 @@ sweep() { # NUMBER NAME MODEL TEXT PREFILL DECODE STRIDE LENGTH
 }
 
 three() { # NAME MODEL PREFILL DECODE STRIDE LENGTH
-    local number=0 text
+    local number=${FIRST:-0} text
     for text in ${ONLY:-essays source topics}; do
         sweep $number "$1" "$2" $text "${@:3}" &
         number=$((number + 1))
@@ -67,8 +84,39 @@ one() {
             --text "$TEXTS/essays.txt" --prefill 16256 --decode 24 --stride 20000 --length 40000 \
             --out "$OUT/audit16_essays.json" >"$OUT/audit16.log" 2>&1
         ;;
+    own)
+        shared
+        (
+            LIKE=() ROWS=(auto auto,code_bytes=32,hot=16384) CORES=2
+            three own16 "$MODEL" 16128 256 17500 104000 &
+            FIRST=3 ONLY="essays source" three own30 "$MODEL" 30464 256 31500 126000 &
+            FIRST=5 ONLY=topics three own30 "$MODEL" 30464 256 36000 70000 &
+            wait
+        )
+        alone
+        ;;
+    ruler)
+        shared
+        for row in full auto quest,budget=2050 scout,budget=1536; do
+            OMP_NUM_THREADS=4 timeout --kill-after=10 $((2 * LIMIT)) "$PYTHON" -m coattn eval table --model "$MODEL" \
+                --out "$OUT/ruler_${row%%,*}/ruler.json" --limit 8 --batch 24 --dtype bfloat16 --kl 16 --hold 14GiB \
+                --modes fed --files "$OUT/calibrated" --turns "$OUT/ruler.lock" --prompts "${PROMPTS:?RULER\'s prompts}" \
+                --rows "$row" >"$OUT/ruler_${row%%,*}.log" 2>&1 &
+        done
+        wait
+        alone
+        ;;
+    speed)
+        read -ra cases <<<"${CASES:-}"
+        timeout --kill-after=10 $((4 * LIMIT)) "$PYTHON" "$(dirname "$0")/auto_speed.py" --layers "${LAYERS:-20}" \
+            --fetched 10,25 --out "$OUT/speed.json" "${cases[@]}" 2>&1 | tee "$OUT/speed.log"
+        ;;
+    pack) tar --exclude='*.png' --exclude=auto.tar.gz -czf "$OUT/auto.tar.gz" -C "$OUT" . ;;
     table) "$PYTHON" "$(dirname "$0")/auto_table.py" "$OUT" ;;
-    *) echo "There is no stage $1: kl16, kl30, kl8, fine16, audit16, table." >&2 && exit 2 ;;
+    *)
+        echo "There is no stage $1: kl16, kl30, kl8, fine16, audit16, own, ruler, speed, pack, table." >&2
+        exit 2
+        ;;
     esac
     echo "$1: $(($(date +%s) - begun)) s"
 }
