@@ -165,7 +165,7 @@ def _bring(
                 # attention has written some of those that it has read
                 read = start + r < tl.load(read_ptr + own)
                 since = tl.load(since_ptr + own)
-                written = place_for(start + r, used & read, own, next_ptr, age_ptr, since, places, FRESH)[1]
+                _, written = place_for(start + r, used & read, own, next_ptr, age_ptr, since, places, FRESH)
                 used = used & ~written
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
