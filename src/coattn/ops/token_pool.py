@@ -24,7 +24,7 @@ TOUCH = 1.0986
 """A token is wanted, for its place in the pool, down to a third of the floor: log 3."""
 
 COLD = 1 << 14
-"""Added to the place of a token that is not among these."""
+"""Added to the place of a token of a pool that steps do not attend to without being asked."""
 
 LOG2E = 1.4426950408889634
 PIECES = 64
@@ -160,13 +160,14 @@ class TokenPool:
         self.above[slot], self.told[slot], self.best[slot] = torch.inf, torch.inf, -torch.inf
         heads, n = tokens.shape
         order = torch.arange(n, device=tokens.device)
+        places = order
         if self.packed is not None:
-            first = min(n, self.packed.hot)
+            first = min(n, max(self.packed.hot, self.pins))
+            places = torch.where(order < first, order, order + COLD)
             self.packed.count[slot], self.packed.since[slot] = first, 1 - max(1, first)
             self.packed.listed[slot, :, :first] = order[:first].to(torch.int16)
         if not n:
             return
-        places = order if self.packed is None else torch.where(order < self.packed.hot, order, order + COLD)
         self.place_of[slot].scatter_(1, tokens, places.to(torch.int16).expand(heads, -1))
         self.token_of[slot, :, :n] = tokens.int()
         self.age[slot, :, :n] = -order.int()

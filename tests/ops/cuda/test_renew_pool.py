@@ -87,6 +87,8 @@ def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.Monke
     for module in (token_pool, cuda):
         monkeypatch.setattr(module, "FRESH", 24)
     pool = filled(places, pins, packed, hot)
+    if packed:
+        consistent(pool)
     device = torch.device("cuda") if world == "gpu" else CPU
     other, seq = on(device, pool), torch.tensor([2, 3, 0], dtype=torch.int32)
     for step in range(count):
@@ -110,7 +112,7 @@ def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.Monke
     return pool
 
 
-CASES = [("int8", 40, 12), ("int8", 16, 0), ("int8", 4096, 8), ("model", 40, 12)]
+CASES = [("int8", 40, 12), ("int8", 8, 12), ("int8", 16, 0), ("int8", 4096, 8), ("model", 40, 12)]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")

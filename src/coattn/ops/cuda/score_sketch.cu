@@ -263,11 +263,11 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// best [slots, heads, most] float16: the highest score of a token's heads, nothing for those of the pool that are attended to
-// anyway; lse, inside [rows, chunks, heads * GROUP]: natural logarithms of what tokens weigh that are not, and that are.
-// Where the last bound is known, which above [slots, heads * GROUP] says, tokens of the pool that are at most `touch` below it
-// get young, and are cold no more. A warp for each chunk and head, the heads of a chunk side by side: so what they read lies side by side. It
-// comes through shared memory, AHEAD tiles on their way.
+// best [slots, heads, most] float16: the highest score of a token's heads, nothing for those of the pool that are
+// attended to anyway; lse, inside [rows, chunks, heads * GROUP]: natural logarithms of what tokens weigh that are not,
+// and that are. Where the last bound is known, which above [slots, heads * GROUP] says, tokens of the pool that are at
+// most `touch` below it get young, and are cold no more. A warp for each chunk and head, the heads of a chunk side by
+// side: so what they read lies side by side. It comes through shared memory, AHEAD tiles on their way.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
