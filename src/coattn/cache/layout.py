@@ -231,7 +231,7 @@ class NewestBlocks(Layout):
         self.sinks, self._window = sinks, window
         self.ring = 0
         self.pooled: dict[int, int] = {}
-        """By sequence: full blocks of its pool, where decode steps attend to them all."""
+        """By sequence: full blocks of its pool, where decode steps attend to tokens of it."""
 
     def open(self) -> None:
         spec = self.spec

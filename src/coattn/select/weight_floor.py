@@ -41,7 +41,8 @@ Picked = tuple["Scores", Tensor, "State", Tensor]
 
 @dataclass
 class WeightFloor(Select):
-    """Attends to all that lies on the GPU, and in DRAM to every entry whose estimated weight is at least a floor.
+    """Attends to the window and what of a pool was wanted lately, and else to every entry whose estimated weight is at
+    least a floor.
 
     An entry left out has a weight below the floor, so the squares of all weights left out add up to less than that,
     and where the mean value stands in for them the output errs by about the root of that sum. For a given number of

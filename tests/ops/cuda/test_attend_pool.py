@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ops.pools import copied
 
 from coattn.ops.attend_pool import SIZES, attend_near
 from coattn.ops.cuda import nvrtc
@@ -90,7 +91,7 @@ def test_equals_the_reference(d: int, group: int, cap: float | None, dtype: torc
     want = rest().merged()
     device = torch.device("cuda")
     there = BlockList(lists.table.to(device), lists.tokens.to(device), lists.longest)
-    there_too = on(device, pool)
+    there_too = copied(pool, device)
     args = (q.to(device), gpu.to(device), there, there_too, seq.to(device), scale, cap)
     near, finish = cuda.attend_near(*args)
     torch.testing.assert_close(near.logsumexp(1).cpu(), window.logsumexp(1), atol=2e-3, rtol=2e-3)
@@ -102,17 +103,6 @@ def test_equals_the_reference(d: int, group: int, cap: float | None, dtype: torc
     torch.testing.assert_close(got.out.cpu(), want.out, atol=5e-3, rtol=5e-3)
     again = cuda.attend_near(*args)[1]()
     assert again.out.equal(made.out)
-
-
-def on(device: torch.device, pool: TokenPool) -> TokenPool:
-    """Like it, there."""
-
-    def moved(x: Any) -> Any:
-        if isinstance(x, PackedRows):
-            return PackedRows(*map(moved, vars(x).values()))
-        return x.to(device) if isinstance(x, torch.Tensor) else x
-
-    return TokenPool(*map(moved, vars(pool).values()))
 
 
 @pytest.mark.gpu
@@ -137,6 +127,6 @@ def test_one_token_that_outweighs_all_and_many_alike(group: int) -> None:
     lists = BlockList(none[None], none, BLOCK)
     blocks = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16, device=device)
     seq = torch.zeros(1, dtype=torch.int32, device=device)
-    got = cuda.attend_near(q.half().to(device), blocks, lists, on(device, pool), seq, 0.05, None)[1]().merged()
+    got = cuda.attend_near(q.half().to(device), blocks, lists, copied(pool, device), seq, 0.05, None)[1]().merged()
     torch.testing.assert_close(got.lse[0, 0].cpu(), scores.logsumexp(-1), atol=2e-3, rtol=1e-3)
     torch.testing.assert_close(got.out[0, 0].cpu(), want, atol=4e-3, rtol=2e-3)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.ops.cuda.emulator import Emulated
+from tests.ops.cuda.emulator import modules
+from tests.ops.pools import copied
 from torch import Tensor
 
 from coattn.ops.attend_pool import attend_near
@@ -25,19 +24,11 @@ from coattn.units import ceil_div
 
 KV_HEADS, SPLITS = 2, 2
 compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-_made: dict[Any, Emulated] = {}
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder: Path = tmp_path_factory.getbasetemp()
-
-    def module(file: str, defines: tuple[tuple[str, Any], ...], _: torch.device) -> Emulated:
-        key = file, defines
-        if key not in _made:
-            _made[key] = Emulated(file, dict(defines), folder)
-        return _made[key]
-
+    module = modules(tmp_path_factory.getbasetemp())
     for one in (cuda, bounds, digests):
         monkeypatch.setattr(one, "module", module)
     if shutil.which("g++") is None:
@@ -110,10 +101,6 @@ class World:
                         assert not marks[which, row, head, some.long()].any()
                         marks[which, row, head, some.long()] = True
         return marks, tail.logsumexp(1)
-
-
-def copied(pool: TokenPool) -> TokenPool:
-    return TokenPool(*(x.clone() if isinstance(x, Tensor) else x for x in vars(pool).values()))
 
 
 CASES = [
@@ -228,7 +215,7 @@ def test_attention_over_window_and_pool(d: int, group: int, cap: float | None, d
     from coattn.ops.cuda import attend_pool as kernel
 
     pool, (q, gpu, lists, seq) = world(d, group, dtype, places=288)
-    other = replace(copied(pool), packed=pool.packed)
+    other = copied(pool)
     window, rest = attend_near(q.float(), gpu.float(), lists, pool, seq, 0.02, cap)
     near, finish = kernel.attend_near(q, gpu, lists, other, seq, 0.02, cap)
     torch.testing.assert_close(near.logsumexp(1), window.logsumexp(1), atol=2e-3, rtol=2e-3)

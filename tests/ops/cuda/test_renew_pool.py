@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
-from tests.ops.cuda.emulator import Emulated
-from torch import Tensor
+from tests.ops.cuda.emulator import modules
+from tests.ops.pools import copied
 
 from coattn.ops import token_pool
 from coattn.ops.cuda import nvrtc
 from coattn.ops.cuda import renew_pool as cuda
 from coattn.ops.cuda.nvrtc import FOLDER
 from coattn.ops.token_pool import COLD, NEVER, NONE, TokenPool
-from coattn.quantise.rows import PackedRows
 
 HEADS, D, SLOTS, TOKENS = 2, 8, 4, 400
 CPU = torch.device("cpu")
@@ -38,17 +36,6 @@ def filled(places: int, pins: int, packed: bool, hot: int) -> TokenPool:
         tokens = torch.stack([torch.randperm(TOKENS)[:count] for _ in range(HEADS)])
         pool.fill(slot, tokens, torch.randn(HEADS, count, D), torch.randn(HEADS, count, D))
     return pool
-
-
-def on(device: torch.device, pool: TokenPool) -> TokenPool:
-    """Like it, there."""
-
-    def moved(x: object) -> object:
-        if isinstance(x, PackedRows):
-            return PackedRows(*map(moved, vars(x).values()))  # type: ignore[arg-type]
-        return x.to(device, copy=True) if isinstance(x, Tensor) else x
-
-    return TokenPool(*map(moved, vars(pool).values()))  # type: ignore[arg-type]
 
 
 def same(one: TokenPool, two: TokenPool) -> None:
@@ -90,7 +77,7 @@ def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.Monke
     if packed:
         consistent(pool)
     device = torch.device("cuda") if world == "gpu" else CPU
-    other, seq = on(device, pool), torch.tensor([2, 3, 0], dtype=torch.int32)
+    other, seq = copied(pool, device), torch.tensor([2, 3, 0], dtype=torch.int32)
     for step in range(count):
         wanted = torch.rand(3, HEADS, TOKENS) < 0.02 * (step % 7)
         for row, slot in enumerate(seq.tolist()[::2]):
@@ -120,15 +107,7 @@ CASES = [("int8", 40, 12), ("int8", 8, 12), ("int8", 16, 0), ("int8", 4096, 8), 
 def test_emulated(
     world: str, hot: int, pins: int, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    made: dict[object, Emulated] = {}
-    folder: Path = tmp_path_factory.getbasetemp()
-
-    def module(file: str, defines: tuple[tuple[str, int], ...], _: torch.device) -> Emulated:
-        if defines not in made:
-            made[defines] = Emulated(file, dict(defines), folder)
-        return made[defines]
-
-    monkeypatch.setattr(cuda, "module", module)
+    monkeypatch.setattr(cuda, "module", modules(tmp_path_factory.getbasetemp()))
     pool = steps(world, hot, pins, 12, monkeypatch)
     assert (pool.age[1] == NEVER).all()
     if pool.packed is not None and hot < 96:

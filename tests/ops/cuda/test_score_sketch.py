@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.ops.pools import copied
 
 from coattn.ops.attend_scored import attend_scored, fetch_ahead
 from coattn.ops.cuda import bound_scores, nvrtc
@@ -145,7 +146,3 @@ def test_scores_are_those_of_the_reference(
     work = ScoredWork(here[2], here[3], seen.scores, lead, mean.cuda(), seq.cuda(), two)
     got_too = fetch_ahead(memory.cuda(), work)[[0, 2]].sum()
     assert abs(int(got_too) - int(came)) <= 0.1 * int(came)
-
-
-def copied(pool: TokenPool, device: str) -> TokenPool:
-    return TokenPool(*(x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from tests.ops.pools import copied
 
 from coattn.ops import attend_scored as plain_attend
 from coattn.ops import sketch as plain
 from coattn.ops.token_pool import COLD, TokenPool, bring, renew_pool
 from coattn.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
-from coattn.quantise.rows import PackedRows
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
 from coattn.types import ScoredWork
 
@@ -76,15 +74,6 @@ def kept(memory: torch.Tensor, packed: bool, beside: bool = False) -> tuple[torc
     bare[..., 2 * BLOCK * D :] = 0
     here, there = (PackedBlocks(bare.to(x), BLOCK, D, scales.to(x), beside) for x in (torch.device("cpu"), DEVICE))
     return unpack_blocks(made, BLOCK, D, torch.float32, beside), here, there
-
-
-def copied(pool: TokenPool, device: torch.device) -> TokenPool:
-    def moved(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            return part.to(device, copy=True)
-        return PackedRows(*map(moved, vars(part).values())) if isinstance(part, PackedRows) else part
-
-    return TokenPool(*map(moved, vars(pool).values()))
 
 
 def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor) -> None:

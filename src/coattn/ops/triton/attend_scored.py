@@ -372,9 +372,8 @@ def attend_scored(
     lane.run(q.device, beside)
     _fetch[(rows, kv_heads, splits)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
-        *home.tensors, *home.sizes, work.seq, pool.next, pool.age,
-        pool.ends if pool.packed is None else pool.packed.since, *how, *away.strides, work.table.stride(0), **sizes,
-        SPLITS_PAD=lists.pad, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
+        *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, *how, *away.strides,
+        work.table.stride(0), **sizes, SPLITS_PAD=lists.pad, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
         maxnreg=REGISTERS[away.sizes["PACKED"]],
     )  # fmt: skip
     lane.join()

@@ -62,6 +62,8 @@ class Home(NamedTuple):
 
     tensors: tuple[Tensor, ...]
     """The layer's GPU memory; of rows in 8 bits codes, scales, middle and spread."""
+    since: Tensor
+    """See `PackedRows`; where rows are as they are, anything."""
     sizes: tuple[int, ...]
     """Its places, those of rows in 8 bits, and where pools begin and how blocks and heads lie in the GPU memory."""
     forms: dict[str, Any]
@@ -73,7 +75,7 @@ class Home(NamedTuple):
         tensors = (gpu,) * 5 if rows is None else (gpu, rows.codes, rows.scales, rows.middle, rows.spread)
         places = pool.age.shape[-1]
         sizes = (places, places if rows is None else rows.places, pool.first, gpu.stride(0), gpu.stride(1))
-        return Home(tensors, sizes, {"IN_8_BITS": rows is not None})
+        return Home(tensors, pool.ends if rows is None else rows.since, sizes, {"IN_8_BITS": rows is not None})
 
 
 @triton.jit
@@ -188,8 +190,8 @@ def bring(
     lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
     _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
-        away.memory, away.scales, table, seq, to, tokens, ends, pool.read, pool.age,
-        pool.ends if pool.packed is None else pool.packed.since, *home.tensors, *home.sizes, heads, lines,
+        away.memory, away.scales, table, seq, to, tokens, ends, pool.read, pool.age, home.since,
+        *home.tensors, *home.sizes, heads, lines,
         slots - 1, *away.strides, table.stride(0), **home.forms, MOVES=moves is not None,
         LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip

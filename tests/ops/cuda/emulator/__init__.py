@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coattn.ops.cuda.nvrtc import FOLDER, _value
@@ -85,3 +87,18 @@ class Emulated:
         values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
         getattr(self._library, f"run_{name}")(*grid, threads, pointers)
+
+
+_made: dict[Any, Emulated] = {}
+
+
+def modules(folder: Path) -> Callable[[str, tuple[tuple[str, Any], ...], torch.device], Emulated]:
+    """In place of `nvrtc.module`; a form is made once."""
+
+    def module(file: str, defines: tuple[tuple[str, Any], ...], _: torch.device) -> Emulated:
+        key = file, defines
+        if key not in _made:
+            _made[key] = Emulated(file, dict(defines), folder)
+        return _made[key]
+
+    return module
