@@ -13,6 +13,8 @@
 # ONLY     of the three texts; default: essays source topics
 # PYTHON   default python3
 #
+# OWN      rows of the stage own; default: auto auto,code_bytes=32,hot=16384
+# ASKED    rows of the stage ruler; default: full auto quest,budget=2050 scout,budget=1536
 # PROMPTS  RULER's prompts at 16,384 tokens, for the stage that asks them (`coattn eval tasks make`)
 # CASES    of scripts/auto_speed.py; default: its own. LAYERS: default 20
 #
@@ -67,7 +69,7 @@ three() { # NAME MODEL PREFILL DECODE STRIDE LENGTH
 }
 
 one() {
-    local begun
+    local begun name row
     begun=$(date +%s)
     case $1 in
     kl16) three kl16 "$MODEL" 16256 128 20000 70000 ;;
@@ -87,7 +89,8 @@ one() {
     own)
         shared
         (
-            LIKE=() ROWS=(auto auto,code_bytes=32,hot=16384) CORES=2
+            LIKE=() CORES=2
+            read -ra ROWS <<<"${OWN:-auto auto,code_bytes=32,hot=16384}"
             three own16 "$MODEL" 16128 256 17500 104000 &
             FIRST=3 ONLY="essays source" three own30 "$MODEL" 30464 256 31500 126000 &
             FIRST=5 ONLY=topics three own30 "$MODEL" 30464 256 36000 70000 &
@@ -97,11 +100,13 @@ one() {
         ;;
     ruler)
         shared
-        for row in full auto quest,budget=2050 scout,budget=1536; do
+        read -ra ROWS <<<"${ASKED:-full auto quest,budget=2050 scout,budget=1536}"
+        for row in "${ROWS[@]}"; do
+            name=ruler_${row//[,=]/_}
             OMP_NUM_THREADS=4 timeout --kill-after=10 $((2 * LIMIT)) "$PYTHON" -m coattn eval table --model "$MODEL" \
-                --out "$OUT/ruler_${row%%,*}/ruler.json" --limit 8 --batch 24 --dtype bfloat16 --kl 16 --hold 14GiB \
+                --out "$OUT/$name/ruler.json" --limit 8 --batch 24 --dtype bfloat16 --kl 16 --hold 14GiB \
                 --modes fed --files "$OUT/calibrated" --turns "$OUT/ruler.lock" --prompts "${PROMPTS:?RULER\'s prompts}" \
-                --rows "$row" >"$OUT/ruler_${row%%,*}.log" 2>&1 &
+                --rows "$row" >"$OUT/$name.log" 2>&1 &
         done
         wait
         alone
