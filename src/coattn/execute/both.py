@@ -69,7 +69,7 @@ class Both(Pull):
             self._given[call.layer] = count
             asked.append(table.hand.ask(self._cpu, call, EntryWork(table.memory.host("host_blocks"), index, count)))
 
-        found = attend_scored(call.q, memory, work, call.scale, call.shape.softcap, share, self._lane)
+        found = attend_scored(call.q, memory, work, call.scale, call.shape.softcap, share, self._lanes)
         self._taken[call.layer] = found.count
         others = [fetch() for fetch in asked]
         # the last piece is that of what nobody attended to

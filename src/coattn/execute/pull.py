@@ -17,7 +17,7 @@ from coattn.call import Call
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
-from coattn.ops.attend_scored import Chosen, attend_scored, fetch_ahead
+from coattn.ops.attend_scored import Chosen, Lanes, attend_scored, fetch_ahead
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
 from coattn.side import FIRST, SideStream
@@ -64,7 +64,7 @@ class Pull(Executor):
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads, pieces, 3]`: see `Taken`, of the last step."""
-    _lane: SideStream = field(init=False, repr=False, default_factory=lambda: SideStream(FIRST))
+    _lanes: Lanes = field(init=False, repr=False, default_factory=lambda: (SideStream(FIRST), SideStream(FIRST)))
     also: Callable[[ScoredWork, Chosen], None] | None = field(init=False, repr=False, default=None)
     """Changes what was chosen, on a GPU; benchmarks put in what texts choose."""
 
@@ -88,7 +88,7 @@ class Pull(Executor):
                 self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
                 return AttnState.empty(call.q)
             more = None if self.also is None else partial(self.also, work)
-            found = attend_scored(call.q, memory, work, call.scale, cap, more, self._lane)
+            found = attend_scored(call.q, memory, work, call.scale, cap, more, self._lanes)
             self._taken[call.layer] = found.count
             return found.states
         if call.table is None:

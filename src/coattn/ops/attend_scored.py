@@ -51,6 +51,9 @@ Deal = Callable[[Chosen], None]
 change what is looked up too."""
 
 
+Lanes = tuple[SideStream, SideStream]
+
+
 def attend_scored(
     q: Tensor,
     memory: Tensor | PackedBlocks,
@@ -58,7 +61,7 @@ def attend_scored(
     scale: float,
     softcap: float | None,
     deal: Deal | None = None,
-    lane: SideStream | None = None,
+    lanes: Lanes | None = None,
 ) -> Taken:
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
@@ -67,12 +70,13 @@ def attend_scored(
     left out, since it is attended there, and what lies cold in it is read there, and counts as wanted. Entries that
     were read in DRAM are to come into the pool, as far as it has places to give, and after them those that are wanted
     and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read are written into
-    its cold places at once. lane: where its books are written beside that, on a GPU.
+    its cold places at once. lanes: where it looks up what lies cold, and where the pool's books are written, beside
+    that, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, scale, softcap, deal, lane)
+        return kernel(q, memory, work, scale, softcap, deal, lanes)
     (rows, _, q_heads, _), pool = q.shape, work.pool
     chosen, scores = _choose(work, work.now), work.scores
     assert isinstance(scores, Tensor)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.attend_scored import Chosen, Deal, Taken
+from coattn.ops.attend_scored import Chosen, Deal, Lanes, Taken
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import COLD, FRESH, Moves, renew_pool
 from coattn.ops.triton.packed import Entries, read_entries
@@ -103,6 +103,14 @@ def _choose(
 
 
 @triton.jit
+def _numbered(f, there, counts, s):
+    """Of entries of these numbers in all pieces together, where they are `there`: the piece, and the number in it."""
+    which = tl.sum((tl.cumsum(counts, 0)[None, :] <= f[:, None]).to(tl.int32), 1)
+    before = tl.sum(tl.where(s[None, :] < which[:, None], counts[None, :], 0), 1)
+    return tl.where(there, which, 0), tl.where(there, f - before, 0)
+
+
+@triton.jit
 def list_coming(
     ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr, own, pool, each, n,
     splits, MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
@@ -114,18 +122,15 @@ def list_coming(
     more = tl.load(counts + 1, mask=s < splits, other=0)
     total = tl.sum(here, 0)
     end = tl.minimum(total + tl.sum(more, 0), FRESH)
-    here_end, more_end = tl.cumsum(here, 0), total + tl.cumsum(more, 0)
     came = 0
     for start in range(0, end, SOME):
         f = start + tl.arange(0, SOME)
         first = f < total
-        which = tl.where(first, tl.sum((here_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
-        before = tl.sum(tl.where(s[None, :] < which[:, None], here[None, :], 0), 1)
-        token = tl.load(ids_ptr + own * n + which.to(tl.int64) * each + f - before, mask=first, other=-1)
+        which, number = _numbered(f, first, here, s)
+        token = tl.load(ids_ptr + own * n + which.to(tl.int64) * each + number, mask=first, other=-1)
         second = (f >= total) & (f < end)
-        which = tl.where(second, tl.sum((more_end[None, :] <= f[:, None]).to(tl.int32), 1), 0)
-        before = total + tl.sum(tl.where(s[None, :] < which[:, None], more[None, :], 0), 1)
-        at = later_ptr + (own * splits + which) * FRESH + f - before
+        which, number = _numbered(f - total, second, more, s)
+        at = later_ptr + (own * splits + which) * FRESH + number
         token = tl.where(second, tl.load(at, mask=second, other=-1), token)
         place = tl.load(next_ptr + pool * FRESH + f)
         token = tl.where(place >= 0, token, -1)
@@ -187,15 +192,19 @@ def _fetch(
     VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What is read is also written into places of a pool in 8 bits that nobody reads."""
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    """What is read is also written into places of a pool in 8 bits that nobody reads.
+
+    Entries of a KV head are few, and most pieces have none of them. So programs take them in turns, ROWS at a time,
+    whatever piece they are of.
+    """
+    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
     g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
     real, inside = g < GROUP, d < D
     own = row * kv_heads + head
-    found = tl.load(count_ptr + (own * splits + split) * 3)
-    ids_ptr += own * n + split * each
+    ids_ptr += own * n
     s = tl.arange(0, SPLITS_PAD)
+    counts = tl.load(count_ptr + (own * splits + s) * 3, mask=s < splits, other=0)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -204,10 +213,11 @@ def _fetch(
     if IN_8_BITS:
         slot = tl.load(seq_ptr + row).to(tl.int64)
         since = tl.load(since_ptr + slot * kv_heads + head)
-        first = tl.sum(tl.load(count_ptr + (own * splits + s) * 3, mask=s < split, other=0), 0)
-    for start in range(0, found, ROWS):
+    found = tl.sum(counts, 0)
+    for start in range(part * ROWS, found, splits * ROWS):
         used = start + r < found
-        token = tl.load(ids_ptr + start + r, mask=used, other=0)
+        which, number = _numbered(start + r, used, counts, s)
+        token = tl.load(ids_ptr + which * each + number, mask=used, other=0)
         ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
         k, v = read_entries(
             memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
@@ -220,15 +230,15 @@ def _fetch(
         acc += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         if IN_8_BITS:
             pool = slot * kv_heads + head
-            to, free = place_for(first + start + r, used, pool, next_ptr, age_ptr, since, places, FRESH)
+            to, free = place_for(start + r, used, pool, next_ptr, age_ptr, since, places, FRESH)
             put_rows(
                 k, v, to, free, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
                 places, packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
             )  # fmt: skip
     heads = kv_heads * GROUP
-    to = (row * (pieces + 1) + split) * heads + head * GROUP + g
+    to = (row * (pieces + 1) + part) * heads + head * GROUP + g
     _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
-    if split == 0:
+    if part == 0:
         # the mean value stands in for all that was left out
         at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
         tail = tl.load(at, mask=(s < splits)[:, None] & real[None, :], other=float("-inf"))
@@ -246,18 +256,19 @@ def _fetch(
 def _look_up(
     q_ptr, tokens_ptr, ids_ptr, count_ptr, out_ptr, lse_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, place_ptr,
     seq_ptr, packed_places, most, scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, COLD: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, COLD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Entries that lie cold in pools in 8 bits; their pieces come after those that are fetched."""
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    """Entries that lie cold in pools in 8 bits, in turns; their states come after those of what is fetched."""
+    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     count = tl.load(tokens_ptr + row)
     each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
     g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
     real, inside = g < GROUP, d < D
     own = row * kv_heads + head
-    found = tl.load(count_ptr + (own * splits + split) * 3 + 2)
-    ids_ptr += own * n + tl.minimum(split * each + each, count) - 1
+    ids_ptr += own * n
+    s = tl.arange(0, SPLITS_PAD)
+    counts = tl.load(count_ptr + (own * splits + s) * 3 + 2, mask=s < splits, other=0)
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0).to(tl.float32)
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
@@ -267,9 +278,12 @@ def _look_up(
     # a query takes the spread in; what all keys have in common is one number
     common = tl.sum(q * tl.load(middle_ptr + pool * D + d, mask=inside, other=0.0)[None, :], 1)
     q *= tl.load(spread_ptr + pool * D + d, mask=inside, other=1.0)[None, :]
-    for start in range(0, found, ROWS):
+    found = tl.sum(counts, 0)
+    for start in range(part * ROWS, found, splits * ROWS):
         used = start + r < found
-        token = tl.load(ids_ptr - start - r, mask=used, other=0)
+        which, number = _numbered(start + r, used, counts, s)
+        last = tl.minimum(which * each + each, count) - 1
+        token = tl.load(ids_ptr + last - number, mask=used, other=0)
         place = tl.load(place_ptr + pool * most + token, mask=used, other=0).to(tl.int32) % COLD
         at = codes_ptr + (pool * 2 * packed_places + place)[:, None] * D + d[None, :]
         wide = used[:, None] & inside[None, :]
@@ -283,7 +297,7 @@ def _look_up(
             scores = capped(scores, softcap)
         weights, top, total, acc = _add(scores, used, top, total, acc)
         acc += tl.dot(weights * value_step[None, :], v, input_precision=PRECISION)
-    to = (row * (pieces + 1) + splits + split) * kv_heads * GROUP + head * GROUP + g
+    to = (row * (pieces + 1) + splits + part) * kv_heads * GROUP + head * GROUP + g
     _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
 
 
@@ -341,7 +355,7 @@ def attend_scored(
     scale: float,
     softcap: float | None,
     deal: Deal | None = None,
-    lane: SideStream | None = None,
+    lanes: Lanes | None = None,
 ) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
@@ -355,28 +369,31 @@ def attend_scored(
     lse = torch.empty(rows, pieces + 1, q_heads, dtype=torch.float32, device=q.device)
     sizes = {
         "GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group)), "LOOK": lists.look, "ROWS": ROWS,
-        "CAP": softcap is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "SPLITS_PAD": lists.pad, "CAP": softcap is not None,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }  # fmt: skip
     how = (scale, softcap or 1.0, kv_heads, n, splits, pieces, q.stride(0), q.stride(2))
 
-    def beside() -> None:
-        _listed(work, lists)
-        if pool.packed is not None:
-            _look_up[(rows, kv_heads, splits)](
-                q, work.tokens, lists.ids, lists.counts, out, lse, *home.tensors[1:], pool.place_of, work.seq,
-                pool.packed.places, pool.place_of.shape[-1], *how, **sizes, COLD=COLD, D=d,
-                D_PAD=away.sizes["D_PAD"], num_warps=4, maxnreg=REGISTERS[False],
-            )  # fmt: skip
+    def look_up() -> None:
+        assert pool.packed is not None
+        _look_up[(rows, kv_heads, splits)](
+            q, work.tokens, lists.ids, lists.counts, out, lse, *home.tensors[1:], pool.place_of, work.seq,
+            pool.packed.places, pool.place_of.shape[-1], *how, **sizes, COLD=COLD, D=d,
+            D_PAD=away.sizes["D_PAD"], num_warps=4, maxnreg=REGISTERS[False],
+        )  # fmt: skip
 
-    lane = lane or SideStream()
-    lane.run(q.device, beside)
+    near, books = lanes or (SideStream(), SideStream())
+    if pool.packed is not None:
+        near.run(q.device, look_up)
+    books.run(q.device, lambda: _listed(work, lists))
     _fetch[(rows, kv_heads, splits)](
         q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
         *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, *how, *away.strides,
-        work.table.stride(0), **sizes, SPLITS_PAD=lists.pad, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
+        work.table.stride(0), **sizes, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
         maxnreg=REGISTERS[away.sizes["PACKED"]],
     )  # fmt: skip
-    lane.join()
+    near.join()
+    books.join()
     return Taken(Split(out, lse), lists.counts)
 
 
