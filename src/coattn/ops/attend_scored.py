@@ -70,8 +70,8 @@ def attend_scored(
     left out, since it is attended there, and what lies cold in it is read there, and counts as wanted. Entries that
     were read in DRAM are to come into the pool, as far as it has places to give, and after them those that are wanted
     and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read are written into
-    its cold places at once. lanes: where it looks up what lies cold, and where the pool's books are written, beside
-    that, on a GPU.
+    its cold places at once. lanes: where it fetches, and where the pool's books are written, beside looking up what
+    lies cold, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel

@@ -90,7 +90,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (
         attend_scored._look_up,
-        {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "COLD": 1 << 14, "D": 128, "D_PAD": 128}
+        {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 32, "SPLITS_PAD": 8, "COLD": 1 << 14, "D": 128, "D_PAD": 128}
         | {"CAP": True, "PRECISION": "tf32"},
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),

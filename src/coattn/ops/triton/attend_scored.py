@@ -27,6 +27,8 @@ LOOK = 256
 """Scores that are looked at at a time."""
 ROWS = 16
 """Entries that are fetched at a time."""
+NEAR = 32
+"""Entries that are looked up at a time."""
 SOME = 256
 """Of those that come into the pool, listed at a time."""
 REGISTERS = {False: 128, True: 168}
@@ -36,6 +38,9 @@ SPLITS = 16
 """Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
 MANY = 64
 """Pairs of a sequence and a KV head from which half as many pieces are enough."""
+PARTS = 4
+"""Programs that fetch for such a pair then, and that look up. A multiprocessor has room for two to four of them, and
+those that find nothing to do take it too."""
 
 
 @triton.jit
@@ -186,11 +191,11 @@ def _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D: tl.constexpr
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
     gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head,
-    seq_ptr, next_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, block_stride,
-    head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr,
-    ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
-    VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    CAP: tl.constexpr, PRECISION: tl.constexpr,
+    seq_ptr, next_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
+    block_stride, head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, FRESH: tl.constexpr,
+    ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What is read is also written into places of a pool in 8 bits that nobody reads.
 
@@ -214,7 +219,7 @@ def _fetch(
         slot = tl.load(seq_ptr + row).to(tl.int64)
         since = tl.load(since_ptr + slot * kv_heads + head)
     found = tl.sum(counts, 0)
-    for start in range(part * ROWS, found, splits * ROWS):
+    for start in range(part * ROWS, found, parts * ROWS):
         used = start + r < found
         which, number = _numbered(start + r, used, counts, s)
         token = tl.load(ids_ptr + which * each + number, mask=used, other=0)
@@ -255,9 +260,9 @@ def _fetch(
 @triton.jit
 def _look_up(
     q_ptr, tokens_ptr, ids_ptr, count_ptr, out_ptr, lse_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, place_ptr,
-    seq_ptr, packed_places, most, scale, softcap, kv_heads, n, splits, pieces, q_seq, q_head, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, COLD: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    seq_ptr, packed_places, most, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    COLD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Entries that lie cold in pools in 8 bits, in turns; their states come after those of what is fetched."""
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -279,7 +284,7 @@ def _look_up(
     common = tl.sum(q * tl.load(middle_ptr + pool * D + d, mask=inside, other=0.0)[None, :], 1)
     q *= tl.load(spread_ptr + pool * D + d, mask=inside, other=1.0)[None, :]
     found = tl.sum(counts, 0)
-    for start in range(part * ROWS, found, splits * ROWS):
+    for start in range(part * ROWS, found, parts * ROWS):
         used = start + r < found
         which, number = _numbered(start + r, used, counts, s)
         last = tl.minimum(which * each + each, count) - 1
@@ -297,7 +302,7 @@ def _look_up(
             scores = capped(scores, softcap)
         weights, top, total, acc = _add(scores, used, top, total, acc)
         acc += tl.dot(weights * value_step[None, :], v, input_precision=PRECISION)
-    to = (row * (pieces + 1) + splits + part) * kv_heads * GROUP + head * GROUP + g
+    to = (row * (pieces + 1) + parts + part) * kv_heads * GROUP + head * GROUP + g
     _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
 
 
@@ -364,35 +369,36 @@ def attend_scored(
     if deal is not None:
         deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
     splits, home = lists.counts.shape[2], Home.of(pool)
-    pieces = splits if pool.packed is None else 2 * splits
+    parts = PARTS if rows * kv_heads > MANY else splits
+    pieces = parts if pool.packed is None else 2 * parts
     out = torch.empty(rows, pieces + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, pieces + 1, q_heads, dtype=torch.float32, device=q.device)
     sizes = {
-        "GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group)), "LOOK": lists.look, "ROWS": ROWS,
+        "GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group)), "LOOK": lists.look,
         "SPLITS_PAD": lists.pad, "CAP": softcap is not None,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }  # fmt: skip
-    how = (scale, softcap or 1.0, kv_heads, n, splits, pieces, q.stride(0), q.stride(2))
+    how = (scale, softcap or 1.0, kv_heads, n, splits, parts, pieces, q.stride(0), q.stride(2))
 
-    def look_up() -> None:
-        assert pool.packed is not None
-        _look_up[(rows, kv_heads, splits)](
-            q, work.tokens, lists.ids, lists.counts, out, lse, *home.tensors[1:], pool.place_of, work.seq,
-            pool.packed.places, pool.place_of.shape[-1], *how, **sizes, COLD=COLD, D=d,
-            D_PAD=away.sizes["D_PAD"], num_warps=4, maxnreg=REGISTERS[False],
+    def fetch() -> None:
+        _fetch[(rows, kv_heads, parts)](
+            q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out,
+            lse, *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, *how, *away.strides,
+            work.table.stride(0), **sizes, ROWS=ROWS, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
+            maxnreg=REGISTERS[away.sizes["PACKED"]],
         )  # fmt: skip
 
-    near, books = lanes or (SideStream(), SideStream())
-    if pool.packed is not None:
-        near.run(q.device, look_up)
+    # what crosses PCIe takes longest, so it comes first
+    far, books = lanes or (SideStream(), SideStream())
+    far.run(q.device, fetch)
     books.run(q.device, lambda: _listed(work, lists))
-    _fetch[(rows, kv_heads, splits)](
-        q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out, lse,
-        *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, *how, *away.strides,
-        work.table.stride(0), **sizes, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
-        maxnreg=REGISTERS[away.sizes["PACKED"]],
-    )  # fmt: skip
-    near.join()
+    if pool.packed is not None:
+        _look_up[(rows, kv_heads, parts)](
+            q, work.tokens, lists.ids, lists.counts, out, lse, *home.tensors[1:], pool.place_of, work.seq,
+            pool.packed.places, pool.place_of.shape[-1], *how, **sizes, ROWS=NEAR, COLD=COLD, D=d,
+            D_PAD=away.sizes["D_PAD"], num_warps=4, maxnreg=REGISTERS[False],
+        )  # fmt: skip
+    far.join()
     books.join()
     return Taken(Split(out, lse), lists.counts)
 

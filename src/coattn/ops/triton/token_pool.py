@@ -125,9 +125,9 @@ def place_for(number, used, pool, next_ptr, age_ptr, since, places, FRESH: tl.co
     return place, age < since
 
 
-PROGRAMS = 48
-"""That fetch rows beside what runs, each 8 KiB at a time. With 27 tokens a KV head, a third of them waited for, steps
-of 10 sequences took 1% less than with 24 programs, and as long as with 80."""
+PROGRAMS = 24
+"""That fetch rows beside what runs, each 8 KiB at a time. With 48, scores beside them took 10 us of a layer longer,
+where 30 tokens a KV head came, of 10 sequences."""
 ROWS = 16
 """Of a program at a time; in 8 bits twice as many, which are as many bytes."""
 
