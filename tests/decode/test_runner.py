@@ -123,7 +123,7 @@ def world() -> Iterator[Any]:
 
 SCOUT = {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}
 CODED = {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.8}
-AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125}
+AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125, "now": 2.0}
 BOTH = str(Path(__file__).with_name("auto_both.toml"))
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
@@ -170,7 +170,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto, both": (BOTH, {**AUTO, "quality": 0.82, "fetch": 8, "balance": False}),
     "auto, int8": ("auto", {**AUTO, "quality": 0.82, "fetch_from": 1, "host_dtype": "int8"}),
     "auto, side by side": ("auto", {**AUTO, "quality": 0.82, "fetch_from": 1, "side_by_side": True}),
-    "auto, ahead": ("auto", {**AUTO, "quality": 0.7, "fetch_from": 1, "now": 2.0}),
+    "auto, ahead": ("auto", {**AUTO, "quality": 0.7, "fetch_from": 1}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
 }

@@ -10,11 +10,15 @@ import torch
 from tests.ops.pools import copied
 
 from coattn.ops.attend_pool import SIZES, attend_near
+from coattn.ops.attend_scored import Chosen
 from coattn.ops.cuda import nvrtc
 from coattn.ops.cuda.nvrtc import FOLDER
-from coattn.ops.token_pool import TokenPool
+from coattn.ops.softcap import softcap
+from coattn.ops.token_pool import COLD, TokenPool
 from coattn.quantise.rows import PackedRows
+from coattn.state import AttnState, Split
 from coattn.types import BlockList, LayerShape
+from coattn.units import ceil_div
 
 pytest.importorskip("triton")
 from coattn.ops.cuda import attend_pool as cuda
@@ -33,6 +37,7 @@ def test_compiles(d: int) -> None:
         "F16": int(d == 64),
         "CAP": int(d == 128),
         "PIECES": 64,
+        "COLD": COLD,
     }
     assert nvrtc.compile_cubin((FOLDER / "attend_pool.cu").read_text(), form, "sm_90")
 
@@ -72,6 +77,74 @@ def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[Tok
     lists = BlockList(table, torch.tensor([[70], [3], [0], [96]], dtype=torch.int32), 96)
     q = torch.randn(4, 1, KV_HEADS * group, d).to(dtype)
     return pool, (q, gpu, lists, torch.tensor([2, 1, 0, 3], dtype=torch.int32))
+
+
+def cold(pool: TokenPool, seq: torch.Tensor, splits: int, look: int) -> tuple[Chosen, dict[tuple[int, int], Any]]:
+    """A choice of some tokens of each pool, and by row and head their places. Row 1's pool has none."""
+    torch.manual_seed(3)
+    rows, tokens, n = len(seq), torch.tensor([500, 500, 301, 0], dtype=torch.int32), 500
+    ids = torch.full((rows, KV_HEADS, n), -1, dtype=torch.int32)
+    count = torch.zeros(rows, KV_HEADS, splits, 3, dtype=torch.int32)
+    places: dict[tuple[int, int], Any] = {}
+    for row, slot in enumerate(seq.tolist()):
+        for head in range(KV_HEADS):
+            each = ceil_div(ceil_div(int(tokens[row]), look), splits) * look
+            there = (pool.place_of[slot, head, : tokens[row]] >= 0).nonzero()[:, 0]
+            there = there[torch.rand(len(there)) < 0.8]
+            places[row, head] = pool.place_of[slot, head, there].long() % COLD
+            for split in range(splits if len(there) else 0):
+                own = there[there // each == split]
+                last = min((split + 1) * each, int(tokens[row]))
+                ids[row, head, last - len(own) : last] = own.flip(0).int()
+                count[row, head, split] = torch.tensor([1, 2, len(own)])
+    return Chosen(ids, ids[:, :, None], count, tokens, look), places
+
+
+def looked_up(
+    pool: TokenPool, q: torch.Tensor, places: dict[tuple[int, int], Any], scale: float, cap: float | None, seq: Any
+) -> AttnState:
+    """The same by PyTorch."""
+    assert pool.packed is not None
+    group, d = q.shape[2] // KV_HEADS, q.shape[3]
+    out, lse = torch.zeros(len(q), 1, q.shape[2], d), torch.full((len(q), 1, q.shape[2]), -torch.inf)
+    for (row, head), found in places.items():
+        if len(found):
+            own = slice(head * group, (head + 1) * group)
+            k, v = pool.packed.rows(int(seq[row]), head, found)
+            scores = softcap(q[row, 0, own].float() @ k.T * scale, cap)
+            out[row, 0, own], lse[row, 0, own] = scores.softmax(-1) @ v, scores.logsumexp(-1)
+    return AttnState(out, lse)
+
+
+def check_looking_up(d: int, group: int, cap: float | None, dtype: torch.dtype, device: torch.device) -> None:
+    """Pieces before and after are not touched; with more programs than tiles, and fewer."""
+    pool, (q, _, _, seq) = world(d, group, dtype, places=288)
+    for splits, look, programs in ((2, 64, 3), (8, 16, 1), (16, 32, 8)):
+        chosen, places = cold(pool, seq, splits, look)
+        assert sum(map(len, places.values())) > 200
+        want = looked_up(pool, q, places, 0.02, cap, seq)
+        there = Chosen(*(x.to(device) for x in (chosen.ids, chosen.later, chosen.count, chosen.tokens)), look)
+        pieces = Split(
+            torch.full((4, programs + 3, q.shape[2], d), 7.0, device=device),
+            torch.full((4, programs + 3, q.shape[2]), 7.0, device=device),
+        )
+        own = copied(pool, device)
+        cuda.look_up(q.to(device), own, seq.to(device), there, pieces, slice(2, programs + 2), 0.02, cap)
+        for i in (0, 1, programs + 2):
+            assert (pieces.out[:, i] == 7).all()
+            assert (pieces.lse[:, i] == 7).all()
+        got = Split(pieces.out[:, 2:-1].cpu(), pieces.lse[:, 2:-1].cpu()).merged()
+        torch.testing.assert_close(got.lse, want.lse, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(got.out, want.out, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("d", "group", "cap", "dtype"),
+    [(64, 7, None, torch.bfloat16), (128, 5, None, torch.float16), (128, 8, 30.0, torch.bfloat16)],
+)
+def test_looking_up(d: int, group: int, cap: float | None, dtype: torch.dtype) -> None:
+    check_looking_up(d, group, cap, dtype, torch.device("cuda"))
 
 
 @pytest.mark.gpu

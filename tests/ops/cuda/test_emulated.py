@@ -228,6 +228,15 @@ def test_attention_over_window_and_pool(d: int, group: int, cap: float | None, d
 
 
 @compiler
+@pytest.mark.parametrize(("d", "group", "cap", "dtype"), [(64, 3, None, torch.float16), (128, 5, 30.0, torch.bfloat16)])
+def test_looking_up(d: int, group: int, cap: float | None, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    from tests.ops.cuda.test_attend_pool import check_looking_up
+
+    check_looking_up(d, group, cap, dtype, torch.device("cpu"))
+
+
+@compiler
 @pytest.mark.parametrize(
     ("n", "d", "group", "cap", "slack", "dtype"),
     [

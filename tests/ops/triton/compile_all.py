@@ -88,11 +88,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             ),
         )
     ),
-    (
-        attend_scored._look_up,
-        {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 32, "SPLITS_PAD": 8, "COLD": 1 << 14, "D": 128, "D_PAD": 128}
-        | {"CAP": True, "PRECISION": "tf32"},
-    ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
     (
         merge._merge,
@@ -184,7 +179,7 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     others = (*NUMBERED, "q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
-    if kernel in (token_pool._bring, attend_scored._fetch, attend_scored._look_up) and name in ENTRIES:
+    if kernel in (token_pool._bring, attend_scored._fetch) and name in ENTRIES:
         return ENTRIES[name]
     if constants.get("PACKED") and name in ("memory_ptr", "scale_ptr", "near_ptr"):
         return "*u8" if name == "memory_ptr" else "*fp16"

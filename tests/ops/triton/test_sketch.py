@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from tests.ops.pools import copied
@@ -11,7 +13,9 @@ from coattn.ops import sketch as plain
 from coattn.ops.token_pool import COLD, TokenPool, bring, renew_pool
 from coattn.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.sketch import WORD, Sketcher, fit, spread_of
+from coattn.state import Split
 from coattn.types import ScoredWork
+from coattn.units import ceil_div
 
 pytest.importorskip("triton")
 from coattn.ops.triton import attend_scored as attending
@@ -113,6 +117,34 @@ def check_written(before: TokenPool, after: TokenPool, plain: TokenPool, seq: to
     return bool(written.any())
 
 
+def look_up(
+    q: torch.Tensor,
+    pool: TokenPool,
+    seq: torch.Tensor,
+    chosen: plain_attend.Chosen,
+    pieces: Split,
+    where: slice,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """What lies cold, in PyTorch: the kernel has no form for numbers and heads like these."""
+    cpu, pieces.lse[:, where], pieces.out[:, where] = torch.device("cpu"), -torch.inf, 0.0
+    own = copied(pool, cpu)
+    (rows, _, splits, _), look = chosen.count.shape, chosen.look
+    count = chosen.count[..., 2].sum(-1).cpu()
+    index = torch.zeros(rows, KV_HEADS, max(1, int(count.max())), dtype=torch.int64)
+    for row, head in itertools.product(range(rows), range(KV_HEADS)):
+        tokens = int(chosen.tokens[row])
+        each, found = ceil_div(ceil_div(tokens, look), splits) * look, []
+        for split, some in enumerate(chosen.count[row, head, :, 2].tolist()):
+            last = min((split + 1) * each, tokens)
+            found += chosen.ids[row, head, last - some : last].tolist()
+        index[row, head, : len(found)] = torch.tensor(found, dtype=torch.int64)
+    rows_there = plain_attend._looked_up(own, seq.cpu(), index)
+    out, lse = plain_attend._attend(q.cpu(), *rows_there, count, scale, softcap)
+    pieces.out[:, where.start], pieces.lse[:, where.start] = out.to(q.device), lse.to(q.device)
+
+
 @pytest.mark.parametrize(
     ("planes", "group", "cap", "packed", "beside", "small"),
     [
@@ -129,8 +161,10 @@ def test_scores_and_what_is_attended(
     packed: bool,
     beside: bool,
     small: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """small: pools in 8 bits, of which a third is cold."""
+    monkeypatch.setattr(attending.pools, "look_up", look_up)
     torch.manual_seed(0)
     rows, blocks, width = 3, 6, 9
     made = sketchers(4, planes)

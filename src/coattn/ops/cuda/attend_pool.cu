@@ -11,7 +11,7 @@
 // then a channel of values.
 //
 // Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64 or 128), BLOCK tokens a block, F16 (0: bfloat16),
-// CAP, PIECES of a pool at most.
+// CAP, PIECES of a pool at most, COLD.
 
 #include "half.cuh"
 
@@ -187,42 +187,40 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 softcap, out + to * D, lse + to, weights, query, state, begins);
 }
 
-// codes, scales, middle, spread, listed, count: see `PackedRows`; of the last slot count is 0, and nothing else is read but
-// middle and spread. The last pieces of out and lse are those of pools; heard [slots, PIECES, heads * GROUP]: their lse once
-// more, for the next step.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
-                const unsigned short* __restrict__ scales, const float* __restrict__ middle,
-                const float* __restrict__ spread, const short* __restrict__ listed,
-                const int* __restrict__ count, const int* __restrict__ seq, float* __restrict__ out,
-                float* __restrict__ lse, float* __restrict__ heard, float scale, float softcap, int places,
-                int pieces, i64 q_seq, i64 q_head) {
+// The rows of one KV head of a sequence, see `PackedRows`: of `places` places, keys and after them values.
+struct Pool {
+  const unsigned char* codes;
+  const unsigned short* scales;
+  const float *middle, *spread;
+  int places;
+
+  __device__ __forceinline__ Pool(const unsigned char* codes, const unsigned short* scales,
+                                  const float* middle, const float* spread, int places, i64 own)
+      : codes(codes + own * 2 * places * D),
+        scales(scales + own * 2 * places),
+        middle(middle + own * D),
+        spread(spread + own * D),
+        places(places) {}
+};
+
+// A program's part of n tokens of a pool: tiles first to last, of which place_of(i) says where token i lies. q, out, lse and,
+// if there is one, again, where lse goes too, are those of the KV head.
+template <class PlaceOf>
+__device__ __forceinline__ void attend_tiles(const Pool& pool, PlaceOf place_of, int n, int first, int last,
+                                             const Number* q, i64 q_head, float scale, float softcap,
+                                             float* out, float* lse, float* again) {
   __shared__ float sums[WARPS][GROUP][D];
   __shared__ float tops[WARPS][8], totals[WARPS][8];
-  const int splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
-            lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int g = lane / 4, t = lane % 4;
-  const i64 to = ((i64)row * pieces + pieces - splits + blockIdx.x) * heads * GROUP + head * GROUP;
-  const int slot = seq[row];
-  const i64 own = (i64)slot * heads + head;
-  const int n = count[own];
-  heard += (i64)slot * PIECES * heads * GROUP + head * GROUP;
-  if ((int)blockIdx.x == splits - 1)
-    for (int i = threadIdx.x; i < (PIECES - splits) * GROUP; i += THREADS)
-      heard[(splits + i / GROUP) * heads * GROUP + i % GROUP] = -INFINITY;
-  const int tiles = (n + TILE - 1) / TILE, each = (tiles + splits - 1) / splits;
-  const int first = blockIdx.x * each, last = min(first + each, tiles);
-  const unsigned char* const keys = codes + own * 2 * places * D;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4,
+            places = pool.places;
+  const unsigned char* const keys = pool.codes;
   const unsigned char* const values = keys + (i64)places * D;
-  scales += own * 2 * places;
-  listed += own * places;
+  const float *const middle = pool.middle, *const spread = pool.spread;
+  const unsigned short* const scales = pool.scales;
   const int token = 4 * (g / 2) + g % 2;  // of the first eight rows of keys; two more: of the others
 
   // the place of a lane's token; past the end it is any that there is
-  auto place_in = [&](int tile) {
-    const int at = tile * TILE + lane % TILE;
-    return tile < last && at < n ? (int)listed[at] : 0;
-  };
+  auto place_in = [&](int tile) { return tile < last ? place_of(tile * TILE + lane % TILE) : 0; };
   Rows next;
   int tile = first + warp, ahead = place_in(tile);
   if (tile < last) load(next, keys, values, scales, places, ahead, token, lane);
@@ -234,15 +232,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   {
     float x[D / 4];
     float most = 0.f;
-    const Number* const asked = q + row * q_seq + (i64)(head * GROUP + (g < GROUP ? g : 0)) * q_head;
+    const Number* const asked = q + (g < GROUP ? g : 0) * q_head;
 #pragma unroll
     for (int i = 0; i < D / 4; i += 8) {
       const int channel = i / 16 * 64 + t * 16 + i % 16;
       const uint4 eight = *(const uint4*)(asked + channel);
 #pragma unroll
       for (int j = 0; j < 8; j += 4) {
-        const float4 less = *(const float4*)(middle + own * D + channel + j);
-        const float4 over = *(const float4*)(spread + own * D + channel + j);
+        const float4 less = *(const float4*)(middle + channel + j);
+        const float4 over = *(const float4*)(spread + channel + j);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const float given = g < GROUP ? wide(((const Number*)&eight)[j + k]) : 0.f;
@@ -354,9 +352,83 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         all += shrink * totals[j][h];
         sum += shrink * sums[j][h][channel];
       }
-    out[(to + h) * D + channel] = all > 0.f ? sum / (all * LIFT) : 0.f;
-    if (channel == 0)
-      lse[to + h] = heard[blockIdx.x * heads * GROUP + h] =
-          all > 0.f ? (highest + log2f(all)) / LOG2E : -INFINITY;
+    out[i] = all > 0.f ? sum / (all * LIFT) : 0.f;
+    if (channel == 0) {
+      lse[h] = all > 0.f ? (highest + log2f(all)) / LOG2E : -INFINITY;
+      if (again) again[h] = lse[h];
+    }
   }
+}
+
+// codes, scales, middle, spread, listed, count: see `PackedRows`; of the last slot count is 0, and nothing else is read but
+// middle and spread. The last pieces of out and lse are those of pools; heard [slots, PIECES, heads * GROUP]: their lse once
+// more, for the next step.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    attend_pool(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
+                const unsigned short* __restrict__ scales, const float* __restrict__ middle,
+                const float* __restrict__ spread, const short* __restrict__ listed,
+                const int* __restrict__ count, const int* __restrict__ seq, float* __restrict__ out,
+                float* __restrict__ lse, float* __restrict__ heard, float scale, float softcap, int places,
+                int pieces, i64 q_seq, i64 q_head) {
+  const int splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
+  const i64 to = ((i64)row * pieces + pieces - splits + blockIdx.x) * heads * GROUP + head * GROUP;
+  const int slot = seq[row];
+  const i64 own = (i64)slot * heads + head;
+  const int n = count[own];
+  heard += (i64)slot * PIECES * heads * GROUP + head * GROUP;
+  if ((int)blockIdx.x == splits - 1)
+    for (int i = threadIdx.x; i < (PIECES - splits) * GROUP; i += THREADS)
+      heard[(splits + i / GROUP) * heads * GROUP + i % GROUP] = -INFINITY;
+  const int tiles = (n + TILE - 1) / TILE, each = (tiles + splits - 1) / splits;
+  const int first = blockIdx.x * each, last = min(first + each, tiles);
+  listed += own * places;
+  attend_tiles(
+      Pool(codes, scales, middle, spread, places, own), [&](int i) { return i < n ? (int)listed[i] : 0; }, n,
+      first, last, q + row * q_seq + (i64)head * GROUP * q_head, q_head, scale, softcap, out + to * D,
+      lse + to, heard + blockIdx.x * heads * GROUP);
+}
+
+// Attention over tokens that were chosen though they lie cold in pools: see `Chosen` for ids [rows, heads, n], count [rows,
+// heads, splits, 3], tokens and look, `TokenPool` for place_of [slots, heads, most]. Programs take tiles in turns; their
+// pieces of out and lse come after `before` others.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    look_up(const Number* __restrict__ q, const unsigned char* __restrict__ codes,
+            const unsigned short* __restrict__ scales, const float* __restrict__ middle,
+            const float* __restrict__ spread, const short* __restrict__ place_of, const int* __restrict__ ids,
+            const int* __restrict__ count, const int* __restrict__ tokens, const int* __restrict__ seq,
+            float* __restrict__ out, float* __restrict__ lse, float scale, float softcap, int places,
+            int pieces, int before, int most, int n, int splits, int look, i64 q_seq, i64 q_head) {
+  const int parts = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
+            lane = threadIdx.x % 32;
+  const i64 to = ((i64)row * pieces + before + blockIdx.x) * heads * GROUP + head * GROUP;
+  const i64 line = (i64)row * heads + head;
+  // lane i has where the tokens of split i end among all
+  const int here = lane < splits ? count[(line * splits + lane) * 3 + 2] : 0;
+  int end = here;
+  for (int i = 1; i < 32; i *= 2) {
+    const int other = __shfl_up_sync(0xffffffff, end, i);
+    if (lane >= i) end += other;
+  }
+  const int found = __shfl_sync(0xffffffff, end, 31);
+  const int tiles = (found + TILE - 1) / TILE, own_tiles = (tiles + parts - 1) / parts;
+  const int first = blockIdx.x * own_tiles, last = min(first + own_tiles, tiles);
+  if (first >= last) {
+    for (int i = threadIdx.x; i < GROUP * D; i += THREADS) out[to * D + i] = 0.f;
+    if (threadIdx.x < GROUP) lse[to + threadIdx.x] = -INFINITY;
+    return;
+  }
+  const int all = tokens[row], each = ((all + look - 1) / look + splits - 1) / splits * look;
+  const i64 own = (i64)seq[row] * heads + head;
+  ids += line * n;
+  place_of += own * most;
+  // all lanes of a warp ask at once
+  auto place = [&](int i) {
+    int split = 0;
+    for (int j = 0; j < splits; ++j) split += i >= __shfl_sync(0xffffffff, end, j);
+    const int number = i - __shfl_sync(0xffffffff, end - here, split & 31);
+    return i < found ? place_of[ids[min((split + 1) * each, all) - 1 - number]] & COLD - 1 : 0;
+  };
+  attend_tiles(Pool(codes, scales, middle, spread, places, own), place, found, first, last,
+               q + row * q_seq + (i64)head * GROUP * q_head, q_head, scale, softcap, out + to * D, lse + to,
+               (float*)nullptr);
 }

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from coattn.ops.attend_pool import has_form
-from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.ops.token_pool import PIECES, TokenPool
+from coattn.ops.attend_scored import Chosen
+from coattn.ops.cuda.nvrtc import Int64, Module, available, module
+from coattn.ops.token_pool import COLD, PIECES, TokenPool
 from coattn.ops.triton.launch import part
 from coattn.quantise.rows import TILE
 from coattn.state import Split
@@ -43,6 +44,14 @@ def splits_of(pairs: int, places: int, slots: int) -> int:
     return max(range(1, most + 1), key=lambda count: pairs * count / (-(-pairs * count // slots) * slots))
 
 
+def _module(q: Tensor, blocks: Tensor, softcap: float | None) -> Module:
+    form = {
+        "WARPS": WARPS, "GROUP": q.shape[2] // blocks.shape[1], "D": q.shape[3], "BLOCK": blocks.shape[3],
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "PIECES": PIECES, "COLD": COLD,
+    }  # fmt: skip
+    return module("attend_pool.cu", tuple(form.items()), q.device)
+
+
 def attend_near(
     q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Callable[[], Split]]:
@@ -56,11 +65,7 @@ def attend_near(
     pieces = near + splits
     out = torch.empty(seqs, pieces, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, pieces, q_heads, dtype=torch.float32, device=q.device)
-    form = {
-        "WARPS": WARPS, "GROUP": q_heads // kv_heads, "D": d, "BLOCK": blocks.shape[3],
-        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "PIECES": PIECES,
-    }  # fmt: skip
-    made, how = module("attend_pool.cu", tuple(form.items()), q.device), (float(scale), float(softcap or 1.0))
+    made, how = _module(q, blocks, softcap), (float(scale), float(softcap or 1.0))
     strides = Int64(q.stride(0)), Int64(q.stride(2))
     made.launch(
         "attend_near", (near, kv_heads, seqs), WARPS * 32, q, blocks, picked.table, picked.tokens, out, lse, *how,
@@ -76,3 +81,25 @@ def attend_near(
         return Split(out, lse)
 
     return lse[:, :near], pools
+
+
+def look_up(
+    q: Tensor,
+    pool: TokenPool,
+    seq: Tensor,
+    chosen: Chosen,
+    pieces: Split,
+    where: slice,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """q `[rows, 1, q_heads, d]` over what was chosen though it lies cold in the pools of sequences `seq`, in 8 bits:
+    into pieces `where`, a program each."""
+    (_, kv_heads, splits, _), rows = chosen.count.shape, pool.packed
+    assert rows is not None
+    _module(q, pool.gpu, softcap).launch(
+        "look_up", (where.stop - where.start, kv_heads, len(seq)), WARPS * 32, q, rows.codes, rows.scales, rows.middle,
+        rows.spread, pool.place_of, chosen.ids, chosen.count, chosen.tokens, seq, pieces.out, pieces.lse, float(scale),
+        float(softcap or 1.0), rows.places, pieces.out.shape[1], where.start, pool.place_of.shape[-1],
+        chosen.ids.shape[-1], splits, chosen.look, Int64(q.stride(0)), Int64(q.stride(2)),
+    )  # fmt: skip

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.ops.attend_scored import Chosen, Deal, Lanes, Taken
+from coattn.ops.cuda import attend_pool as pools
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import COLD, FRESH, Moves, renew_pool
 from coattn.ops.triton.packed import Entries, read_entries
@@ -27,8 +28,6 @@ LOOK = 256
 """Scores that are looked at at a time."""
 ROWS = 16
 """Entries that are fetched at a time."""
-NEAR = 32
-"""Entries that are looked up at a time."""
 SOME = 256
 """Of those that come into the pool, listed at a time."""
 REGISTERS = {False: 128, True: 168}
@@ -38,9 +37,11 @@ SPLITS = 16
 """Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
 MANY = 64
 """Pairs of a sequence and a KV head from which half as many pieces are enough."""
-PARTS = 4
-"""Programs that fetch for such a pair then, and that look up. A multiprocessor has room for two to four of them, and
-those that find nothing to do take it too."""
+PARTS, NEAR = 4, 3
+"""Programs of such a pair then that fetch, and that look up, 64 tokens at a time. A multiprocessor has room for two to
+four of them, and those that find nothing to do take it too."""
+FEW_NEAR = 8
+"""Programs of each of fewer pairs that look up."""
 
 
 @triton.jit
@@ -168,26 +169,6 @@ def _list(
 
 
 @triton.jit
-def _add(scores, used, top, total, acc):
-    """Entries more: what older sums shrink by, and the weights of these; scores `[GROUP_PAD, rows]`."""
-    scores = tl.where(used[None, :], scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.exp(scores - higher[:, None])
-    shrink = tl.exp(top - higher)
-    return weights, higher, total * shrink + tl.sum(weights, 1), acc * shrink[:, None]
-
-
-@triton.jit
-def _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D: tl.constexpr, D_PAD: tl.constexpr):
-    """Output and lse of a piece go where its heads are."""
-    d = tl.arange(0, D_PAD)
-    some = total > 0
-    tl.store(lse_ptr + to, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")), mask=real)
-    acc = acc / tl.where(some, total, 1.0)[:, None]
-    tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
-
-
-@triton.jit
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
     gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head,
@@ -231,8 +212,12 @@ def _fetch(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
             scores = capped(scores, softcap)
-        weights, top, total, acc = _add(scores, used, top, total, acc)
-        acc += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        scores = tl.where(used[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(top - higher)
+        top, total = higher, total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         if IN_8_BITS:
             pool = slot * kv_heads + head
             to, free = place_for(start + r, used, pool, next_ptr, age_ptr, since, places, FRESH)
@@ -242,7 +227,10 @@ def _fetch(
             )  # fmt: skip
     heads = kv_heads * GROUP
     to = (row * (pieces + 1) + part) * heads + head * GROUP + g
-    _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
+    some = total > 0
+    tl.store(lse_ptr + to, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")), mask=real)
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
     if part == 0:
         # the mean value stands in for all that was left out
         at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
@@ -255,55 +243,6 @@ def _fetch(
         wide = real[:, None] & inside[None, :]
         mean = tl.load(mean_ptr + (row * heads + head * GROUP + g[:, None]) * D + d[None, :], mask=wide, other=0.0)
         tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
-
-
-@triton.jit
-def _look_up(
-    q_ptr, tokens_ptr, ids_ptr, count_ptr, out_ptr, lse_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, place_ptr,
-    seq_ptr, packed_places, most, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr,
-    COLD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Entries that lie cold in pools in 8 bits, in turns; their states come after those of what is fetched."""
-    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    count = tl.load(tokens_ptr + row)
-    each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
-    g, d, r = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, ROWS)
-    real, inside = g < GROUP, d < D
-    own = row * kv_heads + head
-    ids_ptr += own * n
-    s = tl.arange(0, SPLITS_PAD)
-    counts = tl.load(count_ptr + (own * splits + s) * 3 + 2, mask=s < splits, other=0)
-    q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
-    q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0).to(tl.float32)
-    pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
-    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PAD], tl.float32)
-    acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
-    # a query takes the spread in; what all keys have in common is one number
-    common = tl.sum(q * tl.load(middle_ptr + pool * D + d, mask=inside, other=0.0)[None, :], 1)
-    q *= tl.load(spread_ptr + pool * D + d, mask=inside, other=1.0)[None, :]
-    found = tl.sum(counts, 0)
-    for start in range(part * ROWS, found, parts * ROWS):
-        used = start + r < found
-        which, number = _numbered(start + r, used, counts, s)
-        last = tl.minimum(which * each + each, count) - 1
-        token = tl.load(ids_ptr + last - number, mask=used, other=0)
-        place = tl.load(place_ptr + pool * most + token, mask=used, other=0).to(tl.int32) % COLD
-        at = codes_ptr + (pool * 2 * packed_places + place)[:, None] * D + d[None, :]
-        wide = used[:, None] & inside[None, :]
-        k = tl.load(at, mask=wide, other=128).to(tl.float32) - 128.0
-        v = tl.load(at + packed_places * D, mask=wide, other=128).to(tl.float32) - 128.0
-        steps = scales_ptr + pool * 2 * packed_places + place
-        step = tl.load(steps, mask=used, other=0.0).to(tl.float32)
-        value_step = tl.load(steps + packed_places, mask=used, other=0.0).to(tl.float32)
-        scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * step[None, :] + common[:, None]) * scale
-        if CAP:
-            scores = capped(scores, softcap)
-        weights, top, total, acc = _add(scores, used, top, total, acc)
-        acc += tl.dot(weights * value_step[None, :], v, input_precision=PRECISION)
-    to = (row * (pieces + 1) + parts + part) * kv_heads * GROUP + head * GROUP + g
-    _finish(top, total, acc, out_ptr, lse_ptr, to, real, inside, D, D_PAD)
 
 
 class _Lists(NamedTuple):
@@ -366,25 +305,23 @@ def attend_scored(
     rows, _, q_heads, d = q.shape
     (kv_heads, _, n), pool, away = work.scores.shape[1:], work.pool, Entries.of(memory)
     lists, group = _chosen(work, work.now), q_heads // kv_heads
+    chosen = Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look)
     if deal is not None:
-        deal(Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look))
-    splits, home = lists.counts.shape[2], Home.of(pool)
-    parts = PARTS if rows * kv_heads > MANY else splits
-    pieces = parts if pool.packed is None else 2 * parts
+        deal(chosen)
+    splits, home, many = lists.counts.shape[2], Home.of(pool), rows * kv_heads > MANY
+    parts = PARTS if many else splits
+    pieces = parts if pool.packed is None else parts + (NEAR if many else FEW_NEAR)
     out = torch.empty(rows, pieces + 1, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, pieces + 1, q_heads, dtype=torch.float32, device=q.device)
-    sizes = {
-        "GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group)), "LOOK": lists.look,
-        "SPLITS_PAD": lists.pad, "CAP": softcap is not None,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }  # fmt: skip
-    how = (scale, softcap or 1.0, kv_heads, n, splits, parts, pieces, q.stride(0), q.stride(2))
 
     def fetch() -> None:
         _fetch[(rows, kv_heads, parts)](
             q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out,
-            lse, *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, *how, *away.strides,
-            work.table.stride(0), **sizes, ROWS=ROWS, **home.forms, FRESH=FRESH, **away.sizes, num_warps=4,
+            lse, *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, scale, softcap or 1.0, kv_heads,
+            n, splits, parts, pieces, q.stride(0), q.stride(2), *away.strides, work.table.stride(0), GROUP=group,
+            GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS, SPLITS_PAD=lists.pad,
+            **home.forms, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
             maxnreg=REGISTERS[away.sizes["PACKED"]],
         )  # fmt: skip
 
@@ -393,11 +330,7 @@ def attend_scored(
     far.run(q.device, fetch)
     books.run(q.device, lambda: _listed(work, lists))
     if pool.packed is not None:
-        _look_up[(rows, kv_heads, parts)](
-            q, work.tokens, lists.ids, lists.counts, out, lse, *home.tensors[1:], pool.place_of, work.seq,
-            pool.packed.places, pool.place_of.shape[-1], *how, **sizes, ROWS=NEAR, COLD=COLD, D=d,
-            D_PAD=away.sizes["D_PAD"], num_warps=4, maxnreg=REGISTERS[False],
-        )  # fmt: skip
+        pools.look_up(q, pool, work.seq, chosen, Split(out, lse), slice(parts, pieces), scale, softcap)
     far.join()
     books.join()
     return Taken(Split(out, lse), lists.counts)
