@@ -114,7 +114,7 @@ one() {
     speed)
         read -ra cases <<<"${CASES:-}"
         timeout --kill-after=10 $((4 * LIMIT)) "$PYTHON" "$(dirname "$0")/auto_speed.py" --layers "${LAYERS:-20}" \
-            --fetched 10,25,40 --out "$OUT/speed.json" "${cases[@]}" 2>&1 | tee "$OUT/speed.log"
+            --fetched 10,25 --out "$OUT/speed.json" "${cases[@]}" 2>&1 | tee "$OUT/speed.log"
         ;;
     pack) tar --exclude='*.png' --exclude=auto.tar.gz -czf "$OUT/auto.tar.gz" -C "$OUT" . ;;
     table) "$PYTHON" "$(dirname "$0")/auto_table.py" "$OUT" ;;

@@ -242,6 +242,9 @@ class ScoredWork:
     pool: TokenPool
     now: float = 0.0
     """How far above its bound a score has to be for an entry to be attended at once: others come into the pool only."""
+    far: float = 0.0
+    """How far above it a score has to be for an entry to be fetched at all; one that lies in the pool need only reach
+    it."""
 
 
 Work = BlockWork | RowWork | EntryWork | ScoredWork | Term

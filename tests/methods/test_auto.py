@@ -249,13 +249,19 @@ def test_what_a_predicted_query_wants_is_there_before_its_turn(pool_dtype: str) 
 
 
 def test_what_is_wanted_for_later_comes_into_the_pool() -> None:
-    world = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, fetch_from=9)
-    world.step(150, 90)
-    for _ in range(12):
-        world.step(1, 1)
-        said = world.runtime.report(Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1)))
-        assert said["later_entries"] > said["row_entries"]
-    world.check_books()
+    came = []
+    for far in (1.0, 2.0, 4.0):
+        world, later = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, far=far, fetch_from=9), 0.0
+        world.step(150, 90)
+        for _ in range(12):
+            world.step(1, 1)
+            said = world.runtime.report(Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1)))
+            assert far > 1 or said["later_entries"] > said["row_entries"]
+            later += said.get("later_entries", 0.0)
+        world.check_books()
+        came.append(later)
+    assert came[0] > 1.5 * came[1] > 0
+    assert came[2] == 0
 
 
 def test_more_quality_reads_more(monkeypatch: pytest.MonkeyPatch) -> None:

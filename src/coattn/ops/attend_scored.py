@@ -68,10 +68,10 @@ def attend_scored(
 
     An entry that any query head of a group wants is attended by all of them, with its own key; what a pool lists is
     left out, since it is attended there, and what lies cold in it is read there, and counts as wanted. Entries that
-    were read in DRAM are to come into the pool, as far as it has places to give, and after them those that are wanted
-    and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read are written into
-    its cold places at once. lanes: where it fetches, and where the pool's books are written, beside looking up what
-    lies cold, on a GPU.
+    were read in DRAM are to come into the pool, as long as it has places to give, and after them those that are `far`
+    above a bound and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read
+    are written into its cold places at once. lanes: where it fetches, and where the pool's books are written, beside
+    looking up what lies cold, on a GPU.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
@@ -170,7 +170,8 @@ def _choose(work: ScoredWork, now: float) -> _Chosen:
     wanted = (scores >= bound).any(2) & there
     cold = wanted & inside & (now < torch.inf)
     at_once = (scores >= bound + now).any(2) & wanted & ~inside
-    return _Chosen(at_once, wanted & ~inside & ~at_once, cold, there & ~at_once & ~cold)
+    later = (scores >= bound + work.far).any(2) & wanted & ~inside & ~at_once
+    return _Chosen(at_once, later, cold, there & ~at_once & ~cold)
 
 
 def _dealt(work: ScoredWork, chosen: _Chosen, index: Tensor, count: Tensor, deal: Deal) -> tuple[Tensor, _Chosen]:

@@ -59,6 +59,8 @@ class WeightFloor(Select):
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
         "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
         "the pool for the next steps, and the mean stands in for them",
+        "far": "how many times the floor an entry must weigh to be fetched at all; one that lies in the pool need only "
+        "reach the floor",
         "lead": "how many times the floor an entry must weigh, by the predicted query, to be fetched a layer ahead",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
         "where the error is larger than allowed",
@@ -66,6 +68,7 @@ class WeightFloor(Select):
 
     quality: float = 0.98
     now: float = 4.0
+    far: float = 2.0
     lead: float = 16.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
@@ -78,6 +81,7 @@ class WeightFloor(Select):
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
         check_number("now", self.now, 1, math.inf)
+        check_number("far", self.far, 1, math.inf)
         check_number("lead", self.lead, 0, math.inf, above=True)
         self.target = 1 - self.quality if self.audit else 0.0
 
@@ -110,7 +114,7 @@ class WeightFloor(Select):
         assert visible.gpu is not None, "the new token lies there"
         step = self._beside_pool if self._sketch.pools[call.layer].packed is not None else self._after_pool
         found, bound, near, mean = step(call, table, visible.gpu)
-        works = BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean)
+        works = BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean, self.far)
         return Selection(works, self._ready)
 
     def _ready(self) -> None:
@@ -161,8 +165,9 @@ class WeightFloor(Select):
         bound = self.leads.rows(len(found.guess))
         if isinstance(found.scores, Tensor):  # else the kernel knows what to add
             bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + bound[:, None]
-        return Selection((self._work(call.layer, table, found, bound, found.guess),))
+        return Selection((self._work(call.layer, table, found, bound, found.guess, 1.0),))
 
-    def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor) -> ScoredWork:
+    def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor, far: float) -> ScoredWork:
         blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[layer]
-        return ScoredWork(blocks, lens, found.scores, bound, mean, table.seq, pool, math.log(self.now))
+        now, far = math.log(self.now), math.log(min(far, self.now))
+        return ScoredWork(blocks, lens, found.scores, bound, mean, table.seq, pool, now, far)

@@ -77,14 +77,14 @@ class World:
         want = score_sketch(*self.args, self.pool)()._replace(scores=scores)
         return want, cuda.score(weighed, other), other
 
-    def chosen(self, found: Scores, bound: Tensor, pool: TokenPool, now: float) -> tuple[Tensor, Tensor]:
+    def chosen(self, found: Scores, bound: Tensor, pool: TokenPool, now: float, far: float) -> tuple[Tensor, Tensor]:
         """Which tokens come at once and later, and which are looked up; and what is left."""
         rows, heads = len(self.seq), KV_HEADS
         ids = torch.full((rows, heads, self.n), -1, dtype=torch.int32)
         later = torch.full((rows, heads, SPLITS, FRESH), -1, dtype=torch.int32)
         count = torch.zeros(rows, heads, SPLITS, 3, dtype=torch.int32)
         tail = torch.full((rows, SPLITS, heads * self.group), -torch.inf)
-        cuda.choose_scored(found.scores, bound, pool, now, ids, later, count, tail)  # type: ignore[arg-type]
+        cuda.choose_scored(found.scores, bound, pool, now, far, ids, later, count, tail)  # type: ignore[arg-type]
         chunk = found.scores.chunk  # type: ignore[union-attr]
         marks = torch.zeros(3, rows, heads, self.n, dtype=torch.bool)
         for row in range(rows):
@@ -164,22 +164,23 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
             torch.testing.assert_close(two.above, one.above, atol=1e-3, rtol=1e-4)
             torch.testing.assert_close(two.told, one.told, atol=1e-3, rtol=1e-4)
 
-        for now, lower in ((1.0, 0.0), (0.0, 2.0), (0.5, math.inf)):  # the last wants everything
+        # the last wants everything
+        for now, far, lower in ((1.0, 0.0, 0.0), (2.0, 1.0, 1.0), (0.0, 0.0, 2.0), (0.5, 0.0, math.inf)):
             own = bound - lower
             margin = (scores - own.view(3, KV_HEADS, group, 1)).amax(2)
             used = copied(other)
-            (at_once, later, near), left = world.chosen(got, own, used, now)
+            (at_once, later, near), left = world.chosen(got, own, used, now, far)
             # what is looked up is young, and cold no more
             assert not (near & used.cold(seq, world.n)).any()
             assert (near | ~(cold & used.hot(seq, world.n)) | other.hot(seq, world.n)).all()
             for row, head, token in near.nonzero().tolist():
                 slot = int(seq[row])
                 assert used.age[slot, head, used.place_of[slot, head, token]] == used.clock[slot, head]
-            far = outside & ~cold
-            assert (at_once <= ((margin > now - 0.3) & far)).all()
-            assert (((margin > now + 0.3) & far) <= at_once).all()
-            assert (later <= ((margin > -0.3) & (margin < now + 0.3) & far)).all()
-            assert (((margin > 0.3) & (margin < now - 0.3) & far) <= later).all()
+            away = outside & ~cold
+            assert (at_once <= ((margin > now - 0.3) & away)).all()
+            assert (((margin > now + 0.3) & away) <= at_once).all()
+            assert (later <= ((margin > far - 0.3) & (margin < now + 0.3) & away)).all()
+            assert (((margin > far + 0.3) & (margin < now - 0.3) & away) <= later).all()
             assert (near <= ((margin > -0.3) & cold & there)).all()
             assert (((margin > 0.3) & cold & there) <= near).all()
             rest = scores.masked_fill((at_once | near | held)[:, :, None], -torch.inf).logsumexp(-1).flatten(1)
@@ -194,7 +195,7 @@ def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
     peeked = cuda.weigh(*world.args, other)
     plain = peek_sketch(*world.args, other)
     own = (plain.guess + other.above[seq.long()]) + 0.2
-    (_, later, near), _ = world.chosen(peeked, torch.full((3,), 0.2), other, math.inf)
+    (_, later, near), _ = world.chosen(peeked, torch.full((3,), 0.2), other, math.inf, 0.0)
     assert not near.any()
     assert isinstance(plain.scores, Tensor)
     margin = (plain.scores - own.view(3, KV_HEADS, group, 1)).amax(2)

@@ -190,11 +190,12 @@ def test_scores_and_what_is_attended(
 
     # so that a fifth is wanted, nothing, everything
     bound, wrote = want_lse - 3.8, [not small]
-    for shift, now in ((0.0, 0.0), (0.0, 0.5), (-100.0, 0.0)) if cap is None else ((0.0, 0.7), (100.0, 0.0)):
+    wanted = ((0.0, 0.0, 0.0), (0.0, 0.5, 0.2), (-100.0, 0.0, 0.0)), ((0.0, 0.7, 0.0), (100.0, 0.0, 0.0))
+    for shift, now, far in wanted[cap is not None]:
         args = (table, tokens, want, bound + shift, mean, seq)
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
-        first = plain_attend.attend_scored(q[:, None], here, ScoredWork(*args, one, now), 0.2, cap)
-        work = ScoredWork(*(x.to(DEVICE) for x in args), two, now)
+        first = plain_attend.attend_scored(q[:, None], here, ScoredWork(*args, one, now, far), 0.2, cap)
+        work = ScoredWork(*(x.to(DEVICE) for x in args), two, now, far)
         second = attending.attend_scored(q[:, None].to(DEVICE), away, work, 0.2, cap)
         assert second.count.sum(2).cpu().equal(first.count.sum(2))
         if small:

@@ -395,9 +395,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // is wanted by heads whose `above` [slots, heads * GROUP] is not known.
 //
 // ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's on, and those that lie cold
-// in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are wanted, as many
-// as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits, heads * GROUP]:
-// what all weigh that are neither attended to in a pool nor in ids. Those that lay cold are young then, and cold no more.
+// in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are `far` above
+// it, as many as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits,
+// heads * GROUP]: what all weigh that are neither attended to in a pool nor in ids. Those that lay cold are young then, and cold no more.
 extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
                   const float* __restrict__ rest, const float* __restrict__ base,
@@ -406,8 +406,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                   const int* __restrict__ clock, const unsigned short* __restrict__ best,
                   const float* __restrict__ lse, const float* __restrict__ bound,
                   const float* __restrict__ above, int* __restrict__ ids, int* __restrict__ later,
-                  int* __restrict__ count, float* __restrict__ tail, float softcap, float now, float slack,
-                  int n, int chunks, int most, int places, i64 block_stride, i64 head_stride, i64 table_seq) {
+                  int* __restrict__ count, float* __restrict__ tail, float softcap, float now, float far,
+                  float slack, int n, int chunks, int most, int places, i64 block_stride, i64 head_stride,
+                  i64 table_seq) {
   constexpr int TEAM = THREADS / 32, EACH = 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
   constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
@@ -451,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  now *= LOG2E;
+  now *= LOG2E, far *= LOG2E;
   auto limit_of = [&](int i) {
     if (lse) return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E;
     return fabsf(above[pool * GROUP + i]) < 1e30f ? bound[row] * LOG2E : INFINITY;
@@ -531,7 +532,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
           float margin = fmaxf(score[k][0] - limit[0], score[k][1] - limit[1]);
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
-          const bool wanted = real[j][k] && margin >= 0.f, at_once = wanted && (margin >= now || lies[j][k]);
+          const bool wanted = real[j][k] && margin >= (lies[j][k] ? 0.f : far),
+                     at_once = wanted && (margin >= now || lies[j][k]);
           if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
           const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
           if (wanted && t == 0)

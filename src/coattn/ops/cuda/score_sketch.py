@@ -100,7 +100,15 @@ def score(found: Scores, pool: TokenPool) -> Scores:
 
 
 def choose_scored(
-    scan: Scan, bound: Tensor, pool: TokenPool, now: float, ids: Tensor, later: Tensor, count: Tensor, tail: Tensor
+    scan: Scan,
+    bound: Tensor,
+    pool: TokenPool,
+    now: float,
+    far: float,
+    ids: Tensor,
+    later: Tensor,
+    count: Tensor,
+    tail: Tensor,
 ) -> None:
     """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: of a scan without `lse`, how
     far above its base a score has to be, `[rows]`; else what the kernel in front has just written."""
@@ -110,7 +118,7 @@ def choose_scored(
         "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.age, pool.clock, pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
-        float(scan.softcap or 1.0), float(now), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
+        float(scan.softcap or 1.0), float(now), float(far), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
         pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
         follow=scan.lse is not None and follow(),
     )  # fmt: skip

@@ -47,7 +47,7 @@ FEW_NEAR = 8
 @triton.jit
 def _choose(
     tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
-    now, kv_heads, n, splits, most, places, score_head, score_group, score_token, AHEAD: tl.constexpr,
+    now, far, kv_heads, n, splits, most, places, score_head, score_group, score_token, AHEAD: tl.constexpr,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr, COLD: tl.constexpr,
 ):  # fmt: skip
     """AHEAD: the query is a predicted one, which wants nothing that lies in a pool."""
@@ -90,7 +90,7 @@ def _choose(
         place = tl.cumsum(at_once.to(tl.int32), 0) - 1
         tl.store(ids_ptr + first + found + place, token, mask=at_once)
         found += tl.sum(at_once.to(tl.int32), 0)
-        later = wanted & ~inside & ~at_once
+        later = (margin >= far) & wanted & ~inside & ~at_once
         place = coming + tl.cumsum(later.to(tl.int32), 0) - 1
         tl.store(later_ptr + place, token, mask=later & (place < FRESH))
         coming += tl.sum(later.to(tl.int32), 0)
@@ -268,11 +268,11 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
     if isinstance(scores, Scan):
-        cuda.choose_scored(scores, work.bound, pool, now, ids, later, count, tail)
+        cuda.choose_scored(scores, work.bound, pool, now, work.far, ids, later, count, tail)
         return _Lists(ids, later, count, tail, scores.chunk)
     _choose[(rows, kv_heads, splits)](
         work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock, now,
-        kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1), scores.stride(2),
+        work.far, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1), scores.stride(2),
         scores.stride(3),
         AHEAD=now == math.inf, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
         COLD=COLD, num_warps=4,
