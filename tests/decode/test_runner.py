@@ -123,7 +123,7 @@ def world() -> Iterator[Any]:
 
 SCOUT = {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}
 CODED = {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.8}
-AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125, "now": 2.0}
+AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125, "now": 2.0, "far": 1.0}
 BOTH = str(Path(__file__).with_name("auto_both.toml"))
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
