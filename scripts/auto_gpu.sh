@@ -13,14 +13,14 @@
 # ONLY     of the three texts; default: essays source topics
 # PYTHON   default python3
 #
-# OWN      rows of the stage own; default: auto auto,code_bytes=32,hot=16384
+# OWN      rows of the stage own; default: auto auto,code_bytes=32,hot=16384,now=2,far=1
 # ASKED    rows of the stage ruler; default: full auto quest,budget=2050 scout,budget=1536
 # PROMPTS  RULER's prompts at 16,384 tokens, for the stage that asks them (`coattn eval tasks make`)
 # CASES    of scripts/auto_speed.py; default: its own. LAYERS: default 20
 #
 # Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. fine16: auto alone, in float32,
 # where rounding adds nothing. audit16: qualities from 0.9 to 0.999 with every case measured. table: what there is, as
-# text. Where they are named: own, auto alone at 16,384 and 30,720 tokens, with all of its pool attended too, six
+# text. Where they are named: own, auto alone at 16,384 and 30,720 tokens, and with an index of 12.5%, six
 # processes side by side (70 s on an H200); ruler, auto beside full, quest and scout (90 s); speed; pack: all files but the
 # pictures as auto.tar.gz.
 set -uo pipefail
@@ -90,7 +90,7 @@ one() {
         shared
         (
             LIKE=() CORES=2
-            read -ra ROWS <<<"${OWN:-auto auto,code_bytes=32,hot=16384}"
+            read -ra ROWS <<<"${OWN:-auto auto,code_bytes=32,hot=16384,now=2,far=1}"
             three own16 "$MODEL" 16128 256 17500 104000 &
             FIRST=3 ONLY="essays source" three own30 "$MODEL" 30464 256 31500 126000 &
             FIRST=5 ONLY=topics three own30 "$MODEL" 30464 256 36000 70000 &

@@ -111,6 +111,7 @@ def main() -> None:
     room = int((memory - whole - RESERVE) * given.layers / ALL)
     bench = ScoutBench(model, SHAPES, LIMITS, room, given.steps)
     result: dict[str, Any] = {"layers": given.layers, "gpu_memory": memory, "rows": [], **provenance()}
+    result["command"] = result["command"].replace("coattn", "scripts/auto_speed.py", 1)
     for text, rows in wanted:
         before, begun = 0.0, time.perf_counter()
         if given.profile:

@@ -17,13 +17,13 @@ from coattn.upkeep.fit import pool_tokens
 CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 """By floor: entries that `auto` read per KV head at 15,872 tokens of essays (docs/log/auto.md); 1,840 of 30,000 at
 1e-4: with the length they hardly grow."""
-FETCHED = 0.015
-"""Of the entries that `auto` wants in a step, how many cross PCIe: 40 and 10 of 1,840 on two texts of 30,720 tokens,
-with a pool of half of them (docs/methods/auto.md). A smaller one fetches more: one of 8,192 128 and 44."""
-LATE = 0.33
-"""Of these, those that the layer's own query has to wait for: 14 and 3 there."""
-SCAN = 0.45
-"""Of the rate of GPU memory, what a scan of sketches reaches (docs/methods/auto.md)."""
+FETCHED = 0.0075
+"""Of the entries that `auto` wants in a step, how many cross PCIe: 23, 5 and 13 of 1,840 on three texts of 30,720
+tokens, with a pool of half of them (docs/methods/auto.md). A smaller one fetches more."""
+LATE = 0.37
+"""Of these, those that the layer's own query has to wait for: 8, 2 and 5 there."""
+SCAN = 0.7
+"""Of the rate of GPU memory, what a scan of sketches reaches beside what else runs (docs/methods/auto.md)."""
 
 
 @dataclass(frozen=True)

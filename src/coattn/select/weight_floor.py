@@ -47,7 +47,8 @@ class WeightFloor(Select):
     An entry left out has a weight below the floor, so the squares of all weights left out add up to less than that,
     and where the mean value stands in for them the output errs by about the root of that sum. For a given number of
     entries read in all heads together no other choice has a smaller sum. `quality` says how far the output may be from
-    full attention's: 1 less its error, in units of the values' spread.
+    full attention's: 1 less its error, in units of the values' spread. What would have to be fetched needs more weight,
+    since it costs more; the audit sees what that does.
     """
 
     name = "weight_floor"
