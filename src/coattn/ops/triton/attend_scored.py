@@ -31,8 +31,8 @@ ROWS = 16
 SOME = 256
 """Of those that come into the pool, listed at a time."""
 REGISTERS = {False: 128, True: 168}
-"""Of a thread that fetches, at most, of rows as they are and in 8 bits: without a limit it takes 220, and half of the
-programs wait for the others. So a few numbers of it lie in memory."""
+"""Of a thread that fetches, at most, of rows as they are and in 8 bits, so that four or three programs of a
+multiprocessor run at a time. Compilers differ: without a limit one took 220."""
 SPLITS = 16
 """Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
 MANY = 64
