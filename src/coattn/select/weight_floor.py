@@ -60,8 +60,8 @@ class WeightFloor(Select):
         "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
         "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
         "the pool for the next steps, and the mean stands in for them",
-        "far": "how many times the floor an entry must weigh to be fetched at all, never more than `now`; one that lies "
-        "in the pool need only reach the floor",
+        "far": "how many times the floor an entry must weigh to be fetched at all, never more than `now`; one that "
+        "lies in the pool need only reach the floor",
         "lead": "how many times the floor an entry must weigh, by the predicted query, to be fetched a layer ahead",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
         "where the error is larger than allowed",
