@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Measures decode steps of `auto` beside `scout`'s in the same run, on a machine with a GPU.
 
-    scripts/auto_speed.py [--layers 40] [--fetched 10,40] [--looked-up 160] [--profile] [--out speed.json] [CASE...]
+    scripts/auto_speed.py [--layers 40] [--fetched 10,40] [--looked-up 160] [--turns 1] [--profile] [--out speed.json]
+        [CASE...]
 
 A case is CONTEXTxBATCH, with `:int8` for keys and values in 8 bits in DRAM. Without any: those that
 docs/methods/auto.md speaks of. Fewer layers take less DRAM and less time; the GPU budget shrinks with them. Few layers
-are no measure of all: what a step has once, and the first layers of `scout`, count for more.
+are no measure of all: what a step has once, and the first layers of `scout`, count for more. With several turns the
+rows of a case are measured so many times, one after the other: a machine's own drift then shows as a spread.
 
 Simulated: random weights, keys and values of Qwen3-14B's shapes; how many tokens a KV head fetches in a step, since the
 floor is set for it, and looks up in its pool, since a kernel puts them in; how much of what `scout` picks changes. With
@@ -45,17 +47,17 @@ LIMITS = {"hbm_gbps": 4250.0, "pcie_gbps": 51.0, "dram_gbps": 130.0}
 """Of an H200 and its host: only the rows' floors hang on them."""
 
 
-def cases(text: str, fetched: list[float], looked_up: int) -> list[Case]:
-    """`scout`, then `auto` with each number of tokens."""
+def cases(text: str, fetched: list[float], looked_up: list[int]) -> list[Case]:
+    """`scout`, then `auto` with each number of tokens; the last number looked up counts for those after it."""
     found = re.fullmatch(r"(\d+)x(\d+)(?::(int8))?", text)
     if found is None:
         sys.exit(f"{text!r} is no case: give CONTEXTxBATCH, or CONTEXTxBATCH:int8.")
     (context, batch), form = map(int, found.groups()[:2]), found[3]
     more = {"host_dtype": form} if form else {}
     made = [scout(Asked((context,), (batch,), BUDGET, CHANGE, WRONG, more), context, batch)]
-    for count in fetched:
+    for i, count in enumerate(fetched):
         params = {**more, "now": NOW, "far": 1.0}
-        driven = {"fetched": count, "late": 1.0, "looked_up": looked_up}
+        driven = {"fetched": count, "late": 1.0, "looked_up": looked_up[min(i, len(looked_up) - 1)]}
         made.append(Case("auto", batch, context, params, schedule="inline", warm=4, **driven))
     return made
 
@@ -92,14 +94,16 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES.split(), metavar="CASE")
     parser.add_argument("--layers", type=int, default=ALL)
     parser.add_argument("--fetched", default="10,40", help="tokens a KV head fetches in a step, with commas")
-    parser.add_argument("--looked-up", type=int, default=160, help="tokens that it looks up in its pool")
+    parser.add_argument("--looked-up", default="160", help="tokens that it looks up in its pool, one for each of those")
+    parser.add_argument("--turns", type=int, default=1, help="times that the rows of a case are measured, in turn")
     parser.add_argument("--gpu-memory", default="48GiB")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     fetched = [float(x) for x in given.fetched.split(",")]
-    wanted = [(text, cases(text, fetched, given.looked_up)) for text in given.cases]
+    looked_up = [int(x) for x in given.looked_up.split(",")]
+    wanted = [(text, cases(text, fetched, looked_up) * given.turns) for text in given.cases]
     if not torch.cuda.is_available():
         sys.exit("There is no GPU here: these are times of one.")
     random_model.SHAPES["cut"] = {**random_model.SHAPES[SHAPES], "num_hidden_layers": given.layers}
@@ -120,7 +124,7 @@ def main() -> None:
             continue
         try:
             for row in bench.run(rows, 2.0):
-                before = before or row.ms_per_step
+                before = row.ms_per_step if row.method == "scout" else before
                 result["rows"].append(as_dict(row))
                 kinds = ("row_entries", "later_entries", "cold_entries")
                 waited, later, cold = (row.notes.get(name, 0) / row.batch for name in kinds)
