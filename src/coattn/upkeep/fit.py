@@ -18,7 +18,7 @@ from coattn.errors import ConfigError
 from coattn.index.base import Index
 from coattn.index.sketch import Sketch
 from coattn.ops.attend_pool import has_form
-from coattn.ops.token_pool import bring, renew_pool
+from coattn.ops.token_pool import TokenPool, bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.quantise.rows import HOT, PackedRows
@@ -57,21 +57,23 @@ def pool_tokens(longest: int, share: float | None, form: str) -> int:
 
 
 def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
-    """Bytes of all pools at most: a quarter of the room for KV, or what window, index and the blocks that a prompt
-    brings in leave of it."""
-    whole = spec.seqs * (spec.tokens or 0) // config.block * spec.block_bytes(config.block)
-    tables = spec.seqs * sum(
-        Sketcher.bytes(s.kv_heads, 2 * s.head_dim, s.head_dim, s.dtype) for s in spec.layers.values()
-    )
-    window = spec.seqs * (getattr(config, "window_blocks", None) or 1) * spec.block_bytes(config.block)
-    # sketches of a sixteenth of keys and values, and the books
-    left = room - whole // 16 - whole // 64 - tables - 2 * window
-    if getattr(config, "host_dtype", "model") != "model":
-        blocks = spec.seqs * (spec.tokens or 0) // config.block
-        left -= blocks * sum(scale_bytes(config.block, s) for s in spec.layers.values())
+    """Bytes of all pools at most: what window, index, books and the blocks that a prompt brings in leave of the room
+    for KV. Prompts can do with less: where they would leave next to nothing, half of that, a quarter of the room at
+    most."""
+    if spec.tokens is None:
+        return room // 4
+    blocks, slots = spec.seqs * spec.tokens // config.block, spec.seqs + 1
+    left = room - blocks * spec.block_bytes(config.block) // 16  # what sketches are of keys and values, unless asked
+    for s in spec.layers.values():
+        left -= slots * Sketcher.bytes(s.kv_heads, 2 * s.head_dim, s.head_dim, s.dtype)
+        left -= TokenPool.bytes(s.kv_heads, slots, spec.tokens, 0, s.q_heads)
+        if getattr(config, "host_dtype", "model") != "model":
+            left -= blocks * scale_bytes(config.block, s)
+    window = SINKS + (getattr(config, "window_blocks", None) or 1)
+    left -= (spec.seqs * window + spec.padding) * spec.block_bytes(config.block)
     # prompts are read through two layers of one sequence
-    left -= 2 * (spec.tokens or 0) * spec.shape.token_bytes
-    return max(room // 4, int(left * MARGIN) if spec.tokens is not None else 0)
+    beside = 2 * spec.tokens * spec.shape.token_bytes
+    return max(min(room // 4, left // 2), int((left - beside) * MARGIN))
 
 
 @dataclass
