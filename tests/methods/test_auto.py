@@ -408,7 +408,8 @@ def test_a_pool_takes_less_where_the_index_fills_the_budget() -> None:
     assert 0.9 * room < ledger.held["gpu"] <= room
     assert 1024 <= runtime.groups[0].cache.spec.pool_blocks * 32 < 8192
     place = runtime.groups[0].place
-    assert place.staging is not None and place.staging.blocks > 100, "prompts have room too"
+    assert place.staging is not None
+    assert place.staging.blocks > 100, "prompts have room too"
     runtime.release()
 
 
