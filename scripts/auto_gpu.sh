@@ -6,7 +6,7 @@
 #
 # MODEL    the long-context model: a GGUF file, or a folder
 # SMOL     the small model, for the stage at 8,192 tokens; default: smollm2
-# TEXTS    a folder with essays.txt and source.txt, 75,000 tokens or more each; the third text is Python's help topics
+# TEXTS    a folder with essays.txt and source.txt, 255,000 tokens or more each; the third text is Python's help topics
 # OUT      where results go; a stage that is run again does what is missing
 # CORES    cores that one process gets, three run side by side; default 5
 # LIMIT    seconds that a stage may take, ruler twice as many and speed four times; default 85
@@ -29,10 +29,10 @@ SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-pyth
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 
-# auto as it is, its index 6.25% and then 12.5% of the KV; the others get the bytes that the first takes in all, with pool
-# and window; an exact row shows what rounding alone does
+# auto as it is, its index 6.25% and then 12.5% of the KV, all of its pool attended; the others get the bytes that the
+# first takes in all, with pool and window; an exact row shows what rounding alone does
 LIKE=(--like auto)
-ROWS=(auto,code_bytes=32,pool_share=0.0625 offload quest scout hgca hcattention)
+ROWS=(auto,code_bytes=32,hot=16384,now=2,far=1 offload quest scout hgca hcattention)
 
 shared() { # processes side by side share the GPU
     export CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps
@@ -92,8 +92,8 @@ one() {
             LIKE=() CORES=2
             read -ra ROWS <<<"${OWN:-auto auto,code_bytes=32,hot=16384,now=2,far=1}"
             three own16 "$MODEL" 16128 256 17500 104000 &
-            FIRST=3 ONLY="essays source" three own30 "$MODEL" 30464 256 31500 126000 &
-            FIRST=5 ONLY=topics three own30 "$MODEL" 30464 256 36000 70000 &
+            FIRST=3 ONLY="essays source" three own30 "$MODEL" 30464 256 31500 252000 &
+            FIRST=5 ONLY=topics three own30 "$MODEL" 30464 256 6000 70000 & # windows overlap, not what is decoded
             wait
         )
         alone

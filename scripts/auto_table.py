@@ -17,7 +17,7 @@ TEXTS = ("essays", "source", "topics")
 def label(row: dict[str, Any]) -> str:
     """The row as people call it."""
     if not row.get("budget"):
-        return str(row["row"]).replace(",pool_share=0.0625", "").replace(",", ", ")
+        return str(row["row"]).replace(",", ", ")
     return f"{row['method']}, {row['budget']:.0%}"
 
 

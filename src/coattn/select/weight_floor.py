@@ -68,7 +68,7 @@ class WeightFloor(Select):
     }
 
     quality: float = 0.98
-    now: float = 4.0
+    now: float = 8.0
     far: float = 2.0
     lead: float = 16.0
     audit: bool = True
