@@ -20,8 +20,9 @@ CHOSEN = ((1e-3, 186), (3e-4, 690), (1e-4, 1780), (3e-5, 3780))
 FETCHED = 0.0075
 """Of the entries that `auto` wants in a step, how many cross PCIe: 23, 5 and 13 of 1,840 on three texts of 30,720
 tokens, with a pool of half of them (docs/methods/auto.md). A smaller one fetches more."""
-LATE = 0.37
-"""Of these, those that the layer's own query has to wait for: 8, 2 and 5 there."""
+LATE = 0.65
+"""Of the time that these take to cross, what a step grows by: 50 ns for a row that it waits for and 7 for another, where
+a row takes 20 and 2 of 14 are waited for (docs/log/auto.md). What is waited for cannot cross beside the layers."""
 SCAN = 0.7
 """Of the rate of GPU memory, what a scan of sketches reaches beside what else runs (docs/methods/auto.md)."""
 
@@ -81,7 +82,7 @@ def step(
 
 def _step(batch: int, rates: Rates, weights: int, kv: int, scan: int = 0, pulled: int = 0) -> dict[str, Any]:
     own = (weights + kv) / rates.hbm + scan / (SCAN * rates.hbm)
-    # what is not late comes beside the layers
+    # most of what is not waited for comes beside the layers
     seconds = max(own + LATE * pulled / rates.pcie, pulled / rates.pcie)
     return {
         "weight_bytes": weights,
