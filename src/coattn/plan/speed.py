@@ -21,8 +21,8 @@ FETCHED = 0.0075
 """Of the entries that `auto` wants in a step, how many cross PCIe: 23, 5 and 13 of 1,840 on three texts of 30,720
 tokens, with a pool of half of them (docs/methods/auto.md). A smaller one fetches more."""
 LATE = 0.65
-"""Of the time that these take to cross, what a step grows by: 50 ns for a row that it waits for and 7 for another, where
-a row takes 20 and 2 of 14 are waited for (docs/log/auto.md). What is waited for cannot cross beside the layers."""
+"""Of the time that these take to cross, what a step grows by: 50 ns for a row that it waits for and 7 for another,
+where a row takes 20 and 2 of 14 are waited for (docs/log/auto.md)."""
 SCAN = 0.7
 """Of the rate of GPU memory, what a scan of sketches reaches beside what else runs (docs/methods/auto.md)."""
 
