@@ -133,6 +133,11 @@ def test_a_result_file_of_another_kind(folder: Path, tmp_path: Path) -> None:
     found = json.loads(out.read_text(encoding="utf-8"))
     out.write_text(json.dumps({**found, "rows": [{}]}), encoding="utf-8")
     assert_refused(coattn(*row, "--text", str(text), "--out", str(out)), "not those of such a run")
+    # a row whose defaults were others when it was run
+    found["settings"]["full"]["block"] = 8
+    out.write_text(json.dumps(found), encoding="utf-8")
+    assert_refused(coattn(*row, "--text", str(text), "--out", str(out)), "another block of full of settings: 8, not 32")
+    assert json.loads(out.read_text(encoding="utf-8")) == found
 
 
 def test_a_budget_that_is_no_size(folder: Path) -> None:

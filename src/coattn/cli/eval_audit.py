@@ -39,6 +39,7 @@ def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: An
     from coattn.evaluate.results import Results
 
     config = {"evaluation": "audit", **subject.config(), "params": params, "rows_wanted": list(wanted)}
+    config["settings"] = {name: composed.params for name, composed in wanted.items()}
     results = Results(target, config, lambda _: {}, items="rows", key="row")
     run(subject, results, wanted)
     result = results.finish(list(wanted))

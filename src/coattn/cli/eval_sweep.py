@@ -90,7 +90,8 @@ def sweep_rows(
         files = Files(subject.loaded, folder, default_text(), say)
         windows = len(subject.windows.starts), subject.windows.length
         wanted = at_budgets(rows, sizes.shares, sizes.measures, windows, files)
-    config = {"evaluation": "sweep", **subject.config(), "rows_wanted": list(wanted)}
+    settings = {name: row.composed.params for name, row in wanted.items()}
+    config = {"evaluation": "sweep", **subject.config(), "rows_wanted": list(wanted), "settings": settings}
     results = Results(target, config, lambda _: {}, items="rows", key="row")
     run(subject, results, wanted, files)
     result = results.finish(list(wanted))

@@ -173,8 +173,12 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _difference(path: Path, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    key = next(key for key in wanted if own[key] != wanted[key])
-    return f"{path} holds a run with another {key}: {_short(own[key])}, not {_short(wanted[key])}."
+    key = next(key for key in wanted if own.get(key) != wanted[key])
+    before, now, names = own.get(key), wanted[key], [key]
+    while isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        key = next(key for key in now if before[key] != now[key])
+        before, now, names = before[key], now[key], [*names, key]
+    return f"{path} holds a run with another {' of '.join(reversed(names))}: {_short(before)}, not {_short(now)}."
 
 
 def _short(value: Any) -> str:
