@@ -207,6 +207,25 @@ def test_the_interval_holds_the_mean_of_skewed_numbers(count: int) -> None:
     assert inside / runs > {16: 0.9, 64: 0.93, 256: 0.94}[count]
 
 
+def test_the_interval_of_the_missed_mass_holds_where_few_cases_make_up_half_of_it() -> None:
+    """24 audits of which two in a hundred miss forty times what the others do: in most draws there is none."""
+    draws, runs, inside, plain = random.Random(5), 400, 0, 0
+    small, large, share = 0.01, 0.4, 0.02
+    truth = (1 - share) * small + share * large
+    for _ in range(runs):
+        tally = Tally(0.02)
+        for _ in range(24):
+            missed = (large if draws.random() < share else small) * draws.uniform(0.8, 1.2)
+            tally.add(missed / 4, missed, small)
+        found, usual = tally.missed_interval(), tally.missed.interval()
+        assert found is not None
+        assert usual is not None
+        inside += found[0] <= truth <= found[1]
+        plain += usual[0] <= truth <= usual[1]
+    assert plain / runs < 0.6
+    assert inside / runs > 0.95
+
+
 def test_students_distribution() -> None:
     known = {7: 2.365, 15: 2.131, 30: 2.042, 120: 1.980}
     assert {df: student(df) for df in known} == pytest.approx(known, abs=2e-3)

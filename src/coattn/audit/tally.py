@@ -98,6 +98,11 @@ class Tally:
         """The mean error's; one case more, with ten times the error that is allowed, may have been missed."""
         return self.error.interval(FAR * self.target)
 
+    def missed_interval(self) -> tuple[float, float] | None:
+        """The mean missed mass's. That is 0.5 to 0.8 of the error that is allowed (docs/log/auto.md), and cases differ
+        as errors do: so the same may have been missed."""
+        return self.missed.interval(min(1.0, FAR * self.target))
+
     def summary(self) -> dict[str, Any]:
         """audits: cases; error: the mean of the output's error, in units of the values' spread; within_target: the
         share of cases whose own error was no larger than allowed; missed_mass: of the softmax, not attended by its own
@@ -111,7 +116,7 @@ class Tally:
             "error_target": _short(self.target),
             "within_target": _short(self.within / count) if count else None,
             "missed_mass": _short(self.missed.mean) if count else None,
-            "missed_mass_95": _pair(self.missed.interval()),
+            "missed_mass_95": _pair(self.missed_interval()),
             "estimated_mass": _short(self.estimated.mean) if count else None,
             "over_target": _short(error / self.target) if count and error > self.target else None,
         }

@@ -144,7 +144,7 @@ def redraw(cases: Tensor, target: float, truth: tuple[float, float]) -> tuple[fl
         tally = Tally(target)
         for step in steps:
             tally.add(*draws.choice(step))
-        error, missed = tally.error_interval(), tally.missed.interval()
+        error, missed = tally.error_interval(), tally.missed_interval()
         inside[0] += error is not None and error[0] <= truth[0] <= error[1]
         inside[1] += missed is not None and missed[0] <= truth[1] <= missed[1]
     return inside[0] / REDRAWN, inside[1] / REDRAWN
