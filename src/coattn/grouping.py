@@ -38,7 +38,7 @@ def make_groups(composed: Composed, spec: CacheSpec) -> list[Group]:
 
 
 def _make(parts: Parts, spec: CacheSpec) -> Group:
-    spec = parts.upkeep.wants(spec, parts.config, parts.select)
+    spec = parts.upkeep.wants(spec, parts.config, parts.index, parts.select)
     cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
     gpu = Gpu()
     place = gpu if parts.place.name == gpu.name else parts.place

@@ -400,13 +400,23 @@ def test_pools_in_8_bits_keep_within_the_budget(seqs: int, room: int) -> None:
     assert found[1] > 1.5 * found[0] or found[1] == 2048
 
 
-def test_a_pool_takes_less_where_the_index_fills_the_budget() -> None:
-    """A million tokens of a model of 14B in 8 bits: sketches, scales and books are 97% of the room."""
+@pytest.mark.parametrize(
+    ("tokens", "seqs", "params", "pool"),
+    [
+        (1 << 20, 1, {"host_dtype": "int8"}, (1024, 8192)),  # sketches, scales and books are 97% of the room
+        (1 << 16, 10, {"code_bytes": 64}, (4096, 8192)),  # sketches of twice the usual size
+        (1 << 16, 10, {}, (8192, 16384)),
+    ],
+)
+def test_a_pool_takes_what_the_index_leaves(
+    tokens: int, seqs: int, params: dict[str, Any], pool: tuple[int, int]
+) -> None:
+    """Of half of 48 GiB, under half of the layers of a model of 14B."""
     shape, room = LayerShape(40, 8, 128, torch.bfloat16, torch.device("meta")), 10_464_625_664
     ledger = Ledger(room)
-    runtime = Runtime([shape] * 20, compose(METHODS["auto"], host_dtype="int8"), ledger, 1, (1 << 20) + 32, fixed=True)
+    runtime = Runtime([shape] * 20, compose(METHODS["auto"], **params), ledger, seqs, tokens + 32, fixed=True)
     assert 0.9 * room < ledger.held["gpu"] <= room
-    assert 1024 <= runtime.groups[0].cache.spec.pool_blocks * 32 < 8192
+    assert pool[0] <= runtime.groups[0].cache.spec.pool_blocks * 32 < pool[1]
     place = runtime.groups[0].place
     assert place.staging is not None
     assert place.staging.blocks > 100, "prompts have room too"

@@ -44,7 +44,7 @@ class Upkeep(Part):
     residency: Residency | None = field(init=False, repr=False, default=None)
     """Which blocks are in the pools, where they are copies of blocks in DRAM."""
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
         """The spec with what it wants beside the window: a pool, a lag."""
         return spec
 

@@ -56,16 +56,18 @@ def pool_tokens(longest: int, share: float | None, form: str) -> int:
     return min(MOST[form], int(longest * (SHARE if share is None else share)))
 
 
-def _most(spec: CacheSpec, config: CacheConfig, room: int) -> int:
+def _most(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> int:
     """Bytes of all pools at most: what window, index, books and the blocks that a prompt brings in leave of the room
     for KV. Prompts can do with less: where they would leave next to nothing, half of that, a quarter of the room at
     most."""
     if spec.tokens is None:
         return room // 4
     blocks, slots = spec.seqs * spec.tokens // config.block, spec.seqs + 1
-    left = room - blocks * spec.block_bytes(config.block) // 16  # what sketches are of keys and values, unless asked
+    left = room
     for s in spec.layers.values():
-        left -= slots * Sketcher.bytes(s.kv_heads, 2 * s.head_dim, s.head_dim, s.dtype)
+        planes = sketch.planes(s)
+        left -= blocks * config.block * s.kv_heads * planes // 8
+        left -= slots * Sketcher.bytes(s.kv_heads, planes, s.head_dim, s.dtype)
         left -= TokenPool.bytes(s.kv_heads, slots, spec.tokens, 0, s.q_heads)
         if getattr(config, "host_dtype", "model") != "model":
             left -= blocks * scale_bytes(config.block, s)
@@ -118,7 +120,7 @@ class Fit(Upkeep):
         if self.hot is not None:
             check_count("hot", self.hot, 1)
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
         if "scored" not in select.works(config):
             return spec  # other rules do not know what lies in a pool too, and would attend to it twice
         small, room = self.in_8_bits(spec, select), spec.ledger.room("gpu")
@@ -130,7 +132,7 @@ class Fit(Upkeep):
             if small:
                 shapes = spec.layers.values()
                 each = config.block * sum(PackedRows.token_bytes(s.kv_heads, s.head_dim) for s in shapes)
-            blocks = max(1, min(blocks, _most(spec, config, room) // (spec.seqs * each)))
+            blocks = max(1, min(blocks, _most(spec, config, cast("Sketch", index), room) // (spec.seqs * each)))
         packed = getattr(config, "host_dtype", "model") != "model"
         return replace(
             spec,

@@ -95,7 +95,7 @@ class Entries(Upkeep):
     def __post_init__(self) -> None:
         check_number("capacity", self.capacity, 0, 1, above=True)
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
         return replace(spec, lag=LAG, host_extra=self.capacity)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:

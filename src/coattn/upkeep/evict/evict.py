@@ -73,7 +73,7 @@ class Evict(Upkeep):
     def is_exact(self) -> bool:
         return False
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
         return spec if spec.tokens is None else replace(spec, kept=min(sum(self.sizes(spec.tokens)), spec.tokens) + 1)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:

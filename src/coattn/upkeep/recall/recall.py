@@ -64,7 +64,7 @@ class Recall(Upkeep):
             check_count("pool_blocks", self.pool_blocks, 1)
         self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, select: Select) -> CacheSpec:
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
         """As many places as the budget leaves to the window, and no more than a sequence has blocks."""
         places = self.pool_blocks or max(1, cast("DigestTop", select).budget // config.block - newest(config))
         if spec.tokens is not None:
