@@ -9,7 +9,7 @@
 # TEXTS    a folder with essays.txt and source.txt, 255,000 tokens or more each; the third text is Python's help topics
 # OUT      where results go; a stage that is run again does what is missing
 # CORES    cores that one process gets, three run side by side; default 5
-# LIMIT    seconds that a stage may take, ruler twice as many and speed four times; default 85
+# LIMIT    seconds that a stage may take, ruler twice as many and speed four times; default 180
 # ONLY     of the three texts; default: essays source topics
 # PYTHON   default python3
 #
@@ -21,11 +21,11 @@
 # Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. fine16: auto alone, in float32,
 # where rounding adds nothing. audit16: qualities from 0.9 to 0.999 with every case measured. table: what there is, as
 # text. Where they are named: own, auto alone at 16,384 and 30,720 tokens, and with an index of 12.5%, six
-# processes side by side (70 s on an H200); ruler, auto beside full, quest and scout (90 s); speed; pack: all files but the
+# processes side by side (more than 75 s a row on an H200); ruler, auto beside full, quest and scout (90 s); speed; pack: all files but the
 # pictures as auto.tar.gz.
 set -uo pipefail
 : "${MODEL:?the long-context model}" "${TEXTS:?a folder of texts}" "${OUT:?a folder for results}"
-SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-85} PYTHON=${PYTHON:-python3}
+SMOL=${SMOL:-smollm2} CORES=${CORES:-5} LIMIT=${LIMIT:-180} PYTHON=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 

@@ -41,7 +41,7 @@ from coattn.units import parse_bytes
 SHAPES, ALL = "qwen3-14b", 40
 CASES = "65536x10 65536x10:int8 8192x53 32768x1 131072x1 1048576x1:int8"
 NOW = 1.4
-"""Times the floor that is waited for: a third of what random keys fetch is then; with 1.8 a seventh."""
+"""Times the floor that is waited for: a third of what random keys fetch is then; with 1.8 an eighth."""
 BUDGET, WRONG = 2048, 0.05
 LIMITS = {"hbm_gbps": 4250.0, "pcie_gbps": 51.0, "dram_gbps": 130.0}
 """Of an H200 and its host: only the rows' floors hang on them."""

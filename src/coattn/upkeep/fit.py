@@ -18,11 +18,10 @@ from coattn.errors import ConfigError
 from coattn.index.base import Index
 from coattn.index.sketch import Sketch
 from coattn.ops.attend_pool import has_form
-from coattn.ops.token_pool import TokenPool, bring, renew_pool
+from coattn.ops.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.quantise.rows import HOT, PackedRows
-from coattn.quantise.sketch import Sketcher
 from coattn.select.base import Select
 from coattn.select.floors import Floors
 from coattn.types import Phase, Step
@@ -62,13 +61,9 @@ def _most(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> in
     most."""
     if spec.tokens is None:
         return room // 4
-    blocks, slots = spec.seqs * spec.tokens // config.block, spec.seqs + 1
-    left = room
+    blocks, left = spec.seqs * spec.tokens // config.block, room - sketch.gpu_bytes(spec, config)
     for s in spec.layers.values():
-        planes = sketch.planes(s)
-        left -= blocks * config.block * s.kv_heads * planes // 8
-        left -= slots * Sketcher.bytes(s.kv_heads, planes, s.head_dim, s.dtype)
-        left -= TokenPool.bytes(s.kv_heads, slots, spec.tokens, 0, s.q_heads)
+        left -= blocks * config.block * s.kv_heads * sketch.planes(s) // 8
         if getattr(config, "host_dtype", "model") != "model":
             left -= blocks * scale_bytes(config.block, s)
     window = SINKS + (getattr(config, "window_blocks", None) or 1)
