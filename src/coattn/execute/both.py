@@ -70,7 +70,7 @@ class Both(Pull):
             asked.append(table.hand.ask(self._cpu, call, EntryWork(table.memory.host("host_blocks"), index, count)))
 
         found = attend_scored(call.q, memory, work, call.scale, call.shape.softcap, share, self._lanes)
-        self._taken[call.layer] = found.count
+        self._taken[call.layer] = found.far, found.later, found.cold
         others = [fetch() for fetch in asked]
         # the last piece is that of what nobody attended to
         out = torch.cat([*(state.out for state in others), found.states.out], 1)

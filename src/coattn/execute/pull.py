@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,11 +61,12 @@ class Pull(Executor):
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
     _ahead: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
-    _taken: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer `[rows, kv_heads, pieces, 3]`: see `Taken`, of the last step."""
+    _taken: dict[int, tuple[Tensor, Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By layer, of the last step: how many `far`, `later` and `cold`, see `Taken`."""
     _lanes: Lanes = field(init=False, repr=False, default_factory=lambda: (SideStream(FIRST), SideStream(FIRST)))
-    also: Callable[[ScoredWork, Chosen], None] | None = field(init=False, repr=False, default=None)
-    """Changes what was chosen, on a GPU; benchmarks put in what texts choose."""
+    cold: Callable[[ScoredWork], Callable[[], Chosen]] | None = field(init=False, repr=False, default=None)
+    """Tells what is looked up in place of what is chosen, on a GPU: benchmarks put in as much as texts look up. Called
+    before anything is chosen, so that drawing it takes none of the step's time."""
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
@@ -87,9 +87,9 @@ class Pull(Executor):
             if call.to_fetch:
                 self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
                 return AttnState.empty(call.q)
-            more = None if self.also is None else partial(self.also, work)
-            found = attend_scored(call.q, memory, work, call.scale, cap, more, self._lanes)
-            self._taken[call.layer] = found.count
+            cold = None if self.cold is None else self.cold(work)
+            found = attend_scored(call.q, memory, work, call.scale, cap, None, self._lanes, cold)
+            self._taken[call.layer] = found.far, found.later, found.cold
             return found.states
         if call.table is None:
             return self.read(call, work, None)
@@ -124,7 +124,9 @@ class Pull(Executor):
         those that it had fetched before, that come for later steps, and that it looked up in pools."""
         if not self._taken:
             return {}
-        counts = [count[: step.seqs].sum((0, 1, 2)).cpu() / count.shape[1] for count in self._taken.values()]
+        counts = [
+            torch.stack([x[: step.seqs].sum() for x in own]).cpu() / own[0].shape[1] for own in self._taken.values()
+        ]
         attended, later, cold = (torch.stack(counts).sum(0) / len(counts)).tolist()
         ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / max(
             1, len(self._ahead)

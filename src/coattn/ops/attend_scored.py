@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Taken:
-    """states: pieces of the entries attended, the last that of all others. count `[rows, kv_heads, splits, 3]` int32:
-    entries attended out of DRAM, those that only come into the pool, and those attended that lie cold in it."""
+    """states: pieces of the entries attended, the last that of all others. `[rows, kv_heads, splits]` int32 each: far,
+    entries attended out of DRAM; later, those that only come into the pool; cold, those attended that lie cold in
+    it."""
 
     states: Split
-    count: Tensor
+    far: Tensor
+    later: Tensor
+    cold: Tensor
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,7 @@ class Chosen:
 
 
 Deal = Callable[[Chosen], None]
-"""Takes some of what was chosen away before the GPU fetches the rest: they come into the pool later. On a GPU it may
-change what is looked up too."""
+"""Takes some of what was chosen away before the GPU fetches the rest: they come into the pool later."""
 
 
 Lanes = tuple[SideStream, SideStream]
@@ -62,6 +64,7 @@ def attend_scored(
     softcap: float | None,
     deal: Deal | None = None,
     lanes: Lanes | None = None,
+    cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
@@ -71,12 +74,12 @@ def attend_scored(
     were read in DRAM are to come into the pool, as long as it has places to give, and after them those that are `far`
     above a bound and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read
     are written into its cold places at once. lanes: where it fetches, and where the pool's books are written, beside
-    looking up what lies cold, on a GPU.
+    looking up what lies cold, on a GPU. cold: tells, on a GPU, what is looked up in place of what was chosen.
     """
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, scale, softcap, deal, lanes)
+        return kernel(q, memory, work, scale, softcap, deal, lanes, cold)
     (rows, _, q_heads, _), pool = q.shape, work.pool
     chosen, scores = _choose(work, work.now), work.scores
     assert isinstance(scores, Tensor)
@@ -94,8 +97,8 @@ def attend_scored(
     left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
     _list(work, chosen)
     out, lse = zip(*states, (work.mean, left), strict=True)
-    counts = torch.stack([count, chosen.later.sum(-1, dtype=torch.int32), lying], -1)
-    return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), counts[:, :, None])
+    counts = (count, chosen.later.sum(-1, dtype=torch.int32), lying)
+    return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), *(x[:, :, None] for x in counts))
 
 
 def _front(marks: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,6 +77,7 @@ class WeightFloor(Select):
     """What the floor of a predicted query is multiplied by; benchmarks write it, which say how much comes ahead."""
     _sketch: Sketch = field(init=False, repr=False)
     _first: SideStream = field(init=False, repr=False, default_factory=SideStream)
+    _means: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _lane: SideStream = field(init=False, repr=False, default_factory=SideStream)
 
     def __post_init__(self) -> None:
@@ -138,16 +139,15 @@ class WeightFloor(Select):
         """What pools weigh is estimated: they are attended beside what follows, which waits for little but PCIe."""
         pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
 
-        def begin() -> tuple[Tensor, Callable[[], Split], Tensor]:
-            mean = self._sketch.means.of(call.layer, table, call.shape)
-            near = attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap)
-            return (*near, mean)
+        def begin() -> tuple[Tensor, Callable[[], Split]]:
+            return attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap)
 
         def attend_pools() -> Split:
             call.arrived()
             return rest()
 
-        window, rest, mean = self._first.run(call.q.device, begin)
+        window, rest = self._first.run(call.q.device, begin)
+        mean = self._means.run(call.q.device, lambda: self._sketch.means.of(call.layer, table, call.shape))
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         if len(call.q) >= MANY:
             near = self._lane.run(call.q.device, attend_pools)
@@ -156,6 +156,7 @@ class WeightFloor(Select):
             found = score()
             near = self._lane.run(call.q.device, attend_pools)
         self._first.join()
+        self._means.join()
         bound = bound_scores(found, window, self.floors.rows(len(call.q)), pool, table.seq, whole=False)
         return found, bound, near, mean
 

@@ -36,6 +36,7 @@ def test_compiles(d: int) -> None:
         "BLOCK": 32,
         "F16": int(d == 64),
         "CAP": int(d == 128),
+        "WINDOW": cuda.WINDOW,
         "PIECES": 64,
         "COLD": COLD,
     }

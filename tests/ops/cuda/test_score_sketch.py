@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.ops.pools import copied
 
-from coattn.ops.attend_scored import attend_scored, fetch_ahead
+from coattn.ops.attend_scored import Taken, attend_scored, fetch_ahead
 from coattn.ops.cuda import bound_scores, nvrtc
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.cuda.nvrtc import FOLDER
@@ -103,21 +103,21 @@ def test_scores_are_those_of_the_reference(
     memory = torch.stack((of_block.transpose(1, 2), values), 2).to(dtype).contiguous()
     mean = torch.randn(rows, KV_HEADS * group, d)
 
-    def check_counts(count: torch.Tensor, bound: torch.Tensor, now: float) -> None:
+    def check_counts(taken: Taken, bound: torch.Tensor, now: float) -> None:
         margin = (want - bound.view(rows, KV_HEADS, group, 1)).amax(2).masked_fill(~real | held, -99.0)
-        for kind, (low, high) in enumerate(((now, 1e9), (0.0, now))):
+        for count, low, high in ((taken.far, now, 1e9), (taken.later, 0.0, now)):
             least, most = (((margin >= low + s) & (margin < high - s)).sum((0, 2)) for s in (0.3, -0.3))
-            own = count.sum((0, 2))[:, kind].cpu()
-            assert (least <= own).all(), kind
-            assert (own <= most.clamp_max(FRESH * count.shape[2] * rows)).all(), kind
+            own = count.sum((0, 2)).cpu()
+            assert (least <= own).all(), low
+            assert (own <= most.clamp_max(FRESH * count.shape[2] * rows)).all(), low
 
     for now in (0.0, 1.0):
         args = (table, tokens, want, bound, mean, seq)
         first = attend_scored(q[:, None], memory, ScoredWork(*args, copied(pool, "cpu"), now), scale, cap)
         work = ScoredWork(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), copied(there_too, "cuda"), now)
         second = attend_scored(here[0][:, None], memory.cuda(), work, scale, cap)
-        check_counts(second.count, bound, now)
-        assert int(first.count.sum()) > 30
+        check_counts(second, bound, now)
+        assert int((first.far + first.later).sum()) > 30
         # the kernel takes what is attended off the sum of all: of a rest below 1e-5 of it nothing is left
         a, b = first.states.merged(), second.states.merged()
         least = (want_lse.logsumexp(1) - 9.0)[[0, 2], None]
@@ -134,7 +134,7 @@ def test_scores_are_those_of_the_reference(
     for lower in (-1.0, 0.0, 1.0, 3.0):
         pools, own = copied(there_too, "cuda"), bound - lower
         work = ScoredWork(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), pools, 1.0)
-        check_counts(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap).count, own, 1.0)
+        check_counts(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap), own, 1.0)
 
     # of a predicted query, only what was near a bound before is scored: here the same query, so all that is wanted
     one, two = copied(pool, "cpu"), copied(there_too, "cuda")

@@ -7,11 +7,11 @@
 //
 // Scores are powers of two less the highest so far, which is only looked for when a score is far above it.
 //
-// `attend_near` attends to the window's blocks, which are few and in the model's own numbers: a thread has a token of keys,
-// then a channel of values.
+// `attend_near` attends to the window's blocks, which are few and in the model's own numbers: a thread has 32 channels of a
+// token, or of two, then two channels of some values. All that it reads is on its way at once.
 //
 // Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64 or 128), BLOCK tokens a block, F16 (0: bfloat16),
-// CAP, PIECES of a pool at most, COLD.
+// CAP, WINDOW tokens of a program, PIECES of a pool at most, COLD.
 
 #include "half.cuh"
 
@@ -93,98 +93,116 @@ __device__ __forceinline__ void load(Rows& to, const unsigned char* keys, const 
 }
 
 constexpr int THREADS = WARPS * 32;
-
-// Over tokens first to last of listed blocks. Shared: weights [GROUP][THREADS], the query [GROUP][D], and of each head
-// what counts as highest, what older sums shrink by, and the sum of weights; where each token begins.
-__device__ void attend_window(const Number* q, i64 q_head, const Number* blocks, const int* list, int first,
-                              int last, i64 block_stride, i64 values, float scale, float softcap, float* out,
-                              float* lse, float (*weights)[THREADS], float (*query)[D], float (*state)[3],
-                              i64* begins) {
-  constexpr int SIDES = THREADS / D;  // threads that have a channel
-  const int me = threadIdx.x, lane = me % 32, warp = me / 32, channel = me % D, side = me / D;
-  for (int i = me; i < GROUP * D; i += THREADS) query[i / D][i % D] = wide(q[i / D * q_head + i % D]);
-  if (me < GROUP) state[me][0] = -INFINITY, state[me][2] = 0.f;
-  float acc[GROUP];
-#pragma unroll
-  for (int g = 0; g < GROUP; ++g) acc[g] = 0.f;
-  __syncthreads();
-  for (int start = first; start < last; start += THREADS) {
-    const int token = start + me, count = min(last - start, THREADS);
-    // where the rows of these tokens begin
-    if (token < last) begins[me] = list[token / BLOCK] * block_stride + token % BLOCK * D;
-    float s[GROUP];
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) s[g] = 0.f;
-    if (token < last) {
-      const uint4* const row = (const uint4*)(blocks + begins[me]);
-#pragma unroll
-      for (int i = 0; i < D / 8; ++i) {
-        const uint4 eight = row[i];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float x = wide(((const Number*)&eight)[j]);
-#pragma unroll
-          for (int g = 0; g < GROUP; ++g) s[g] = fmaf(x, query[g][8 * i + j], s[g]);
-        }
-      }
-    }
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-      s[g] *= scale * LOG2E;
-      if (CAP) s[g] = softcap * LOG2E * tanhf(s[g] / (softcap * LOG2E));
-      weights[g][me] = token < last ? s[g] : -INFINITY;
-    }
-    __syncthreads();
-    for (int g = warp; g < GROUP; g += WARPS) {
-      float most = state[g][0], sum = 0.f;
-      for (int i = lane; i < THREADS; i += 32) most = fmaxf(most, weights[g][i]);
-      for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, i));
-      for (int i = lane; i < THREADS; i += 32) sum += weights[g][i] = exp2f(weights[g][i] - most);
-      for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
-      const float shrink = exp2f(state[g][0] - most);
-      __syncwarp();
-      if (lane == 0) state[g][0] = most, state[g][1] = shrink, state[g][2] = state[g][2] * shrink + sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) acc[g] *= state[g][1];
-#pragma unroll 16
-    for (int i = side; i < count; i += SIDES) {
-      const float x = wide(blocks[begins[i] + values + channel]);
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) acc[g] = fmaf(weights[g][i], x, acc[g]);
-    }
-    __syncthreads();
-  }
-  // the sides of a channel are added up where the weights were
-#pragma unroll
-  for (int g = 0; g < GROUP; ++g) weights[g][me] = acc[g];
-  __syncthreads();
-  for (int i = me; i < GROUP * D; i += THREADS) {
-    const int g = i / D;
-    float sum = 0.f;
-#pragma unroll
-    for (int j = 0; j < SIDES; ++j) sum += weights[g][j * D + i % D];
-    out[i] = state[g][2] > 0.f ? sum / state[g][2] : 0.f;
-  }
-  if (me < GROUP) lse[me] = state[me][2] > 0.f ? (state[me][0] + log2f(state[me][2])) / LOG2E : -INFINITY;
-}
+constexpr int SIDES = D / 32;                          // threads that share a token of the window
+constexpr int ROUNDS = WINDOW * SIDES / THREADS;       // tokens of a thread
+constexpr int PAIRS = D / 2, TEAMS = THREADS / PAIRS;  // threads that have two channels, and how often
+static_assert(ROUNDS * THREADS == WINDOW * SIDES, "every thread has as many tokens");
 
 // blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows, pieces, heads *
-// GROUP]: the first pieces are the window's, one program each, for a KV head and row.
+// GROUP]: the first pieces are the window's, of at most WINDOW tokens, one program each, for a KV head and row.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_near(const Number* __restrict__ q, const Number* __restrict__ blocks, const int* __restrict__ list,
                 const int* __restrict__ tokens, float* __restrict__ out, float* __restrict__ lse, float scale,
                 float softcap, int pieces, i64 q_seq, i64 q_head, i64 block_stride, i64 head_stride,
                 i64 value_stride, i64 list_seq) {
-  __shared__ float weights[GROUP][THREADS], query[GROUP][D], state[GROUP][3];
-  __shared__ i64 begins[THREADS];
+  alignas(16) __shared__ float query[GROUP][D];
+  alignas(16) __shared__ float weights[WINDOW][8];
+  alignas(16) __shared__ Number values[WINDOW][D];
+  __shared__ float sums[TEAMS][GROUP][D], totals[GROUP];
   const int head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
+  const int me = threadIdx.x, lane = me % 32, warp = me / 32, side = me % SIDES;
   const i64 to = ((i64)row * pieces + blockIdx.x) * heads * GROUP + head * GROUP;
   const int all = tokens[row], own = (all + gridDim.x - 1) / gridDim.x, start = blockIdx.x * own;
-  attend_window(q + row * q_seq + (i64)head * GROUP * q_head, q_head, blocks + head * head_stride,
-                list + row * list_seq, start, min(start + own, all), block_stride, value_stride, scale,
-                softcap, out + to * D, lse + to, weights, query, state, begins);
+  const int count = min(all - start, own);  // none or less: an empty piece
+
+  // keys and values are on their way together: pieces of 8 channels, in turn with the other sides
+  uint4 k[ROUNDS][4], v[ROUNDS][4];
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int number = r * (THREADS / SIDES) + me / SIDES, token = start + number;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) k[r][i] = v[r][i] = make_uint4(0, 0, 0, 0);
+    if (number < count) {
+      const Number* const from = blocks + head * head_stride +
+                                 list[row * list_seq + token / BLOCK] * block_stride + token % BLOCK * D +
+                                 side * 8;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        k[r][i] = *(const uint4*)(from + i * SIDES * 8);
+        v[r][i] = *(const uint4*)(from + value_stride + i * SIDES * 8);
+      }
+    }
+  }
+  q += row * q_seq + (i64)head * GROUP * q_head;
+  for (int i = me; i < GROUP * D; i += THREADS) query[i / D][i % D] = wide(q[i / D * q_head + i % D]);
+  __syncthreads();
+  float s[ROUNDS][GROUP];
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r)
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) s[r][g] = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)  // four channels
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+      const float4 asked = *(const float4*)&query[g][(i / 2 * SIDES + side) * 8 + i % 2 * 4];
+#pragma unroll
+      for (int r = 0; r < ROUNDS; ++r)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          s[r][g] =
+              fmaf(wide(((const Number*)&k[r][i / 2])[i % 2 * 4 + j]), ((const float*)&asked)[j], s[r][g]);
+    }
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int number = r * (THREADS / SIDES) + me / SIDES;
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+      for (int i = 1; i < SIDES; i *= 2) s[r][g] += __shfl_xor_sync(0xffffffff, s[r][g], i);
+      s[r][g] *= scale * LOG2E;
+      if (CAP) s[r][g] = softcap * LOG2E * tanhf(s[r][g] / (softcap * LOG2E));
+      if (side == 0) weights[number][g] = number < count ? s[r][g] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) *(uint4*)&values[number][(i * SIDES + side) * 8] = v[r][i];
+  }
+  __syncthreads();
+  for (int g = warp; g < GROUP; g += WARPS) {
+    float most = -INFINITY, sum = 0.f;
+#pragma unroll
+    for (int i = lane; i < WINDOW; i += 32) most = fmaxf(most, weights[i][g]);
+    for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, i));
+    const float shift = most == -INFINITY ? 0.f : most;
+#pragma unroll
+    for (int i = lane; i < WINDOW; i += 32) sum += weights[i][g] = exp2f(weights[i][g] - shift);
+    for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
+    if (lane == 0) totals[g] = sum, lse[to + g] = sum > 0.f ? (most + log2f(sum)) / LOG2E : -INFINITY;
+  }
+  __syncthreads();
+  const int channel = me % PAIRS * 2, team = me / PAIRS;
+  float acc[GROUP][2];
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) acc[g][0] = acc[g][1] = 0.f;
+#pragma unroll 8
+  for (int i = team; i < WINDOW; i += TEAMS) {
+    const u32 both = *(const u32*)&values[i][channel];
+    const float x = wide((Number)both), y = wide((Number)(both >> 16));
+    alignas(16) float w[8];
+    *(float4*)w = *(const float4*)&weights[i][0];
+    if (GROUP > 4) *(float4*)(w + 4) = *(const float4*)&weights[i][4];
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g)
+      acc[g][0] = fmaf(w[g], x, acc[g][0]), acc[g][1] = fmaf(w[g], y, acc[g][1]);
+  }
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) sums[team][g][channel] = acc[g][0], sums[team][g][channel + 1] = acc[g][1];
+  __syncthreads();
+  for (int i = me; i < GROUP * D; i += THREADS) {
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < TEAMS; ++j) sum += sums[j][i / D][i % D];
+    out[to * D + i] = totals[i / D] > 0.f ? sum / totals[i / D] : 0.f;
+  }
 }
 
 // The rows of one KV head of a sequence, see `PackedRows`: of `places` places, keys and after them values.

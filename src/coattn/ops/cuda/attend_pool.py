@@ -47,7 +47,8 @@ def splits_of(pairs: int, places: int, slots: int) -> int:
 def _module(q: Tensor, blocks: Tensor, softcap: float | None) -> Module:
     form = {
         "WARPS": WARPS, "GROUP": q.shape[2] // blocks.shape[1], "D": q.shape[3], "BLOCK": blocks.shape[3],
-        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "PIECES": PIECES, "COLD": COLD,
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "WINDOW": WINDOW,
+        "PIECES": PIECES, "COLD": COLD,
     }  # fmt: skip
     return module("attend_pool.cu", tuple(form.items()), q.device)
 

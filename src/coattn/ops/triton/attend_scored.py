@@ -259,9 +259,14 @@ class _Lists(NamedTuple):
         return int(triton.next_power_of_2(self.counts.shape[2]))
 
 
+def splits_of(pairs: int) -> int:
+    """Pieces of a sequence's tokens, of so many pairs of a sequence and a KV head."""
+    return SPLITS // (2 if pairs > MANY else 1)
+
+
 def _chosen(work: ScoredWork, now: float) -> _Lists:
     (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
-    splits = SPLITS // (2 if rows * kv_heads > MANY else 1)
+    splits = splits_of(rows * kv_heads)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
     count = torch.empty(rows, kv_heads, splits, 3, dtype=torch.int32, device=device)
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
@@ -300,6 +305,7 @@ def attend_scored(
     softcap: float | None,
     deal: Deal | None = None,
     lanes: Lanes | None = None,
+    cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
@@ -329,11 +335,12 @@ def attend_scored(
     far, books = lanes or (SideStream(), SideStream())
     far.run(q.device, fetch)
     books.run(q.device, lambda: _listed(work, lists))
+    near = chosen if cold is None else cold()
     if pool.packed is not None:
-        pools.look_up(q, pool, work.seq, chosen, Split(out, lse), slice(parts, pieces), scale, softcap)
+        pools.look_up(q, pool, work.seq, near, Split(out, lse), slice(parts, pieces), scale, softcap)
     far.join()
     books.join()
-    return Taken(Split(out, lse), lists.counts)
+    return Taken(Split(out, lse), lists.counts[..., 0], lists.counts[..., 1], near.count[..., 2])
 
 
 def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
