@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 from coattn.bench.drive_kernel import _hash
-from coattn.ops.attend_scored import Chosen
-from coattn.ops.triton.attend_scored import splits_of
+from coattn.ops.attend_scored import Chosen, splits_of
 from coattn.runtime import Runtime
 from coattn.side import SideStream
 from coattn.types import ScoredWork

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from coattn.types import ScoredWork
 
 
+SPLITS = 16
+"""Pieces of a sequence's tokens that are chosen from by themselves, on a GPU."""
+MANY = 64
+"""Pairs of a sequence and a KV head from which half as many pieces are enough."""
+
+
+def splits_of(pairs: int) -> int:
+    """Pieces of a sequence's tokens, where there are so many pairs of a sequence and a KV head."""
+    return SPLITS // (2 if pairs > MANY else 1)
+
+
 @dataclass(frozen=True)
 class Taken:
     """states: pieces of the entries attended, the last that of all others. `[rows, kv_heads, splits]` int32 each: far,

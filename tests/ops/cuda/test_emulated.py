@@ -111,8 +111,9 @@ CASES = [
 
 
 @compiler
-@pytest.mark.parametrize("case", CASES)
-def test_scores_bounds_and_choices(case: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("case", "threads"), zip(CASES, (cuda.THREADS, 2 * cuda.THREADS, 32), strict=True))
+def test_scores_bounds_and_choices(case: tuple[Any, ...], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "THREADS", threads)  # of so few tokens the last has more than one round
     world = World(*case)
     pool, group, seq, there = world.pool, world.group, world.seq, world.there
     for _ in range(2):  # first without a bound, then with the first one's

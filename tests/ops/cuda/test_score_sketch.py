@@ -24,8 +24,9 @@ KV_HEADS = 2
 @pytest.mark.parametrize("words", cuda.WORDS)
 def test_compiles(words: int) -> None:
     q, kept = torch.zeros(1, 10, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
-    form = cuda.constants(q, kept, 1 << 16, 30.0 if words % 8 else None)
+    form = cuda.constants(q, kept, 1 << (15 + words // 4), 30.0 if words % 8 else None)
     assert form["GROUP"] == 5
+    assert form["THREADS"] == cuda.THREADS * words // 4  # of 65,536 and of 131,072 tokens
     assert nvrtc.compile_cubin((FOLDER / "score_sketch.cu").read_text(), form, "sm_90")
     bounds = (FOLDER / "bound_scores.cu").read_text()
     assert nvrtc.compile_cubin(bounds, {"THREADS": bound_scores.THREADS}, "sm_90")

@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
-  constexpr int MANY = 8, FEW = 2;
+  constexpr int MANY = 16, FEW = 2;
   const int head = blockIdx.x * WARPS + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
   if (head >= q_heads) return;
   const i64 own = (i64)seq[row] * q_heads + head;
@@ -68,6 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   read<MANY>(x, outer, lane, n, q_heads);
   if (inside) read<MANY>(y, inner, lane, n, q_heads);
   read<FEW>(z, close, lane, m, q_heads);
+  const float off_by = inside ? off[row * q_heads + head] : 0.f, floor = floors[row],
+              guessed = guess[row * q_heads + head];
   Sum all;
   all.add<MANY>(x);
   for (int i = lane + 32 * MANY; i < n; i += 32 * MANY) {
@@ -87,14 +89,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       read<MANY>(y, inner, i, n, q_heads);
       estimate.add<MANY>(y);
     }
-    const float now = estimate.all(), held = now + off[row * q_heads + head];
+    const float now = estimate.all(), held = now + off_by;
     const float high = fmaxf(found, held);
     if (high > -INFINITY) found = high + __logf(__expf(found - high) + __expf(held - high));
     if (lane == 0) told[own] = now;
   }
   if (lane == 0) {
-    found += floors[row];
+    found += floor;
     bound[row * q_heads + head] = found;
-    above[own] = found - guess[row * q_heads + head];
+    above[own] = found - guessed;
   }
 }

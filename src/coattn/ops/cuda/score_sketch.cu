@@ -14,7 +14,7 @@
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), CHUNK
 // tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a
-// program that chooses, FRESH, COLD, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
+// program that chooses, EACH tokens of one at a time, FRESH, COLD, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -409,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                   int* __restrict__ count, float* __restrict__ tail, float softcap, float now, float far,
                   float slack, int n, int chunks, int most, int places, i64 block_stride, i64 head_stride,
                   i64 table_seq) {
-  constexpr int TEAM = THREADS / 32, EACH = 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
+  constexpr int TEAM = THREADS / 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
   constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
   __shared__ unsigned short list[WINDOW];

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from coattn.ops.attend_scored import splits_of
 from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.token_pool import COLD, FRESH, PIECES, SLACK, TOUCH, TokenPool
 from coattn.ops.triton.launch import follow
@@ -19,8 +20,10 @@ CHUNKS = {1024: 8000, 512: 5000, 256: 4000, 128: 0}
 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512, and 382 with 5,120 warps of 1,024."""
 AHEAD = 4
 """Pieces of 32 keys on their way to a warp."""
-THREADS = 128
-"""Of a program that chooses."""
+THREADS, EACH = 128, 32
+"""Of a program that chooses, and tokens of each at a time."""
+FEW = 16
+"""Pairs of a sequence and a KV head up to which programs of twice as many threads all run at a time."""
 WORDS = (4, 8)
 """Numbers of a key that there is a form for: 128 planes, or 256."""
 
@@ -39,6 +42,11 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
     return None
 
 
+def threads_of(pairs: int, n: int) -> int:
+    """Threads of a program that chooses from a piece of so many tokens: more, where it would take a second round."""
+    return 2 * THREADS if pairs <= FEW and n > splits_of(pairs) * THREADS * EACH else THREADS
+
+
 def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[str, int]:
     """Of the kernels' form, for sequences of so many tokens."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
@@ -46,7 +54,8 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": min(fit, 32 * block), "AHEAD": AHEAD, "THREADS": THREADS,
+        "CHUNK": min(fit, 32 * block), "AHEAD": AHEAD, "THREADS": threads_of(rows * kv_heads, n),
+        "EACH": EACH,
         "FRESH": FRESH, "COLD": COLD, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16),
         "CAP": int(softcap is not None),
     }  # fmt: skip
@@ -115,7 +124,7 @@ def choose_scored(
     rows, kv_heads, _, n = scan.shape
     kept, slack = scan.kept, SLACK if scan.lse is None else 0.0
     scan.module.launch(
-        "choose_scored", (count.shape[2], kv_heads, rows), THREADS,
+        "choose_scored", (count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n),
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.age, pool.clock, pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
         float(scan.softcap or 1.0), float(now), float(far), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.attend_scored import Chosen, Deal, Lanes, Taken
+from coattn.ops.attend_scored import MANY, Chosen, Deal, Lanes, Taken, splits_of
 from coattn.ops.cuda import attend_pool as pools
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import COLD, FRESH, Moves, renew_pool
@@ -33,13 +33,9 @@ SOME = 256
 REGISTERS = {False: 128, True: 168}
 """Of a thread that fetches, at most, of rows as they are and in 8 bits, so that four or three programs of a
 multiprocessor run at a time. Compilers differ: without a limit one took 220."""
-SPLITS = 16
-"""Pieces of a sequence's tokens that are chosen from and fetched by themselves."""
-MANY = 64
-"""Pairs of a sequence and a KV head from which half as many pieces are enough."""
 PARTS, NEAR = 4, 3
-"""Programs of such a pair then that fetch, and that look up, 64 tokens at a time. A multiprocessor has room for two to
-four of them, and those that find nothing to do take it too."""
+"""Programs of each of MANY pairs that fetch, and that look up, 64 tokens at a time. A multiprocessor has room for two
+to four of them, and those that find nothing to do take it too."""
 FEW_NEAR = 8
 """Programs of each of fewer pairs that look up."""
 
@@ -257,11 +253,6 @@ class _Lists(NamedTuple):
     @property
     def pad(self) -> int:
         return int(triton.next_power_of_2(self.counts.shape[2]))
-
-
-def splits_of(pairs: int) -> int:
-    """Pieces of a sequence's tokens, of so many pairs of a sequence and a KV head."""
-    return SPLITS // (2 if pairs > MANY else 1)
 
 
 def _chosen(work: ScoredWork, now: float) -> _Lists:
