@@ -111,9 +111,12 @@ CASES = [
 
 
 @compiler
-@pytest.mark.parametrize(("case", "threads"), zip(CASES, (cuda.THREADS, 2 * cuda.THREADS, 32), strict=True))
-def test_scores_bounds_and_choices(case: tuple[Any, ...], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "THREADS", threads)  # of so few tokens the last has more than one round
+@pytest.mark.parametrize(("case", "form"), [*zip(CASES, ((128, 128), (32, 96), (288, 128)), strict=True)])
+def test_scores_bounds_and_choices(
+    case: tuple[Any, ...], form: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "threads_of", lambda *_: form[0])
+    monkeypatch.setattr(cuda, "chunk_of", lambda *_: form[1])
     world = World(*case)
     pool, group, seq, there = world.pool, world.group, world.seq, world.there
     for _ in range(2):  # first without a bound, then with the first one's

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.ops.pools import copied
 
-from coattn.ops.attend_scored import Taken, attend_scored, fetch_ahead
+from coattn.ops.attend_scored import SPLITS, Taken, attend_scored, fetch_ahead
 from coattn.ops.cuda import bound_scores, nvrtc
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.cuda.nvrtc import FOLDER
@@ -26,10 +26,23 @@ def test_compiles(words: int) -> None:
     q, kept = torch.zeros(1, 10, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
     form = cuda.constants(q, kept, 1 << (15 + words // 4), 30.0 if words % 8 else None)
     assert form["GROUP"] == 5
-    assert form["THREADS"] == cuda.THREADS * words // 4  # of 65,536 and of 131,072 tokens
+    assert form["THREADS"] == 32 * words  # of 65,536 and of 131,072 tokens
     assert nvrtc.compile_cubin((FOLDER / "score_sketch.cu").read_text(), form, "sm_90")
     bounds = (FOLDER / "bound_scores.cu").read_text()
     assert nvrtc.compile_cubin(bounds, {"THREADS": bound_scores.THREADS}, "sm_90")
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("n", [512, 32768, 65536, 131072, 262144, 1 << 20])
+@pytest.mark.parametrize("pairs", [2, 8, 80, 424])
+def test_chunks_are_whole_blocks_and_few_rounds(pairs: int, n: int, block: int) -> None:
+    chunk = cuda.chunk_of(pairs, n, block)
+    warps, threads = pairs * n / chunk, cuda.threads_of(pairs, n, chunk)
+    assert chunk % block == chunk % cuda.TILE == 0
+    assert warps <= cuda.AT_ONCE or warps > 1.3 * cuda.AT_ONCE
+    assert cuda.THREADS <= threads <= cuda.MOST
+    if pairs == 8 and n <= 262144:
+        assert n <= SPLITS * threads * cuda.EACH  # one round
 
 
 def test_refused_without_a_gpu() -> None:

@@ -40,6 +40,11 @@ __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
   return WORDS == 4 ? 32 * t + 8 * b + 2 * i + 4 * half : 32 * (2 * t + half) + 8 * b + 2 * i;
 }
 
+// Into L2, for later.
+__device__ __forceinline__ void prefetch(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 // What every pair is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
 // [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; guess, like it: about what all tokens
 // weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]; off, like
@@ -71,6 +76,10 @@ extern "C" __global__ void __launch_bounds__(PLANES)
 #pragma unroll
       for (int i = 0; i < 4; ++i) planes[k][i] = __ldg((const uint4*)(from + i * 8 * D + k * 32));
 #if __CUDA_ARCH__ >= 900
+    // nobody has read these since the last step
+    if (p < PIECES) prefetch(heard + ((i64)seq[row] * PIECES + p) * heads * GROUP + head * GROUP);
+    if (p < D / 8) prefetch(lowest + table * D + p * 8);
+    if (p == 0) prefetch(above + table * GROUP), prefetch(told + table * GROUP);
     // what planes are worth is older than the kernel in front, the query is not
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -12,18 +13,24 @@ from coattn.ops.cuda.nvrtc import Int64, available, module
 from coattn.ops.token_pool import COLD, FRESH, PIECES, SLACK, TOUCH, TokenPool
 from coattn.ops.triton.launch import follow
 from coattn.quantise.sketch import Scan, Scores, Sketcher
+from coattn.units import ceil_div
 
 WARPS = 8
 """Of a program: one for each KV head, as far as there are."""
 CHUNKS = {1024: 8000, 512: 5000, 256: 4000, 128: 0}
 """Tokens a warp scores, and the warps that there must be: a GPU has 3,000 at a time, and more even out their ends. At
 10 sequences of 65,536 tokens a layer took 370 us with chunks of 512, and 382 with 5,120 warps of 1,024."""
+AT_ONCE, LONGEST = 3000, 384
+"""Warps at a time, and the longest chunks for which all are made to run so: a second round of few would take as long as
+the first."""
+TILE = 32
+"""Tokens of a warp at a time."""
 AHEAD = 4
 """Pieces of 32 keys on their way to a warp."""
 THREADS, EACH = 128, 32
 """Of a program that chooses, and tokens of each at a time."""
-FEW = 16
-"""Pairs of a sequence and a KV head up to which programs of twice as many threads all run at a time."""
+FEW, MOST = 16, 512
+"""Pairs of a sequence and a KV head up to which programs of more threads all run at a time, and how many at most."""
 WORDS = (4, 8)
 """Numbers of a key that there is a form for: 128 planes, or 256."""
 
@@ -42,19 +49,30 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
     return None
 
 
-def threads_of(pairs: int, n: int) -> int:
-    """Threads of a program that chooses from a piece of so many tokens: more, where it would take a second round."""
-    return 2 * THREADS if pairs <= FEW and n > splits_of(pairs) * THREADS * EACH else THREADS
+def chunk_of(pairs: int, n: int, block: int) -> int:
+    """Tokens that a warp scores, where so many pairs of a sequence and a KV head have so many each."""
+    unit = math.lcm(TILE, block)
+    fit = ceil_div(pairs * n, AT_ONCE * unit) * unit
+    if not min(CHUNKS, key=CHUNKS.__getitem__) < fit <= LONGEST:
+        fit = next(chunk for chunk, least in CHUNKS.items() if pairs * n >= least * chunk)
+    return min(fit, 32 * block)
+
+
+def threads_of(pairs: int, n: int, chunk: int) -> int:
+    """Threads of a program that chooses from a piece of a sequence's tokens: more, where it would take a second
+    round."""
+    piece = ceil_div(ceil_div(n, chunk), splits_of(pairs)) * chunk
+    return min(max(THREADS, ceil_div(piece, 32 * EACH) * 32), MOST) if pairs <= FEW else THREADS
 
 
 def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[str, int]:
     """Of the kernels' form, for sequences of so many tokens."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
-    fit = next(chunk for chunk, least in CHUNKS.items() if rows * kv_heads * n >= least * chunk)
+    chunk = chunk_of(rows * kv_heads, n, block)
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": min(fit, 32 * block), "AHEAD": AHEAD, "THREADS": threads_of(rows * kv_heads, n),
+        "CHUNK": chunk, "AHEAD": AHEAD, "THREADS": threads_of(rows * kv_heads, n, chunk),
         "EACH": EACH,
         "FRESH": FRESH, "COLD": COLD, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16),
         "CAP": int(softcap is not None),
@@ -124,7 +142,7 @@ def choose_scored(
     rows, kv_heads, _, n = scan.shape
     kept, slack = scan.kept, SLACK if scan.lse is None else 0.0
     scan.module.launch(
-        "choose_scored", (count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n),
+        "choose_scored", (count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n, scan.chunk),
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.age, pool.clock, pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
         float(scan.softcap or 1.0), float(now), float(far), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],

@@ -28,7 +28,7 @@ OWN = [
         "higher",
         "shared_address",
     ),
-    *("copy16", "copies_end", "copies_wait", "multiply16", "numbers", "both_numbers", "turned", "stream"),
+    *("copy16", "copies_end", "copies_wait", "multiply16", "numbers", "both_numbers", "turned", "stream", "prefetch"),
 ]
 """Functions that the emulator has in place of the GPU's instructions."""
 
