@@ -21,7 +21,7 @@
 # Stages: kl16, kl30 (long-context model), kl8 (small model): every row on three texts. fine16: auto alone, in float32,
 # where rounding adds nothing. audit16: qualities from 0.9 to 0.999 with every case measured. table: what there is, as
 # text. Where they are named: own, auto alone at 16,384 and 30,720 tokens, and with an index of 12.5%, six
-# processes side by side (more than 75 s a row on an H200); ruler, auto beside full, quest and scout (90 s); speed; pack: all files but the
+# processes side by side (90 s a row on an H200); ruler, auto beside full, quest and scout (90 s); speed; pack: all files but the
 # pictures as auto.tar.gz.
 set -uo pipefail
 : "${MODEL:?the long-context model}" "${TEXTS:?a folder of texts}" "${OUT:?a folder for results}"
@@ -114,7 +114,7 @@ one() {
     speed)
         read -ra cases <<<"${CASES:-}"
         timeout --kill-after=10 $((4 * LIMIT)) "$PYTHON" "$(dirname "$0")/auto_speed.py" --layers "${LAYERS:-20}" \
-            --fetched 10,25 --out "$OUT/speed.json" "${cases[@]}" 2>&1 | tee "$OUT/speed.log"
+            --out "$OUT/speed.json" "${cases[@]}" 2>&1 | tee "$OUT/speed.log"
         ;;
     pack) tar --exclude='*.png' --exclude=auto.tar.gz -czf "$OUT/auto.tar.gz" -C "$OUT" . ;;
     table) "$PYTHON" "$(dirname "$0")/auto_table.py" "$OUT" ;;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures decode steps of `auto` beside `scout`'s in the same run, on a machine with a GPU.
 
-    scripts/auto_speed.py [--layers 40] [--fetched 10,40] [--looked-up 160] [--turns 1] [--profile] [--out speed.json]
-        [CASE...]
+    scripts/auto_speed.py [--layers 40] [--fetched 10,18,22] [--looked-up 174,250,204] [--now 1.7] [--turns 1]
+        [--profile] [--out speed.json] [CASE...]
 
 A case is CONTEXTxBATCH, with `:int8` for keys and values in 8 bits in DRAM. Without any: those that
 docs/methods/auto.md speaks of. Fewer layers take less DRAM and less time; the GPU budget shrinks with them. Few layers
@@ -10,8 +10,9 @@ are no measure of all: what a step has once, and the first layers of `scout`, co
 rows of a case are measured so many times, one after the other: a machine's own drift then shows as a spread.
 
 Simulated: random weights, keys and values of Qwen3-14B's shapes; how many tokens a KV head fetches in a step, since the
-floor is set for it, and looks up in its pool, since a kernel puts them in; how much of what `scout` picks changes. With
---profile the kernels of one layer are printed.
+floor is set for it, and looks up in its pool, since a kernel draws them; how much of what `scout` picks changes.
+Without options they are as many as of three texts at 30,720 tokens (results/auto_now_30k: Python source, topics,
+essays). With --profile the kernels of one layer are printed. What is measured is written row by row.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ from coattn.units import parse_bytes
 
 SHAPES, ALL = "qwen3-14b", 40
 CASES = "65536x10 65536x10:int8 8192x53 32768x1 131072x1 1048576x1:int8"
-NOW = 1.4
-"""Times the floor that is waited for: a third of what random keys fetch is then; with 1.8 an eighth."""
+FETCHED, LOOKED_UP = "10.3,17.6,21.7", "174,250,204"
+NOW = 1.7
+"""Times the floor that is waited for: a sixth of what random keys fetch is then, as of texts; with 1.4 a third."""
 BUDGET, WRONG = 2048, 0.05
 LIMITS = {"hbm_gbps": 4250.0, "pcie_gbps": 51.0, "dram_gbps": 130.0}
 """Of an H200 and its host: only the rows' floors hang on them."""
@@ -93,8 +95,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=CASES.split(), metavar="CASE")
     parser.add_argument("--layers", type=int, default=ALL)
-    parser.add_argument("--fetched", default="10,40", help="tokens a KV head fetches in a step, with commas")
-    parser.add_argument("--looked-up", default="160", help="tokens that it looks up in its pool, one for each of those")
+    parser.add_argument("--fetched", default=FETCHED, help="tokens a KV head fetches in a step, with commas")
+    parser.add_argument(
+        "--looked-up", default=LOOKED_UP, help="tokens that it looks up in its pool, one for each of those"
+    )
     parser.add_argument("--now", type=float, default=NOW, help="times the floor that is waited for")
     parser.add_argument("--turns", type=int, default=1, help="times that the rows of a case are measured, in turn")
     parser.add_argument("--gpu-memory", default="48GiB")
@@ -127,6 +131,8 @@ def main() -> None:
             for row in bench.run(rows, 2.0):
                 before = row.ms_per_step if row.method == "scout" else before
                 result["rows"].append(as_dict(row))
+                if given.out is not None:
+                    given.out.write_text(json.dumps(result, indent=2) + "\n")
                 kinds = ("row_entries", "later_entries", "cold_entries")
                 waited, later, cold = (row.notes.get(name, 0) / row.batch for name in kinds)
                 gpu, host = (x / 2**30 for x in (row.gpu_kv_bytes, row.host_kv_bytes))
@@ -139,8 +145,6 @@ def main() -> None:
                 )
         except CoattnError as error:  # one case that does not fit is no reason to lose the others
             print(f"{text}: {error}", flush=True)
-        if given.out is not None:
-            given.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
