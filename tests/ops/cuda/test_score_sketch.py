@@ -32,7 +32,7 @@ def test_compiles(words: int) -> None:
     assert nvrtc.compile_cubin(bounds, {"THREADS": bound_scores.THREADS}, "sm_90")
 
 
-@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("block", [16, 32, 64, 256])
 @pytest.mark.parametrize("n", [512, 32768, 65536, 131072, 262144, 1 << 20])
 @pytest.mark.parametrize("pairs", [2, 8, 80, 424])
 def test_chunks_are_whole_blocks_and_few_rounds(pairs: int, n: int, block: int) -> None:

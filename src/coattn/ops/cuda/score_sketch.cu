@@ -13,7 +13,7 @@
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
 // Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), CHUNK
-// tokens a warp (a multiple of 32, at most 32 blocks), AHEAD pieces of keys on their way, THREADS of a
+// tokens a warp (a multiple of 32, whole blocks, at most 32), AHEAD pieces of keys on their way, THREADS of a
 // program that chooses, EACH tokens of one at a time, FRESH, COLD, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
 
 #include "half.cuh"

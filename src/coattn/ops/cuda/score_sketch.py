@@ -50,12 +50,12 @@ def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
 
 
 def chunk_of(pairs: int, n: int, block: int) -> int:
-    """Tokens that a warp scores, where so many pairs of a sequence and a KV head have so many each."""
+    """Tokens that a warp scores, whole blocks, where so many pairs of a sequence and a KV head have so many each."""
     unit = math.lcm(TILE, block)
     fit = ceil_div(pairs * n, AT_ONCE * unit) * unit
-    if not min(CHUNKS, key=CHUNKS.__getitem__) < fit <= LONGEST:
+    if not min(CHUNKS) < fit <= LONGEST:
         fit = next(chunk for chunk, least in CHUNKS.items() if pairs * n >= least * chunk)
-    return min(fit, 32 * block)
+    return min(ceil_div(fit, unit) * unit, 32 * block)
 
 
 def threads_of(pairs: int, n: int, chunk: int) -> int:
