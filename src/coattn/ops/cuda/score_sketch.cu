@@ -33,6 +33,7 @@ constexpr u32 START = 0x4b400000;
 constexpr float SHIFT = 12582912.f;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float NOTHING = -60000.f;  // the score of a head that is not there
+constexpr u32 NOWHERE = 1 << 15;     // places are less, or there is none
 
 // Which pair of planes, by its lower one, stands in byte b of the operand of thread t: of its first or second half, in
 // turn i.
@@ -303,11 +304,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
                         ? table[row * table_seq + start / BLOCK + lane] * (u32)(block_stride / 4)
                         : 0;
   const uint4* const keys = (const uint4*)(kept + head * head_stride);
-  short* const spots_of = place_of + pool * most + start;
-  const short* const where = spots_of + lane * 8;
+  const short* where = place_of + pool * most + start + lane * 8;
   const u32 size = end - start, to_keys = shared_address(&ring[warp][0][lane]),
             to_spots = shared_address(&spots[warp][0][lane]);
-  auto fetch = [&](u32 stage, u32 at) {
+  auto fetch = [&](u32 stage, u32 at, const short* places_at) {
     if (at < size) {
 #pragma unroll
       for (u32 i = 0; i < COPIES; i += 32) {
@@ -321,64 +321,68 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
         }
         copy16(to_keys + (stage * COPIES + i) * 16, keys + from);
       }
-      if (lane < TILE / 8) copy16(to_spots + stage * (TILE / 8) * 16, where + at);
+      if (lane < TILE / 8) copy16(to_spots + stage * (TILE / 8) * 16, places_at);
     }
     copies_end();
   };
 #pragma unroll
-  for (u32 j = 0; j < AHEAD; ++j) fetch(j, j * TILE);
+  for (u32 j = 0; j < AHEAD; ++j) fetch(j, j * TILE, where + j * TILE);
   const Query query(bq, scales, rest, base, line, lane, softcap);
   const float young = fabsf(above[pool * GROUP]) < 1e30f ? -touch * LOG2E : INFINITY;
   const int step = clock[pool];
-  int* const ages = age + pool * places;
+  const u32 first_age = (u32)pool * places;
   float all[2] = {0.f, 0.f}, out[2] = {0.f, 0.f};
   unsigned short* to = best + pool * most + start + mine;
+  short* spot = place_of + pool * most + start + mine;
   const unsigned short nothing = (unsigned short)halves(NOTHING, NOTHING);
-  u32 stage = 0;
-  for (u32 at = 0; at < size; at += TILE) {
-    copies_wait<AHEAD - 1>();
-    __syncwarp();
-    u32 words[4][OWN];
-    const u32* const own = (const u32*)ring[warp][stage] + lane * OWN;
+  // stages in a row, so that each knows where its tile lies
+  for (u32 first = 0; first < size; first += TILE * AHEAD) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int k = 0; k < OWN; ++k) words[i][k] = own[i * 8 * WORDS + k];
-    const int place = ((const short*)spots[warp][stage])[mine];
-    __syncwarp();
-    fetch(stage, at + TILE * AHEAD);
-    stage = stage + 1 < AHEAD ? stage + 1 : 0;
-    float score[4][2];
-    query.score(words[0], words[1], score);
-    query.score(words[2], words[3], score + 2);
-    if (at + TILE > size) {
-      // past the end
+    for (u32 stage = 0; stage < AHEAD; ++stage) {
+      const u32 at = first + stage * TILE;
+      if (at >= size) break;
+      copies_wait<AHEAD - 1>();
+      __syncwarp();
+      u32 words[4][OWN];
+      const u32* const own = (const u32*)ring[warp][stage] + lane * OWN;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (at + 8 * i + g >= size) score[i][0] = score[i][1] = NOTHING;
-    }
-    // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
-    const bool apart = (u32)place >= COLD;
-    const u32 outside = __ballot_sync(0xffffffff, apart) >> 4 * g;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float one = power(score[i][0]), two = power(score[i][1]);
-      all[0] += one, all[1] += two;
-      if (outside >> i & 1) out[0] += one, out[1] += two;
+        for (int k = 0; k < OWN; ++k) words[i][k] = own[i * 8 * WORDS + k];
+      const u32 place = ((const unsigned short*)spots[warp][stage])[mine];
+      __syncwarp();
+      fetch(stage, at + TILE * AHEAD, where + (stage + AHEAD) * TILE);
+      float score[4][2];
+      query.score(words[0], words[1], score);
+      query.score(words[2], words[3], score + 2);
+      if (at + TILE > size) {
+        // past the end
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (at + 8 * i + g >= size) score[i][0] = score[i][1] = NOTHING;
+      }
+      // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
+      const bool apart = place >= COLD;
+      const u32 outside = __ballot_sync(0xffffffff, apart) >> 4 * g;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float one = power(score[i][0]), two = power(score[i][1]);
+        all[0] += one, all[1] += two;
+        if (outside >> i & 1) out[0] += one, out[1] += two;
+      }
+      // the highest of a token's heads, which four lanes have: each pair of lanes goes on with two of four tokens
+      const u32 lower = halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
+      const u32 upper = halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
+      u32 both = higher(t & 2 ? upper : lower, __shfl_xor_sync(0xffffffff, t & 2 ? lower : upper, 2));
+      both = higher(both, __shfl_xor_sync(0xffffffff, both, 1));
+      const unsigned short highest = both >> 16 * (t & 1);
+      to[stage * TILE] = apart ? highest : nothing;
+      if (place < NOWHERE && from_half(highest) >= young) {
+        age[first_age + place % COLD] = step;
+        if (apart) spot[stage * TILE] = (short)(place % COLD);
+      }
     }
-    // the highest of a token's heads, which four lanes have
-    u32 lower = halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
-    u32 upper = halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
-    lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 1));
-    upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 1));
-    lower = higher(lower, __shfl_xor_sync(0xffffffff, lower, 2));
-    upper = higher(upper, __shfl_xor_sync(0xffffffff, upper, 2));
-    const unsigned short highest = (t & 2 ? upper : lower) >> 16 * (t & 1);
-    *to = apart ? highest : nothing, to += TILE;
-    if (place >= 0 && from_half(highest) >= young) {
-      ages[place % COLD] = step;
-      if (apart) spots_of[at + mine] = (short)(place % COLD);
-    }
+    to += TILE * AHEAD, spot += TILE * AHEAD, where += TILE * AHEAD;
   }
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
