@@ -216,7 +216,8 @@ class Runtime:
             table = group.table
             assert table is not None
             self._put_off = lambda: group.upkeep.after(layer, table)
-            if not (group.upkeep.patient and self._same_place(layer + 1, layer)):
+            patient = group.upkeep.patient and step.tokens > 1
+            if not (patient and self._same_place(layer + 1, layer)):
                 self._catch_up(q.device)
         out = merge_output(states, q)
         if group.audit is not None:

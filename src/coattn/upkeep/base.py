@@ -30,7 +30,7 @@ class Upkeep(Part):
     """Whether `after` has something to do beside what the index does."""
     patient: ClassVar[bool] = False
     """Whether `after` may wait until the next layer attends, and run beside that: what it reads of DRAM slows down
-    products, which share nothing out anew, more than attention."""
+    products, which share nothing out anew, more than attention. Those of one token do: there it does not wait."""
     resumes: ClassVar[bool] = False
     """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
     listens = 0
