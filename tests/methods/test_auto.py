@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -429,3 +430,26 @@ def test_a_pool_takes_what_the_index_leaves(
 def test_bad_parameters(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         compose(METHODS["auto"], **{name: value}).build()
+
+
+@pytest.mark.parametrize("seqs", [1, 2])
+def test_pools_are_renewed_at_once_with_one_sequence_and_in_the_next_layer_with_more(
+    seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(seqs)
+    world.step(*[100] * seqs)
+    group = world.runtime.groups[-1]
+    order: list[tuple[str, int]] = []
+
+    def note(what: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(layer: int, *rest: Any) -> Any:
+            order.append((what, layer))
+            return own(layer, *rest)
+
+        return noted
+
+    monkeypatch.setattr(group.upkeep, "after", note("renewed", group.upkeep.after))
+    monkeypatch.setattr(group.cache, "append", note("appended", group.cache.append))
+    world.step(*[1] * seqs)
+    next_layer = [("renewed", 0), ("appended", 1)]
+    assert order == [("appended", 0), *(next_layer if seqs == 1 else reversed(next_layer)), ("renewed", 1)]
