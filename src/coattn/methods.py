@@ -231,6 +231,13 @@ def find_method(spec: str | Method) -> Method:
         )
     if spec in METHODS:
         return METHODS[spec]
+    known, _, settings = spec.partition(",")
+    if known in METHODS:  # as rows of a table are named
+        apart = " ".join(f"--set {setting}" for setting in settings.split(","))
+        raise MethodError(
+            f"{spec!r} is a method with parameters in one.",
+            f"Give them apart: --method {known} {apart}; in Python as keywords.",
+        )
     raise MethodError(
         f"There is no method {spec!r}.",
         f"Methods: {', '.join(METHODS)}; or a TOML file with a row of your own.",

@@ -62,7 +62,9 @@ def parse_share(text: str | None, name: str) -> float | None:
     except (ValueError, ZeroDivisionError):
         value = 0.0
     if not 0 < value <= 1:
-        raise ConfigError(f"{name} is {text!r}.", "Give a number above 0 and at most 1, such as 1/8 or 0.125.")
+        raise ConfigError(
+            f"{name} is {text!r}, which is no share.", "Give a number above 0 and at most 1, such as 1/8 or 0.125."
+        )
     return value
 
 

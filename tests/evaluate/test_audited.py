@@ -11,6 +11,7 @@ from tests.engine.small import prompt, small
 
 from coattn.audit.audit import Audit, Chosen
 from coattn.audit.measure import Finding
+from coattn.errors import InputError
 from coattn.evaluate.audited import Exhaustive, held_back, redraw, run
 from coattn.evaluate.audited_figure import draw
 from coattn.evaluate.forced import force
@@ -61,6 +62,15 @@ def test_a_row_of_the_table(tmp_path: Path) -> None:
     result |= {"prefill": 80, "starts": [0, 1], "text": {"name": "bytes"}}
     draw(result, tmp_path / "audit.png")
     assert (tmp_path / "audit.png").stat().st_size > 1000
+
+
+def test_nothing_in_dram_is_said_and_few_steps_have_no_interval() -> None:
+    composed = compose(METHODS["auto"], quality=0.7, **PARAMS)
+    with pytest.raises(InputError, match="With 12 tokens nothing lay in DRAM"):
+        run(small().cpu(), windows(1, 12), 10, composed, None)
+    found = run(small().cpu(), windows(1, 83), 80, composed, None)
+    assert found["error_covered"] is None
+    assert found["missed_mass_covered"] is None
 
 
 def test_intervals_of_cases_that_are_all_alike_hold_the_truth() -> None:

@@ -42,6 +42,16 @@ def test_the_shares_of_the_paper(params: dict[str, Any], share: float) -> None:
     assert found["fits_host"]
 
 
+def test_entries_that_are_chosen_may_be_as_many_again() -> None:
+    model = random_model("llama-3-8b", torch.device("meta"), torch.bfloat16)
+    found = plan(model, compose(METHODS["hgca"]), 1, 1 << 17, 64 << 30, 24 << 30)
+    assert found["host_copies_bytes"] == found["host_kv_bytes"]
+    assert found["fits_host"]
+    assert not found["fits_copies"]
+    assert not plan(model, compose(METHODS["cpu"]), 1, 1 << 17, None, None)["host_copies_bytes"]
+    assert "entries chosen there, at most" in coattn("plan", "--method", "hgca", "--context", "4096").stdout
+
+
 def test_four_million_tokens_fit() -> None:
     done = coattn(
         "plan", "--method", "hcattention", "--set", "groups=32", "--set", "code_bits=13", "--set", "host_dtype=int4",

@@ -10,6 +10,7 @@ from rich.table import Table
 from coattn.cli.evaluate import Subject, evaluate, prepare, resumed_options
 from coattn.cli.options import Number, parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.errors import ConfigError
 
 QUALITIES = (0.9, 0.95, 0.98, 0.99, 0.999)
 
@@ -32,6 +33,10 @@ def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: An
     from coattn.methods import METHODS
 
     params = parse_settings(settings)
+    if "quality" in params:
+        raise ConfigError("--set has a quality.", "Give it as --quality; repeat that for several.")
+    if params.get("audit") is False:
+        raise ConfigError("--set turns the audit off, which is what this measures.", "Leave audit out.")
     wanted = {f"{q:g}": compose(METHODS["auto"], **{**params, "quality": q}) for q in sorted(set(qualities))}
     target, subject = writable(options["target"]), prepare(options)
 
@@ -85,22 +90,27 @@ def show(result: dict[str, Any], subject: Subject) -> None:
     for name in names:
         table.add_column(name, justify="right")
     for row in result["rows"]:
-        found, foretold = row["error_95"], row["mass_ratio_covered"]
+        found = row["error_95"]
         table.add_row(
             row["row"],
             f"{row['error_target']:.3g}",
             f"{row['error']:.3g}",
             "" if found is None else f"{found[0]:.3g} to {found[1]:.3g}",
-            f"{row['error_covered']:.1%}",
+            _share(row["error_covered"]),
             f"{row['missed_mass']:.2%}",
-            f"{row['missed_mass_covered']:.1%}",
-            "" if foretold is None else f"{foretold:.1%}",
+            _share(row["missed_mass_covered"]),
+            _share(row["mass_ratio_covered"]),
             f"{row['entries']:,.0f}",
             f"{row['attention_ms']:.1f}",
         )
     out.print(table)
     out.print(
         "held: audits drawn anew whose 95% interval holds the truth; foretold: held-back cases whose missed mass is "
-        "where the estimate says; entries: attended in DRAM per KV head; ms: attention of all layers in a step",
+        "where the estimate says; empty: too few steps to say; entries: attended in DRAM per KV head; ms: attention of "
+        "all layers in a step",
         highlight=False,
     )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

@@ -137,7 +137,8 @@ def show(result: dict[str, Any], subject: Subject) -> None:
     """The table for people."""
     table = Table(title=subject.where())
     for name in ("row", "perplexity", "ratio", "95%", "KL", "95%", "top-1", "attended", "of it in DRAM", "KV on GPU"):
-        table.add_column(name, justify="left" if name == "row" else "right")
+        own = name == "row"  # rows may differ in their last digit alone
+        table.add_column(name, justify="left" if own else "right", overflow="fold" if own else "ellipsis")
     for row in result["rows"]:
         interval = row["ratio_95"]
         gpu, host = row["attended_gpu"], row["attended_host"]

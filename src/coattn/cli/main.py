@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         if said.startswith("Usage: "):  # a group without a command: its help is all there is to say
             click.echo(said, err=True)
         else:
-            said += "" if said.endswith((".", "?)")) else "."
+            said += "" if said.endswith((".", "?", "?)")) else "."
             print_error(ConfigError(said, f"`{where} --help` shows what it takes."))
         sys.exit(2)
     except click.ClickException as error:

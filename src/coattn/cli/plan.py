@@ -90,6 +90,11 @@ def plan(as_json: bool, **options: Any) -> None:
     table.add_row("KV in the GPU tier", format_bytes(found["gpu_kv_bytes"]), f"{found['gpu_share']:.2%}", "")
     table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
     table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))
+    if found["host_copies_bytes"]:
+        more, of = found["host_copies_bytes"], found["full_kv_bytes"]
+        table.add_row(
+            "entries chosen there, at most", format_bytes(more), f"{more / of:.2%}", _word(found["fits_copies"])
+        )
     out.print(table)
     if "devices" in found:
         each = Table("device", "layers", "weights", "KV in the GPU tier", "GPU memory", "fits", title="On each device")
@@ -137,7 +142,8 @@ def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, r
         return {"step": made, "taken": None, "taken_why": None}
     room = max(0, int(SHARE * (gpu - weights)))
     row, why = choose(candidates({}), layers, room, found["batch"], found["context"])
-    return {"step": made, "taken": row.name, "taken_why": why}
+    of = "" if row.name == "full" else f", {SHARE:.0%} of what the weights leave"
+    return {"step": made, "taken": row.name, "taken_why": why + of}
 
 
 def _divide(model: Any, composed: Any, batch: int, context: int, devices: list[str], shares: list[float] | None) -> Any:

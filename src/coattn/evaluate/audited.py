@@ -15,6 +15,7 @@ from torch import Tensor
 from coattn.audit.measure import Case, measure
 from coattn.audit.ratios import Ratios, ratio
 from coattn.audit.tally import Tally
+from coattn.errors import InputError
 from coattn.evaluate.forced import Progress, force
 from coattn.probe import Probe
 from coattn.types import Phase, Selection, Step
@@ -108,6 +109,11 @@ def run(
     force(
         model, windows, prefill, composed.method, score_prefill=False, probes=[probe], progress=progress, **params
     )  # the logits are not needed: attention alone is promised
+    if not probe.found:
+        raise InputError(
+            f"With {windows.shape[1]:,} tokens nothing lay in DRAM, so there is nothing to audit.",
+            "Read more tokens first.",
+        )
     cases, target = probe.cases(), 1 - params["quality"]
     audit = probe.report
     truth = float(cases[..., 0].mean()), float(cases[..., 1].mean())
@@ -136,18 +142,22 @@ def run(
     }
 
 
-def redraw(cases: Tensor, target: float, truth: tuple[float, float]) -> tuple[float, float]:
-    """Of audits drawn anew, one case a step, the share whose 95% interval holds the truth: of error, of missed mass."""
-    draws, inside = random.Random(7), [0, 0]
+def redraw(cases: Tensor, target: float, truth: tuple[float, float]) -> tuple[float | None, float | None]:
+    """Of audits drawn anew, one case a step, the share whose 95% interval holds the truth: of error, of missed mass.
+    None: so few steps have no interval."""
+    draws, inside, known = random.Random(7), [0, 0], [False, False]
     steps = cases.flatten(1, 3).tolist()
     for _ in range(REDRAWN):
         tally = Tally(target)
         for step in steps:
             tally.add(*draws.choice(step))
         error, missed = tally.error_interval(), tally.missed_interval()
-        inside[0] += error is not None and error[0] <= truth[0] <= error[1]
-        inside[1] += missed is not None and missed[0] <= truth[1] <= missed[1]
-    return inside[0] / REDRAWN, inside[1] / REDRAWN
+        for i, (found, true) in enumerate(zip((error, missed), truth, strict=True)):
+            if found is not None:
+                known[i] = True
+                inside[i] += found[0] <= true <= found[1]
+    held = [count / REDRAWN if there else None for count, there in zip(inside, known, strict=True)]
+    return held[0], held[1]
 
 
 def _halves(cases: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,6 +87,7 @@ def plan(
     full = held(layers, compose(METHODS["full"]), batch, context)["gpu"]
     lie = split(model, weights_on_gpu)
     weights, there = lie.gpu_bytes, own["host"] + lie.host_bytes
+    copies = int(own["host"] * composed.params["capacity"]) if composed.method.upkeep == "entries" else 0
     devices = [] if division is None else each_device(model, layers, composed, batch, context, division, gpu)
     fits = None if gpu is None else weights + own["gpu"] <= gpu
     return {
@@ -104,6 +105,8 @@ def plan(
         "gpu_bytes": weights + own["gpu"],
         "fits_gpu": all(row["fits"] for row in devices) if devices and gpu is not None else fits,
         "fits_host": None if host is None else there <= host,
+        "host_copies_bytes": copies,
+        "fits_copies": None if host is None else there + copies <= host,
         **({"devices": devices} if devices else {}),
     }
 

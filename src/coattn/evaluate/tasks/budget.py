@@ -261,12 +261,12 @@ def parse_budgets(text: str) -> list[float]:
     """`6%,12.5%,1/4` -> shares of the KV."""
     found = []
     for word in filter(None, (word.strip() for word in text.split(","))):
-        if word.endswith("%"):
-            try:
-                word = str(float(word[:-1]) / 100)
-            except ValueError:
-                raise ConfigError(f"--budget has {word!r}.", "Write budgets like 6%,12.5%,25%.") from None
-        share = parse_share(word, "--budget")
+        try:
+            share = parse_share(str(float(word[:-1]) / 100) if word.endswith("%") else word, "--budget")
+        except (ValueError, ConfigError):
+            raise ConfigError(
+                f"--budget has {word!r}, which is no share of the KV.", "Write budgets like 6%,12.5%,25%."
+            ) from None
         assert share is not None
         found.append(share)
     if not found:
