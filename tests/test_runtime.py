@@ -331,11 +331,20 @@ def test_layers_on_two_devices_keep_their_caches_with_them(
     world.run(TURNS)
 
 
-@pytest.mark.parametrize(("method", "params", "entries"), [("oracle", {"budget": 10}, 10), ("full", {}, 41)])
+@pytest.mark.parametrize(
+    ("method", "params", "entries"),
+    [
+        ("oracle", {"budget": 10}, 10),
+        ("full", {}, 41),
+        ("streaming", {"sinks": 4, "recent": 99}, 41),
+        ("streaming", {"sinks": 4, "recent": 9}, 13),
+    ],
+)
 def test_what_a_step_attended_to_is_counted_within_its_budget(
     method: str, params: dict[str, Any], entries: int
 ) -> None:
     world = World(method, torch.device("cpu"), params, look_back=None)
-    for _ in world.step((40, 40, 40)):
-        pass
+    for new in ((40, 40, 40), (1, 1, 1)):
+        for _ in world.step(new):
+            pass
     assert world.runtime.attended(Step.of((0, 1, 2), (40,) * 3, (1,) * 3)) == (3 * entries, 0)

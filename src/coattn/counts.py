@@ -119,8 +119,8 @@ def report_of(group: Group, step: Step) -> dict[str, Any]:
     """Of one group; entries attended among it."""
     cache = group.cache
     gpu, host = 0.0, 0
-    for slot, history, seen in zip(step.slots, step.history, step.visible, strict=True):
-        tokens = cache.gpu.stored_tokens(slot, history) + seen - history
+    for slot, seen in zip(step.slots, step.visible, strict=True):
+        tokens = cache.gpu.stored_tokens(slot, seen)  # the step is over: what it saw is stored
         gpu += cache.gpu.entries(slot, tokens) + cache.gpu.pool_entries(slot)
         if cache.host is not None:
             host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block

@@ -83,8 +83,8 @@ class Sketch(Index):
     resumes = True
     by_sequence = True
     help_text = {
-        "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4; unset: a quarter of the head "
-        "size, which is 6.25% of keys and values in 16 bits",
+        "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
+        "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
     }
 
     code_bytes: int | None = None
