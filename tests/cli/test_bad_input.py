@@ -13,7 +13,8 @@ import torch
 from tests.cli.run import Done, coattn
 from tests.hf.families import tiny
 
-from coattn.errors import WorkerError
+from coattn.cli.output import print_error
+from coattn.errors import ConfigError, WorkerError
 
 
 def assert_refused(done: Done, *words: str) -> None:
@@ -100,8 +101,14 @@ def test_a_budget_that_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatc
     elif not amx:
         pytest.skip("with a GPU it is always bfloat16")
     done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")
-    hint = f"Raise gpu_kv to {need}.0 KiB ({need << 10} bytes)"
-    assert_refused(done, f"needs at least {need}.0 KiB", "gpu_kv is 1.0 KiB", hint)
+    hint = f"Raise --gpu-kv to {need}.0 KiB ({need << 10} bytes)"
+    assert_refused(done, f"needs at least {need}.0 KiB", "--gpu-kv is 1.0 KiB", hint)
+
+
+def test_arguments_of_the_library_are_the_options_they_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(ConfigError("max_length is 9, not --gpu-kv.", "Set max_length=8 or less; 'gpu_kv' is a key."))
+    found = "error: --max-length is 9, not --gpu-kv.\nhint: Set --max-length 8 or less; 'gpu_kv' is a key.\n"
+    assert capsys.readouterr().err == found
 
 
 def test_a_window_that_is_larger_than_the_machine(folder: Path) -> None:

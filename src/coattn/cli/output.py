@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,11 +30,19 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, default=str))
 
 
+ARGUMENTS = re.compile(r"(?<![-\w'])(gpu_kv|host_kv|max_length|max_batch|max_new_tokens)\b=?")
+"""Of the library, that the command line has options for."""
+
+
 def print_error(error: CoattnError) -> None:
-    """One sentence and a hint on stderr."""
-    click.echo(f"error: {error}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+    """One sentence and a hint on stderr, in which arguments of the library are the options they came from."""
+    for kind, text in (("error", str(error)), ("hint", error.hint)):
+        if text:
+            click.echo(f"{kind}: {ARGUMENTS.sub(_option, text)}", err=True)
+
+
+def _option(found: re.Match[str]) -> str:
+    return f"--{found[1].replace('_', '-')}" + (" " if found[0].endswith("=") else "")
 
 
 @contextmanager

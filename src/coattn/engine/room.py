@@ -13,7 +13,7 @@ from coattn.types import Tier
 from coattn.units import format_bytes
 
 ONWARD: dict[Tier, str] = {
-    "gpu": "method cpu, whose sequences go on in DRAM",
+    "gpu": "method auto or cpu, whose sequences go on in DRAM",
     "host": "method streaming, which keeps the recent tokens alone",
 }
 """By the tier that is too small: who needs less of it."""
