@@ -112,7 +112,7 @@ def run(
     if not probe.found:
         raise InputError(
             f"With {windows.shape[1]:,} tokens nothing lay in DRAM, so there is nothing to audit.",
-            "Read more tokens first.",
+            "Give a larger --prefill.",
         )
     cases, target = probe.cases(), 1 - params["quality"]
     audit = probe.report
