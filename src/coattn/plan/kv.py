@@ -29,21 +29,22 @@ def held(layers: Sequence[LayerShape], composed: Composed, batch: int, context: 
 
     On a device without memory. What a GPU needs beside it to bring blocks in from DRAM is not counted.
     """
-    return _held(layers, composed, batch, context, Ledger())[0]
+    return _held(layers, composed, batch, context, Ledger())[0][0]
 
 
 def _held(
     layers: Sequence[LayerShape], composed: Composed, batch: int, context: int, ledger: Ledger
-) -> list[dict[Tier, int]]:
-    """Of the ledger, then of its parts."""
+) -> tuple[list[dict[Tier, int]], int]:
+    """Of the ledger, then of its parts; and bytes that the row may want in DRAM beside them."""
     ghosts = [replace(shape, device=torch.device("meta"), mark=None) for shape in layers]
     runtime = Runtime(ghosts, composed, ledger, batch, context)
     slots = tuple(range(batch))
     runtime.begin(Step.of(slots, (0,) * batch, (context,) * batch))
     found = [dict(each.held) for each in (ledger, *ledger.parts)]
+    extra = max(group.cache.spec.host_extra for group in runtime.groups)
     runtime.abort()
     runtime.release()
-    return found
+    return found, int(found[0]["host"] * extra)
 
 
 def layer_kv(layers: Sequence[LayerShape], composed: Composed, batch: int, context: int) -> list[int]:
@@ -83,11 +84,10 @@ def plan(
             "Plan fewer sequences or a shorter context: the bytes grow in proportion.",
         )
     layers = describe_layers(model)
-    own = held(layers, composed, batch, context)
+    (own,), copies = _held(layers, composed, batch, context, Ledger())
     full = held(layers, compose(METHODS["full"]), batch, context)["gpu"]
     lie = split(model, weights_on_gpu)
     weights, there = lie.gpu_bytes, own["host"] + lie.host_bytes
-    copies = int(own["host"] * composed.params["capacity"]) if composed.method.upkeep == "entries" else 0
     devices = [] if division is None else each_device(model, layers, composed, batch, context, division, gpu)
     fits = None if gpu is None else weights + own["gpu"] <= gpu
     return {
@@ -128,7 +128,7 @@ def each_device(
     shapes = [replace(shape, section=section) for shape, section in pairs]
     ledger, names = Ledger(), division.names
     ledger.divide(names, [None] * len(names), [1] * len(names))
-    kv = _held(shapes, composed, batch, context, ledger)[1:]
+    kv = _held(shapes, composed, batch, context, ledger)[0][1:]
     return [
         {
             "device": name,
