@@ -6,7 +6,7 @@
 #
 # MODEL    the long-context model: a GGUF file, or a folder
 # SMOL     the small model, for the stage at 8,192 tokens; default: smollm2
-# TEXTS    a folder with essays.txt and source.txt, 255,000 tokens or more each; the third text is Python's help topics
+# TEXTS    a folder with essays.txt and source.txt (scripts/make_texts.py); the third text is Python's help topics
 # OUT      where results go; a stage that is run again does what is missing
 # CORES    cores that one process gets, three run side by side; default 5
 # LIMIT    seconds that a stage may take, ruler twice as many and speed four times; default 180
