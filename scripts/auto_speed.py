@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures decode steps of `auto` beside `scout`'s in the same run, on a machine with a GPU.
 
-    scripts/auto_speed.py [--layers 40] [--fetched 10,18,22] [--looked-up 174,250,204] [--now 1.7] [--turns 1]
-        [--profile] [--out speed.json] [CASE...]
+    scripts/auto_speed.py [--layers 40] [--fetched 10,18,22] [--looked-up 174,250,204] [--now 1.7] [--code-bytes 32,16]
+        [--turns 1] [--profile] [--out speed.json] [CASE...]
 
 A case is CONTEXTxBATCH, with `:int8` for keys and values in 8 bits in DRAM. Without any: those that
 docs/methods/auto.md speaks of. Fewer layers take less DRAM and less time; the GPU budget shrinks with them. Few layers
@@ -22,7 +22,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,11 @@ LIMITS = {"hbm_gbps": 4250.0, "pcie_gbps": 51.0, "dram_gbps": 130.0}
 """Of an H200 and its host: only the rows' floors hang on them."""
 
 
-def cases(text: str, fetched: list[float], looked_up: list[int], now: float = NOW) -> list[Case]:
-    """`scout`, then `auto` with each number of tokens; the last number looked up counts for those after it."""
+def cases(
+    text: str, fetched: list[float], looked_up: list[int], now: float = NOW, code_bytes: Sequence[int | None] = (None,)
+) -> list[Case]:
+    """`scout`, then `auto` with each number of tokens, and each size of a sketch; the last number looked up counts for
+    those after it."""
     found = re.fullmatch(r"(\d+)x(\d+)(?::(int8))?", text)
     if found is None:
         sys.exit(f"{text!r} is no case: give CONTEXTxBATCH, or CONTEXTxBATCH:int8.")
@@ -58,9 +61,10 @@ def cases(text: str, fetched: list[float], looked_up: list[int], now: float = NO
     more = {"host_dtype": form} if form else {}
     made = [scout(Asked((context,), (batch,), BUDGET, CHANGE, WRONG, more), context, batch)]
     for i, count in enumerate(fetched):
-        params = {**more, "now": now, "far": 1.0}
         driven = {"fetched": count, "late": 1.0, "looked_up": looked_up[min(i, len(looked_up) - 1)]}
-        made.append(Case("auto", batch, context, params, schedule="inline", warm=4, **driven))
+        for size in code_bytes:
+            params = {**more, "now": now, "far": 1.0, **({} if size is None else {"code_bytes": size})}
+            made.append(Case("auto", batch, context, params, schedule="inline", warm=4, **driven))
     return made
 
 
@@ -90,6 +94,10 @@ def profiled(bench: ScoutBench, case: Case, layers: int) -> Iterator[str]:
         yield f"  {begin - events[first][0]:8.1f} {end - begin:7.1f} {name[:60]}"
 
 
+def _size(params: Mapping[str, Any]) -> str:
+    return f",code_bytes={params['code_bytes']}" if "code_bytes" in params else ""
+
+
 def main() -> None:
     """Runs the cases and prints a line for each row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,6 +108,7 @@ def main() -> None:
         "--looked-up", default=LOOKED_UP, help="tokens that it looks up in its pool, one for each of those"
     )
     parser.add_argument("--now", type=float, default=NOW, help="times the floor that is waited for")
+    parser.add_argument("--code-bytes", help="bytes of a key's sketch, with commas; default: the row's own")
     parser.add_argument("--turns", type=int, default=1, help="times that the rows of a case are measured, in turn")
     parser.add_argument("--gpu-memory", default="48GiB")
     parser.add_argument("--steps", type=int, default=40)
@@ -108,7 +117,8 @@ def main() -> None:
     given = parser.parse_args()
     fetched = [float(x) for x in given.fetched.split(",")]
     looked_up = [int(x) for x in given.looked_up.split(",")]
-    wanted = [(text, cases(text, fetched, looked_up, given.now) * given.turns) for text in given.cases]
+    sizes: list[int | None] = [int(x) for x in given.code_bytes.split(",")] if given.code_bytes else [None]
+    wanted = [(text, cases(text, fetched, looked_up, given.now, sizes) * given.turns) for text in given.cases]
     if not torch.cuda.is_available():
         sys.exit("There is no GPU here: these are times of one.")
     random_model.SHAPES["cut"] = {**random_model.SHAPES[SHAPES], "num_hidden_layers": given.layers}
@@ -138,7 +148,8 @@ def main() -> None:
                 gpu, host = (x / 2**30 for x in (row.gpu_kv_bytes, row.host_kv_bytes))
                 took = time.perf_counter() - begun
                 print(
-                    f"{text} {row.method}: {row.ms_per_step:.2f} ms, {before / row.ms_per_step:.3f} of scout; "
+                    f"{text} {row.method}{_size(row.params)}: {row.ms_per_step:.2f} ms, "
+                    f"{before / row.ms_per_step:.3f} of scout; "
                     f"waited for {waited:.1f}, later {later:.1f}, looked up {cold:.1f}; "
                     f"GPU idle {row.gpu_idle or 0:.1%}; KV {gpu:.1f} and {host:.1f} GiB ({took:.0f} s)",
                     flush=True,
