@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 CHARACTERS = 1_400_000
@@ -24,10 +25,11 @@ MADE = {
 
 def essays() -> str:
     """Paul Graham's, as RULER hides needles in them."""
-    found = sorted(Path(sysconfig.get_path("purelib")).glob("long_context_eval/**/PaulGrahamEssays.json"))
-    if not found:
+    package = find_spec("long_context_eval")
+    if package is None or not package.submodule_search_locations:
         raise SystemExit("RULER's essays are not installed: pip install 'coattn[eval]'.")
-    text: str = json.loads(found[0].read_text(encoding="utf-8"))["text"]
+    path = Path(package.submodule_search_locations[0], "data/synthetic/json/PaulGrahamEssays.json")
+    text: str = json.loads(path.read_text(encoding="utf-8"))["text"]
     return text
 
 
