@@ -60,16 +60,13 @@ class Runtime:
         """Whether queries can be predicted at all."""
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
-        self.meanwhile: Callable[[], None] | None = None
-        """Called more often, in every layer of such a step and before and after; may begin or end one that runs at the
-        same time."""
         self.groups: list[Group] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, Group] = {}
         self.reading = Reading(layers, composed.blockwise)
         self.office: PostOffice | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
-        self._side, self._lane = SideStream(), SideStream()
+        self._side, self._mixed = SideStream(), SideStream()
         self._put_off: Callable[[], None] | None = None
         """What a layer does beside the next one's attention."""
         if padding is None:
@@ -135,8 +132,6 @@ class Runtime:
         for probe in self.probes:
             for part in parts:
                 probe.begin(part)
-        if self.meanwhile is not None:
-            self.meanwhile()
 
     def reaches_host(self, step: Step) -> bool:
         """Whether any token of a decode step may be attended in DRAM."""
@@ -168,15 +163,9 @@ class Runtime:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
         step, beside = self.step, self.beside
         assert step is not None, "begin() comes first"
-        if step.phase is not Phase.DECODE:
-            before = self.between if layer else self.meanwhile
-            if before is not None:
-                before()
-            out = self._attend(step, layer, q, k, v, scale)
-            if self.meanwhile is not None:
-                self.meanwhile()
-            return out
         if beside is None:
+            if layer and self.between is not None and step.phase is not Phase.DECODE:
+                self.between()
             return self._attend(step, layer, q, k, v, scale)
         out, n = torch.empty_like(q), step.tokens
 
@@ -184,9 +173,9 @@ class Runtime:
             out[:n] = self._attend(step, layer, q[:n], k[:n], v[:n], scale)
 
         # a decode step waits for memory, a prompt for the cores: on a GPU they run at the same time
-        self._lane.run(q.device, decode)
+        self._mixed.run(q.device, decode)
         out[n:] = self._attend(beside, layer, q[n:], k[n:], v[n:], scale)
-        self._lane.join()
+        self._mixed.join()
         return out
 
     def _attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -287,12 +276,12 @@ class Runtime:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """A decode step of other sequences may run inside this block; the step that has begun goes on after it."""
-        kept = self.step, self.beside, self.between, self.meanwhile
-        self.step = self.beside = self.between = self.meanwhile = None
+        kept = self.step, self.beside, self.between
+        self.step = self.beside = self.between = None
         try:
             yield
         finally:
-            self.step, self.beside, self.between, self.meanwhile = kept
+            self.step, self.beside, self.between = kept
 
     def join_side(self) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
@@ -326,8 +315,6 @@ class Runtime:
             for probe in self.probes:
                 probe.commit(part)
         self.step = self.beside = None
-        if self.meanwhile is not None:
-            self.meanwhile()
 
     def abort(self) -> None:
         """Gives up a step that failed midway: cache, index and upkeep are what their history says."""

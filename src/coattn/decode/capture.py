@@ -57,8 +57,6 @@ class GraphRunner:
         self.slots, self.session, self.runtime = slots, session, runtime
         self.eager = EagerRunner(session, runtime, slots)
         self.sizes = sizes or capture_sizes(slots)
-        self.forgot = False
-        """Whether memory was given back that steps on the current stream may still write to."""
         self.always_host = False
         """For benchmarks: hand over to the CPU also when nothing lies in DRAM."""
         self.fusion = Fusion(session)
@@ -107,7 +105,6 @@ class GraphRunner:
         return self.eager.busy()
 
     def forget(self, slot: int, length: int) -> None:
-        self.forgot = True
         self.eager.forget(slot, length)
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
@@ -130,39 +127,17 @@ class GraphRunner:
         self.best = self._best[: len(slots)].tolist()
         return captured.logits[: len(slots)]
 
-    def launch(self, captured: CapturedStep, tokens: Sequence[int], history: Sequence[int]) -> int:
-        """A step that the runtime has begun, on the current stream, without the CPU; the host goes on at once.
-
-        -> when it was, for `landed`, which comes after the step is over.
-        """
-        self._write_inputs(tokens, history)
-        begin = time.monotonic_ns()
-        replay(captured.legs)
-        return begin
-
-    def landed(self, captured: CapturedStep, step: Step, begin: int) -> Tensor:
-        """The logits of a step that was launched and is over."""
-        self._last = (begin, time.monotonic_ns(), step, False)
-        for group in self.runtime.groups:
-            group.replayed = True
-        self.best = self._best[: step.seqs].tolist()
-        return captured.logits[: step.seqs]
-
-    def capture(self, rows: int, host: bool, apart: Any = None) -> CapturedStep:
+    def capture(self, rows: int, host: bool) -> CapturedStep:
         """Captures a step. It runs once for real before, over tables that hold padding rows alone: what a step leaves
-        behind for the next one must not be left twice.
-
-        apart: a stream in place of the runner's own, of a runner on one device; the caller keeps what is captured.
-        """
+        behind for the next one must not be left twice."""
         start = time.perf_counter()
         empty = Step(Phase.DECODE, (), (), ())
         for group in self.runtime.groups:
             group.cache.plan(empty)
         self._write_inputs((), ())
-        streams = self._streams if apart is None else [apart]
-        legs = [Leg(*pair) for pair in zip(self.devices, streams, strict=True)]
+        legs = [Leg(*pair) for pair in zip(self.devices, self._streams, strict=True)]
         capture = LegCapture(legs, self.session.borders, self._pools)
-        stream = streams[0]
+        stream = self._streams[0]
         with self.runtime.capturing(rows, host), self.fusion.active(), torch.no_grad():
             stream.wait_stream(torch.cuda.current_stream(self.devices[0]))
             with torch.cuda.stream(stream), capture.rehearsing():
@@ -171,9 +146,7 @@ class GraphRunner:
             self._synchronize()
             with capture.capturing(self._leave, self._arrive):
                 logits = self._forward(rows)
-        made = CapturedStep(legs, logits, time.perf_counter() - start)
-        if apart is None:
-            self._captured[rows, host] = made
+        made = self._captured[rows, host] = CapturedStep(legs, logits, time.perf_counter() - start)
         log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * host, made.seconds)
         return made
 

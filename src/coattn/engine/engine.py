@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import Tensor
-
 from coattn.decode.runner import Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.between import Between
@@ -25,7 +23,7 @@ from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.work import Decode, Forward, Mixed, Refuse, Settle
+from coattn.engine.work import Decode, Forward, Mixed, Refuse
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
 
@@ -134,11 +132,7 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
-                work = self.scheduler.next(beside=True) if self.between.pending else None
-                if not self.between.goes_on(work):
-                    self.between.collect()
-                    work = self.scheduler.next()
-                assert not isinstance(work, Settle), "no step runs beside"
+                work = self.scheduler.next()
                 if work is None:
                     return False
                 if isinstance(work, Refuse):
@@ -154,7 +148,6 @@ class Engine:
     def paused(self) -> Iterator[None]:
         """No step runs inside this block; waits for the one that does."""
         with self._lock:
-            self.between.collect()
             yield
 
     def close(self) -> None:
@@ -167,42 +160,32 @@ class Engine:
                     rest.callback(close)
                 rest.callback(self.runner.close)
                 self._drop_everything()
-                self.between.lane = None  # with what it has captured
 
-    def decode_inside(self, requests: tuple[Request, ...], begun: Callable[[], Tensor] | None = None) -> None:
+    def decode_inside(self, requests: tuple[Request, ...]) -> None:
         """See `between.Loop`."""
-        self._do(Decode(requests), inside=True, begun=begun)
+        self._do(Decode(requests), inside=True)
 
-    def step_failed(self, requests: Sequence[Request], error: Exception) -> None:
-        """See `between.Loop`."""
-        self._count_failure()
-        self._fail(self._handles(requests), error)
-
-    def _do(self, work: Forward, inside: bool = False, begun: Callable[[], Tensor] | None = None) -> None:
-        """inside: whether a chunk is being read, whose sequences must stay as they are.
-
-        begun: ends the work and gives its logits, where it has begun already.
-        """
+    def _do(self, work: Forward, inside: bool = False) -> None:
+        """inside: whether a chunk is being read, whose sequences must stay as they are."""
         everyone = [*work.requests, *(chunk.request for chunk in work.chunks)]
         drawing = [*work.requests, *(chunk.request for chunk in work.chunks if chunk.last)]
         watch = self._watch(work)
         try:
-            logits = issue(work, self.runner, self.between, self.counts) if begun is None else begun()
+            logits = issue(work, self.runner, self.between, self.counts)
         except BudgetError as error:
-            if not inside:
-                self.between.collect()
-                if not self.scheduler.preempt():
-                    self._fail(self._handles(everyone), error)
+            if not inside and not self.scheduler.preempt():
+                self._fail(self._handles(everyone), error)
             return
         except Exception as error:
+            self.counts["failed_steps"] += 1
+            self.failed_in_a_row += 1
             if isinstance(work, Mixed):
-                self._count_failure()
                 self._take_apart(work)
             else:
-                self.step_failed(everyone, error)
+                self._fail(self._handles(everyone), error)
             return
         self.failed_in_a_row = 0
-        self.scheduler.done(work, begun is not None)
+        self.scheduler.done(work)
         if logits is None:
             watch(False)
             return
@@ -228,10 +211,6 @@ class Engine:
         if self.reuse is None or self.reuse.cold is None:
             return _unwatched
         return self.reuse.cold.watch([(chunk.request.stored, chunk.end) for chunk in work.chunks])
-
-    def _count_failure(self) -> None:
-        self.counts["failed_steps"] += 1
-        self.failed_in_a_row += 1
 
     def _take_apart(self, work: Mixed) -> None:
         """Whoever is the reason for a failed step fails alone: prompts are read again, each by itself."""
@@ -281,8 +260,6 @@ class Engine:
         arrived, cancelled = self.callers.take()
         for handle in arrived:
             self.scheduler.add(handle.request)
-        if cancelled:
-            self.between.collect()
         # ending one may wait for the device, and whoever submits must not wait with us
         for handle in cancelled:
             if handle.id in self.callers.live:
@@ -290,7 +267,6 @@ class Engine:
 
     def _expire(self) -> None:
         for late in self.callers.late():
-            self.between.collect()
             handle = self.callers.live.get(late)
             if handle is not None:
                 error = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
@@ -301,7 +277,6 @@ class Engine:
 
         error: why, where something failed; else the requests are cancelled.
         """
-        self.between.abandon()
         handles = self.callers.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)

@@ -39,8 +39,6 @@ class Gap:
 
     def late(self, tokens: int) -> bool:
         """Whether a decode step comes before the next layer of a chunk of so many tokens."""
-        if self._pace.beside:
-            return False
         room = self._pace.room()
         return self.spent > 0 and (room is None or self.spent + tokens / self._pace.layers > room)
 
@@ -49,9 +47,9 @@ class Gap:
         self.spent = self.spent - self.passed + tokens
         self.passed = 0.0
 
-    def decode(self, beside: bool) -> None:
-        """A decode step is done. beside: it ran at the same time as a chunk, and says nothing of its time."""
-        now = None if beside else time.perf_counter()
-        if now is not None and self._decoded is not None:
+    def decode(self) -> None:
+        """A decode step is done."""
+        now = time.perf_counter()
+        if self._decoded is not None:
             self._pace.note(self.spent, now - self._decoded)
         self._decoded, self.spent = now, 0.0

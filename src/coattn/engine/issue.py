@@ -25,7 +25,7 @@ def issue(work: Forward, runner: Runner, between: Between, counts: Counter[str])
     chunks = _chunks(work)
     total = sum(len(chunk.tokens) for chunk in chunks)
     counts["prefill_tokens"] += total
-    with between.reading(0 if slots else total, any(chunk.last for chunk in chunks)):
+    with between.reading(0 if slots else total):
         return runner.mix(chunks, slots, tokens, history)
 
 
@@ -44,7 +44,7 @@ def _extend(work: Extend, runner: Runner, between: Between, counts: Counter[str]
     tokens = request.tokens(stored, work.end)
     counts["prefill_steps"] += 1
     counts["prefill_tokens"] += len(tokens)
-    with between.reading(len(tokens), work.last):
+    with between.reading(len(tokens)):
         return runner.extend(request.slot, tokens, stored, work.last)
 
 

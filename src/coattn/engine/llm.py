@@ -176,7 +176,6 @@ class LLM:
                 mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
-            self.engine.between.divide_gpu()
             undo.pop_all()
             for opened in (self.devices.borders, self._weights, folder):
                 if opened is not None:
@@ -289,8 +288,6 @@ class LLM:
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
         warm(self._layers, self.max_length)
-        if self.engine.between.lane is not None:
-            self.engine.between.lane.warm_up(sizes)
         return self.runner.warm_up(sizes)
 
     def trace(self) -> StepTrace | None:

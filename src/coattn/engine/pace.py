@@ -16,9 +16,6 @@ KEPT = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""
 SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
 """Chunks that decode steps run between the layers of, and about how fast tokens are in them: for tiles."""
-ENOUGH = 3
-"""Sequences that decode, from which on steps run beside chunks of several prompts: a step reads all weights, however
-few it is for."""
 RENEW = 32
 """Decode steps after which one runs without reading before it, so that its own time stays known."""
 
@@ -38,10 +35,6 @@ class Pace:
         """Whether several prompts are read or wait to be: set by who knows."""
         self.tile = 1
         """Where a prompt is cut, it is after a multiple of so many tokens, if chunks are larger than that."""
-        self.lane = False
-        """Whether decode steps can run at the same time as a chunk, each on a part of the GPU."""
-        self.decoding, self.enough = 0, ENOUGH
-        """How many sequences decode, set by who knows; and how many must, for steps beside several prompts."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
         self._alone: deque[float] = deque(maxlen=KEPT)
@@ -57,8 +50,6 @@ class Pace:
             return self.most
         if self.layers == 1 and self.unsure:
             return 0
-        if self.beside:
-            return self.most
         room = self.room()
         if room is None:
             return self.most if self.layers > 1 else min(FIRST, self.most)
@@ -66,12 +57,6 @@ class Pace:
         if fits:
             return max(fits, key=lambda size: SIZES[size] * self._used(size, room))
         return min(self.most, _round(max(self.least, int(min(room * self.layers, self.most)))))
-
-    @property
-    def beside(self) -> bool:
-        """Whether decode steps run at the same time as the next chunk. Where a time was promised they run in turns with
-        its layers, which keeps it closely. Of several prompts, each has the whole GPU while few sequences decode."""
-        return self.lane and self.target_s is None and (not self.crowded or self.decoding >= self.enough)
 
     def _used(self, size: int, room: float) -> float:
         """Tokens of a layer that are read between two decode steps, as whole layers of chunks of a size."""

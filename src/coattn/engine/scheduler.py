@@ -12,7 +12,7 @@ from coattn.engine.readers import Readers
 from coattn.engine.request import Request
 from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
-from coattn.engine.work import Decode, Extend, Forward, Mixed, Refuse, Settle, Work
+from coattn.engine.work import Decode, Extend, Forward, Mixed, Refuse, Work
 
 HEADROOM = 64
 """Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
@@ -55,23 +55,21 @@ class Scheduler:
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_rank)
 
-    def next(self, beside: bool = False) -> Work | None:
-        """The next thing to do; None when nobody is here. beside: a decode step has begun and has not ended."""
+    def next(self) -> Work | None:
+        """The next thing to do; None when nobody is here."""
         self._admit()
         while self.running:
             work = self._choose()
             excess = self.room.excess(_growth(work))
             if excess is None:
                 return work
-            if beside:
-                return Settle()
             if not self.preempt():
                 return Refuse(self.running[0], self.room.too_small(self.running[0], excess))
         self.gap.stop()
         return None
 
-    def done(self, work: Forward, beside: bool = False) -> None:
-        """The tokens of `work` are stored. beside: it ran at the same time as a chunk, and says nothing of its time."""
+    def done(self, work: Forward) -> None:
+        """The tokens of `work` are stored."""
         if work.chunks:
             self.gap.read(sum(chunk.size for chunk in work.chunks))
         for chunk in work.chunks:
@@ -79,7 +77,7 @@ class Scheduler:
             if self.reuse is not None:
                 self.reuse.note(chunk.request, start)
         if work.requests:
-            self.gap.decode(beside)
+            self.gap.decode()
         for request in work.requests:
             request.stored += 1
 
@@ -168,7 +166,7 @@ class Scheduler:
         """What comes next of prompts, with a token for those that decode where steps are mixed; None: they come
         first."""
         between = self.pace.layers > 1  # decode steps run between the layers of chunks
-        self.pace.crowded, self.pace.decoding = len(readers) > 1 or bool(self.waiting), len(decoding)
+        self.pace.crowded = len(readers) > 1 or bool(self.waiting)
         budget = self.pace.budget(bool(decoding))
         apart = next((request for request in readers if request.alone or _is_known(request)), None)
         if self.mixes and budget and apart is None:

@@ -62,14 +62,9 @@ class Refuse:
     error: BudgetError
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Somebody has to give way: the step that runs beside must end first."""
-
-
 Forward = Extend | Decode | Mixed
 """Work that is one forward call."""
-Work = Forward | Refuse | Settle
+Work = Forward | Refuse
 
 
 def rows(requests: Sequence[Request]) -> tuple[list[int], list[int], list[int]]:

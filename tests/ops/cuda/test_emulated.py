@@ -37,7 +37,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     from coattn.ops.cuda import attend_pool
 
     monkeypatch.setattr(attend_pool, "module", module)
-    monkeypatch.setattr(attend_pool, "part", lambda: 4)
+    monkeypatch.setattr(attend_pool, "_processors", lambda _device: 4)
 
 
 class World:

@@ -56,7 +56,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
         attend._attend,
         {"GROUP": 4, "GROUP_PAD": 16, "BLOCK": 32, "ROWS": 64, "D": 128, "D_PAD": 128, "CAP": True, "STAMP": True}
-        | {"PRECISION": "tf32", "SCORES": True, "FOLLOW": True, "VALUES": 32 * 128, "EVICT": "evict_first"},
+        | {"PRECISION": "tf32", "SCORES": True, "FOLLOW": True, "VALUES": 32 * 128},
     ),
     (
         average._average,

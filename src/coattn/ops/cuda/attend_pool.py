@@ -11,7 +11,6 @@ from coattn.ops.attend_pool import has_form
 from coattn.ops.attend_scored import Chosen
 from coattn.ops.cuda.nvrtc import Int64, Module, available, module
 from coattn.ops.token_pool import COLD, PIECES, TokenPool
-from coattn.ops.triton.launch import part
 from coattn.quantise.rows import TILE
 from coattn.state import Split
 from coattn.types import BlockList, LayerShape
@@ -53,6 +52,10 @@ def _module(q: Tensor, blocks: Tensor, softcap: float | None) -> Module:
     return module("attend_pool.cu", tuple(form.items()), q.device)
 
 
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def attend_near(
     q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Callable[[], Split]]:
@@ -60,8 +63,7 @@ def attend_near(
     rows = pool.packed
     assert rows is not None
     (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
-    processors = part() or torch.cuda.get_device_properties(q.device).multi_processor_count
-    splits = splits_of(seqs * kv_heads, min(rows.hot, rows.places), processors * RESIDENT)
+    splits = splits_of(seqs * kv_heads, min(rows.hot, rows.places), _processors(q.device) * RESIDENT)
     near = -(-picked.longest // WINDOW)
     pieces = near + splits
     out = torch.empty(seqs, pieces, q_heads, d, dtype=torch.float32, device=q.device)

@@ -10,30 +10,22 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from coattn.ops.triton.launch import options, part
+from coattn.ops.triton.launch import options
 from coattn.ops.triton.softcap import capped
 from coattn.state import Split
 from coattn.types import BlockList
 
 
 class Tile(NamedTuple):
-    """Keys per iteration, warps that work on them, and the compiler's stages: from five on, the next keys are on their
+    """Warps that work on the keys of an iteration, and the compiler's stages: from five on, the next keys are on their
     way meanwhile."""
 
-    rows: int
     warps: int
     stages: int
 
 
 ROWS = 64
 """Keys per iteration."""
-ON_PART, RESIDENT = Tile(128, 4, 3), 3
-"""On a part of the GPU, where each multiprocessor has to read more at a time, and so many programs on one at a time:
-8 sequences of 16,384 tokens on 28 multiprocessors at 53.5 GB/s each; 47.1 with 64 keys and 4 warps, 51.6 with 2."""
-EVICT_ON_PART = "evict_first"
-"""Keys and values are read once in a step: beside a prompt, what its kernels share should stay in the L2 cache."""
-ROUNDS = 8
-"""Rounds of programs on a part, at most. Sequences of several lengths want many, and the last round should be full."""
 PROGRAMS = 528
 """Programs wanted: four for each multiprocessor of a large GPU; half as many where sequences are MANY."""
 MANY = 256
@@ -52,7 +44,7 @@ def _attend(
     splits, q_heads, scores_seq, scores_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, STAMP: tl.constexpr,
-    SCORES: tl.constexpr, FOLLOW: tl.constexpr, VALUES: tl.constexpr, EVICT: tl.constexpr,
+    SCORES: tl.constexpr, FOLLOW: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -86,8 +78,8 @@ def _attend(
         at = ids[:, None] * block_stride + (token % BLOCK)[:, None] * D + d[None, :]
         # rows that are not seen are read as zero: 0 * nan would be nan
         wanted = seen[:, None] & in_head[None, :]
-        k = tl.load(blocks_ptr + at, mask=wanted, other=0.0, eviction_policy=EVICT)
-        v = tl.load(blocks_ptr + at + VALUES, mask=wanted, other=0.0, eviction_policy=EVICT)
+        k = tl.load(blocks_ptr + at, mask=wanted, other=0.0)
+        v = tl.load(blocks_ptr + at + VALUES, mask=wanted, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:
             scores = capped(scores, softcap)
@@ -126,24 +118,16 @@ def refuses(q: Tensor, blocks: Tensor) -> str | None:
 
 def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
     """How many pieces each sequence's keys are cut into."""
-    pairs, few = seqs * kv_heads, part()
-    most = max(1, min(-(-longest // (2 * ROWS)), 64))
-    if few is None:
-        return min(-(-(PROGRAMS if pairs < MANY else PROGRAMS // 2) // pairs), most)
-    slots = few * RESIDENT
-    counts = range(1, min(most, max(1, ROUNDS * slots // pairs)) + 1)
-    # the largest share of slots that work in all rounds; of equals, the fewest pieces
-    return max(counts, key=lambda count: pairs * count / (-(-pairs * count // slots) * slots))
+    pairs = seqs * kv_heads
+    wanted = -(-(PROGRAMS if pairs < MANY else PROGRAMS // 2) // pairs)
+    return min(wanted, max(1, min(-(-longest // (2 * ROWS)), 64)))
 
 
 def tile_of(pairs: int, blocks: Tensor) -> Tile:
     """What was fastest on an H200, as far as shared memory goes."""
-    if part() is not None:
-        rows, warps, stages = ON_PART
-    else:
-        rows, (warps, stages) = ROWS, (2, 4) if pairs <= 16 else (4, 3) if pairs < MANY else (2, 3)
-    size = 2 * rows * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
-    return Tile(rows, warps, min(stages, max(2, SHARED // size + 1)))
+    warps, stages = (2, 4) if pairs <= 16 else (4, 3) if pairs < MANY else (2, 3)
+    size = 2 * ROWS * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
+    return Tile(warps, min(stages, max(2, SHARED // size + 1)))
 
 
 def room_for_scores(q: Tensor, picked: BlockList) -> Tensor:
@@ -182,10 +166,10 @@ def attend(
         picked.table.stride(0), picked.table.stride(1) if lists > 1 else 0,
         picked.tokens.stride(0), picked.tokens.stride(1) if lists > 1 else 0,
         splits, q_heads, 0 if scores is None else scores.stride(0), 0 if scores is None else scores.stride(1),
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=tile.rows,
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), BLOCK=block, ROWS=ROWS,
         D=d, D_PAD=max(16, triton.next_power_of_2(d)), CAP=softcap is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAMP=stamp is not None,
-        SCORES=scores is not None, VALUES=blocks.stride(2), EVICT="" if part() is None else EVICT_ON_PART,
+        SCORES=scores is not None, VALUES=blocks.stride(2),
         num_warps=tile.warps, num_stages=tile.stages, **options(seqs),
     )  # fmt: skip
     return Split(out, lse)

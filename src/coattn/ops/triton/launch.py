@@ -9,8 +9,6 @@ them, in which the GPU would read nothing, is gone. Needs a GPU of compute capab
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -21,25 +19,6 @@ from coattn.ops.cuda.nvrtc import available
 MOST_TOKENS = 16
 """Tokens of a step whose kernels follow each other at once."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-_parts: list[int] = []
-"""How many multiprocessors what is captured now will run on, where that is a part of the GPU."""
-
-
-@contextmanager
-def on_part(count: int) -> Iterator[None]:
-    """What is captured inside this block runs on so many multiprocessors."""
-    _parts.append(count)
-    try:
-        yield
-    finally:
-        _parts.pop()
-
-
-def part() -> int | None:
-    """The multiprocessors of the part of the GPU that is captured for; None: all."""
-    return _parts[-1] if _parts else None
 
 
 @cache
