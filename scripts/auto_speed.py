@@ -61,10 +61,10 @@ def cases(
     more = {"host_dtype": form} if form else {}
     made = [scout(Asked((context,), (batch,), BUDGET, CHANGE, WRONG, more), context, batch)]
     for i, count in enumerate(fetched):
-        driven = {"fetched": count, "late": 1.0, "looked_up": looked_up[min(i, len(looked_up) - 1)]}
+        driven = {"fetched": count, "looked_up": looked_up[min(i, len(looked_up) - 1)]}
         for size in code_bytes:
             params = {**more, "now": now, "far": 1.0, **({} if size is None else {"code_bytes": size})}
-            made.append(Case("auto", batch, context, params, schedule="inline", warm=4, **driven))
+            made.append(Case("auto", batch, context, params, warm=4, **driven))
     return made
 
 
@@ -76,7 +76,7 @@ def profiled(bench: ScoutBench, case: Case, layers: int) -> Iterator[str]:
     with reusing(size + (1 << 30), bench.device), bench.prepared(case) as ready:
         ready.step()
         if case.fetched is not None:
-            drive_floor(ready.runtime, ready.stepped, case.fetched, case.late)
+            drive_floor(ready.runtime, ready.stepped, case.fetched)
         for _ in range(6):
             ready.step()
         with profile(activities=[ProfilerActivity.CUDA]) as found:

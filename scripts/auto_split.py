@@ -34,8 +34,6 @@ from coattn.hf import random_model
 from coattn.ops.triton import attend_scored, token_pool
 from coattn.provenance import provenance
 
-NOWHERE = 1 << 20
-"""No model has so many layers."""
 FETCHING: list[tuple[Any, str]] = [(attend_scored, "_fetch"), (token_pool, "_bring")]
 """The kernels that fetch rows."""
 ROW = """[method.auto_both]
@@ -44,7 +42,6 @@ index = "sketch"
 select = "weight_floor"
 place = "both"
 upkeep = "fit"
-schedule = "fetch_ahead"
 """
 
 
@@ -118,8 +115,8 @@ class Split:
         )
         for place, method, params in places:
             case = Case(
-                method, self.options.batch, self.options.context, {"fetch_from": NOWHERE, **params},
-                fetched=self.options.late, late=1.0,
+                method, self.options.batch, self.options.context, params,
+                fetched=self.options.late,
             )  # fmt: skip
             with self.bench.prepared(case) as ready:
                 yield from self._place(place, ready)
@@ -129,7 +126,7 @@ class Split:
         ready.step()
         rules: list[Any] = [group.select for group in ready.runtime.groups]
         if self.floor is None:
-            drive_floor(ready.runtime, ready.stepped, self.options.late, 1.0)
+            drive_floor(ready.runtime, ready.stepped, self.options.late)
             self.floor = rules[0].floors._written[0]
         for rule in rules:
             rule.floors.write([self.floor] * rule.cache.spec.seqs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.index.base import Index
-from coattn.types import LayerShape, Selection, Step, nothing_to_wait_for
+from coattn.types import LayerShape, Selection, Step
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,6 @@ class Call:
     """Of a decode step; None: the step has many tokens a sequence."""
     on_side: bool = False
     """Whether the caller is already on a side stream."""
-    to_fetch: bool = False
-    """Whether what is picked is only to be fetched: the layer's own query picks again."""
-    listed: Callable[[], None] = nothing_to_wait_for
-    """Of such a call: called when the books of GPU memory say what comes, which has not come yet."""
-    arrived: Callable[[], None] = nothing_to_wait_for
-    """Of any other in a decode step: makes what follows wait for what comes, before GPU memory is attended."""
 
     @property
     def visible(self) -> Selection:

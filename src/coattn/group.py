@@ -115,9 +115,7 @@ class Group:
 
     def unmixed(self) -> str | None:
         """The part that is the reason why a decode step cannot take chunks of prompts along, and why."""
-        # a schedule whose layers pick again can do without predictions
-        predicts = not self.schedule.picks_again
-        if predicts and any(self.schedule.predicts(layer) for layer in self.cache.spec.layers):
+        if any(self.schedule.predicts(layer) for layer in self.cache.spec.layers):
             return f"schedule {self.schedule.name!r}: queries are predicted for decode steps by themselves"
         if self.place.asynchronous and self.cache.host is not None and self.cache.spec.device.type == "cuda":
             return f"place {self.place.name!r}: what the CPU does is faster in a captured step"
@@ -150,7 +148,7 @@ class Group:
         if memory.device.type == "cuda" and host:
             if self.mailboxes is None:
                 pulls = "host" in self.place.runs and not self.place.asynchronous
-                self.mailboxes = office().open(self.cache, pulls, self.schedule.picks_again)
+                self.mailboxes = office().open(self.cache, pulls)
             hand = self.mailboxes
         self.table = StepTable(memory, rows, self.cache.block, host, hand)
 

@@ -160,7 +160,6 @@ METHODS: dict[str, Method] = {
             index="sketch",
             select="weight_floor",
             place="pull",
-            schedule="fetch_ahead",
             upkeep="fit",
             summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
             "query; the GPU fetches those, the mean stands in for the rest.",

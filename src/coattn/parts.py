@@ -16,7 +16,6 @@ from coattn.index.prompt_codes import PromptCodes
 from coattn.index.sketch import Sketch
 from coattn.index.weights import LastWeights, Sums
 from coattn.part import Part
-from coattn.schedule.fetch_ahead import FetchAhead
 from coattn.schedule.inline import Inline
 from coattn.schedule.layer_ahead import LayerAhead
 from coattn.schedule.same_layer import SameLayer
@@ -74,7 +73,6 @@ _ALL: tuple[type[Part], ...] = (
     Inline,
     SameLayer,
     LayerAhead,
-    FetchAhead,
     NoUpkeep,
     Recall,
     Entries,

@@ -56,8 +56,6 @@ class Runtime:
         self.step: Step | None = None
         self.beside: Step | None = None
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
-        self.predicting = True
-        """Whether queries can be predicted at all."""
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.groups: list[Group] = []
@@ -193,10 +191,10 @@ class Runtime:
         """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
         group = self._by_layer[layer]
         group.cache.append(layer, k, v, step)
-        call = self._begin(group, self._call(group, layer, q, scale, step))
+        call = self._call(group, layer, q, scale, step)
+        group.schedule.begin(call)
         self._catch_up(q.device)
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
-        call.arrived()  # if the rule had nothing to attend to
         states = group.schedule.run(call, selection)
         selection.ready()
         for probe in self.probes:
@@ -226,10 +224,6 @@ class Runtime:
         if work is not None:
             self._side.run(device, work)
 
-    def _begin(self, group: Group, call: Call) -> Call:
-        arrived = group.schedule.begin(call)
-        return call if arrived is None else replace(call, arrived=arrived)
-
     def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
         table = call.table
         assert table is not None
@@ -237,8 +231,8 @@ class Runtime:
 
     def predicts(self, layer: int) -> bool:
         """Whether the running step would make use of a layer's query before the layer's turn."""
-        group, alone = self._by_layer[layer], self.beside is None and self.predicting
-        decoding = alone and self.step is not None and self.step.phase is Phase.DECODE
+        group = self._by_layer[layer]
+        decoding = self.beside is None and self.step is not None and self.step.phase is Phase.DECODE
         wanted = decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
         return wanted and not self.begins_section(layer)
 
@@ -263,11 +257,8 @@ class Runtime:
         """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
         assert self.step is not None, "begin() comes first"
         group = self._by_layer[layer]
-        again = group.schedule.picks_again
-        call = replace(self._call(group, layer, q, scale, self.step), on_side=True, to_fetch=again)
-        selection = group.select.pick(call)
-        if not again:
-            group.predicted[layer] = selection
+        call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
+        selection = group.predicted[layer] = group.select.pick(call)
         group.schedule.predict(call, selection)
 
     def _call(self, group: Group, layer: int, q: Tensor, scale: float, step: Step) -> Call:

@@ -226,8 +226,7 @@ class ScoredWork:
     An entry that one query head of a group wants is attended by all of them. Tensors on the query's device.
 
     table: `[seqs, blocks]` int32 host block ids; tokens: `[seqs]` int32, entries to choose from.
-    scores: `[seqs, kv_heads, group, n]` float32, or what they can be made of; bound: `[seqs, q_heads]` float32. Of a
-    predicted query's `Scan`, bound is `[seqs]`: how far above the scan's base a score has to be.
+    scores: `[seqs, kv_heads, group, n]` float32, or what they can be made of; bound: `[seqs, q_heads]` float32.
     mean: `[seqs, q_heads, d]` float32: the value that all others count as, under their scores.
     pool: entries that lie in GPU memory as well, which are attended there; `seq` `[seqs]` int32 says whose they are.
     """

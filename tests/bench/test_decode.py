@@ -145,11 +145,10 @@ def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said
 def test_auto_is_driven_to_fetch_so_many_tokens(more: dict[str, Any]) -> None:
     model = random_model("tiny", torch.device("cpu"), torch.float32)
     limits = {"hbm_gbps": None, "pcie_gbps": None, "dram_gbps": 10.0}
-    params = {"pool_share": 0.1, "window_blocks": 2, "fetch_from": 1, **more}
-    case = Case("auto", 2, 1400, params, fetched=40, late=1.0)
+    params = {"pool_share": 0.1, "window_blocks": 2, **more}
+    case = Case("auto", 2, 1400, params, fetched=40)
     (row,) = Bench(model, "tiny", limits, None, 6).run([case], 0.1)
     assert 20 <= row.notes["row_entries"] / 2 <= 60
-    assert "ahead_entries" not in row.notes  # all of it late
     assert any("about 40 tokens fetched" in said for said in row.simulated)
     assert row.settings["audit"] is False
 

@@ -43,8 +43,6 @@ class World:
         self.q: list[Tensor] = []
         self.looked_up = 0
         """Wanted entries that lay cold in pools, of all calls of `slow`."""
-        self.wrong = 0.0
-        """How far predicted queries are off."""
         self.odd: tuple[int, ...] = ()
         """Tokens whose keys are far from all others."""
         self.rounded = params.get("host_dtype") == "int8"
@@ -59,11 +57,6 @@ class World:
         found, self.q = [], []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
-            if self.runtime.predicts(layer):
-                noise = torch.randn(q.shape, generator=self.draws)
-                with self.runtime.side_stream(layer, q):
-                    self.runtime.predict(layer, q + self.wrong * noise, SCALE)
-                self.pools[layer] = deepcopy(self.sketch.pools[layer])
             for slot, (start, end) in enumerate(step.spans):
                 for token in self.odd:
                     if self.lengths[slot] <= token < step.lengths[slot]:
@@ -225,34 +218,10 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     world.check_books()
 
 
-@pytest.mark.parametrize("pool_dtype", ["model", "int8"])
-def test_what_a_predicted_query_wants_is_there_before_its_turn(pool_dtype: str) -> None:
-    taken = {}
-    for wrong in (0.0, 0.5, None):
-        own = {"quality": 0.75, "code_bytes": 4, "pool_share": 0.3, "pool_dtype": pool_dtype}
-        world = World(**own, now=1.0, lead=1.0, fetch_from=1 if wrong is not None else 9)
-        world.wrong = wrong or 0.0
-        world.step(150, 90)
-        late = ahead = 0.0
-        for _ in range(12):
-            got = world.step(1, 1)
-            said = world.runtime.report(Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1)))
-            late, ahead = late + said["row_entries"], ahead + said.get("ahead_entries", 0.0)
-        # whatever was predicted: the layer's own query decides
-        for slot in range(2):
-            want, _ = world.slow(slot, 1, (0.25 / 2) ** 2)
-            torch.testing.assert_close(got[1][slot], want, atol=1e-5, rtol=1e-4)
-        world.check_books()
-        taken[wrong] = late, ahead
-    assert taken[None][1] == 0
-    assert 0 < taken[0.0][0] < taken[0.5][0] < taken[None][0], taken
-    assert taken[0.0][1] > 0
-
-
 def test_what_is_wanted_for_later_comes_into_the_pool() -> None:
     came = []
     for far in (1.0, 2.0, 4.0):
-        world, later = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, far=far, fetch_from=9), 0.0
+        world, later = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, far=far), 0.0
         world.step(150, 90)
         for _ in range(12):
             world.step(1, 1)

@@ -58,8 +58,6 @@ class Case:
     """Steps before any is timed."""
     fetched: float | None = None
     """Tokens that a KV head fetches in a step, under methods that fetch single ones; None: as random weights do."""
-    late: float = 0.15
-    """Share of these that was not fetched ahead, under methods that do so."""
     looked_up: int = 0
     """Tokens of a pool in 8 bits that a KV head looks up in a step beside those, on a GPU; 0: as random weights do."""
 
@@ -177,7 +175,7 @@ class Bench:
             ready.step()
             first_s = time.perf_counter() - start
             if case.fetched is not None:
-                drive_floor(ready.runtime, ready.stepped, case.fetched, case.late)
+                drive_floor(ready.runtime, ready.stepped, case.fetched)
             for _ in range(case.warm):
                 ready.step()
             before = _notes(ready)
@@ -204,7 +202,7 @@ class Bench:
         params = dict(case.params)
         if case.fetched is not None:
             params["audit"] = False  # which would move the floors
-            params.setdefault("now", 1.0)  # late are as many as was asked for, and none come for later
+            params.setdefault("now", 1.0)  # none come for later steps
         if case.kept and "cap" in compose(method).params:
             shape = _layers(self.model)[0]
             share = statistics.fmean(case.kept)
@@ -304,7 +302,7 @@ class Bench:
                 **({"handover": True} if case.handover else {}),
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
-                **({"fetched": case.fetched, "late": case.late} if case.fetched is not None else {}),
+                **({"fetched": case.fetched} if case.fetched is not None else {}),
                 **({"looked_up": case.looked_up} if case.looked_up else {}),
                 **({} if self.borders is None else {"devices": list(self.borders.division.names)}),
             },
@@ -349,7 +347,7 @@ def simulated(case: Case, exact: bool) -> list[str]:
     if case.kept:
         found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
     elif case.fetched is not None:
-        found.append(f"driven choices: about {case.fetched:g} tokens fetched a step and KV head, {case.late:.0%} late")
+        found.append(f"driven choices: about {case.fetched:g} tokens fetched a step and KV head")
         if case.looked_up:
             found.append(f"about {case.looked_up} tokens of its pool looked up")
     elif case.drift is not None:

@@ -62,43 +62,21 @@ def preset_sketch(group: Group, slots: Sequence[int], length: int) -> None:
     index.fitted.update(dict.fromkeys(slots, length // block))
 
 
-HALVINGS = 14
-ROUNDS = 2
-DRIVEN = 2 * ROUNDS * HALVINGS
-"""Steps of `drive_floor` at most."""
+DRIVEN = 14
+"""Steps of `drive_floor`."""
 
 
-def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float, late: float) -> None:
-    """Sets the floors so that a KV head fetches about so many tokens in a step, the share `late` of them in its layer's
-    own turn and the others ahead, where the schedule does so. step: one more, captured or not."""
+def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float) -> None:
+    """Sets the floors so that a KV head fetches about so many tokens in a step. step: one more, captured or not."""
     rules = [cast("WeightFloor", group.select) for group in runtime.groups]
-    ahead = any(group.schedule.picks_again for group in runtime.groups)
-
-    def halve(write: Callable[[float], None], kind: tuple[str, ...], wanted: float) -> None:
-        low, high = -30.0, 10.0  # logarithms: the lower the floor, the more is fetched
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            write(math.exp(middle))
-            done = step()
-            found = runtime.report(done)
-            if sum(found.get(name, 0.0) for name in kind) > wanted * done.seqs:
-                low = middle
-            else:
-                high = middle
-
-    def write_floors(value: float) -> None:
+    low, high = -30.0, 10.0  # logarithms: the lower the floor, the more is fetched
+    for _ in range(DRIVEN):
+        middle = (low + high) / 2
         for rule in rules:
-            rule.floors.write([value] * rule.cache.spec.seqs)
-
-    def write_leads(value: float) -> None:
-        for rule in rules:
-            rule.leads.write([value] * rule.cache.spec.seqs)
-
-    write_leads(math.exp(80.0))
-    if not ahead:
-        halve(write_floors, ("row_entries", "later_entries"), fetched)
-        return
-    # each changes what the other finds: what came ahead does not come late
-    for _ in range(ROUNDS):
-        halve(write_floors, ("row_entries", "later_entries"), fetched * late)
-        halve(write_leads, ("ahead_entries",), fetched * (1 - late))
+            rule.floors.write([math.exp(middle)] * rule.cache.spec.seqs)
+        done = step()
+        found = runtime.report(done)
+        if sum(found.get(name, 0.0) for name in ("row_entries", "later_entries")) > fetched * done.seqs:
+            low = middle
+        else:
+            high = middle

@@ -38,13 +38,6 @@ from coattn.units import format_bytes, parse_bytes
     type=Number(0),
     help="Tokens that a KV head fetches in a step, under auto; random weights fetch any number.",
 )
-@click.option(
-    "--late",
-    default=0.15,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="With --fetched: share that was not fetched a layer ahead.",
-)
 @click.option("--kept", help="Shares of DRAM's entries that heads attend to, with commas, under methods that choose.")
 @click.option("--change", type=click.FloatRange(0, 0.9), help="Drive scout's picks: share of blocks new in a step.")
 @click.option(
@@ -145,7 +138,7 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 chooses = bool({"beta", "share", "cap"} & set(known))
                 case = bench_decode.Case(name, batch, context, params, kept if chooses else ())
                 if options["fetched"] is not None and find_method(name).index == "sketch":
-                    case = replace(case, fetched=options["fetched"], late=options["late"])
+                    case = replace(case, fetched=options["fetched"])
                 if options.get("change") is not None and "recall_interval" in known:
                     case = driven(case, options["change"], options["wrong"])
                 cases.append(case)

@@ -150,8 +150,6 @@ class LLM:
             self.composed = wanted.settle(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
-            # a layer's weights may not be there yet when its query would be predicted
-            runtime.predicting = self._weights is None
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)

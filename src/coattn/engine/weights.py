@@ -23,10 +23,9 @@ def check_share(weights_on_gpu: float | None, composed: Composed | None) -> floa
     if weights_on_gpu is None:
         return None
     check_number("weights_on_gpu", weights_on_gpu, 0, 1)
-    if composed is None:  # what is chosen can do without predictions
+    if composed is None:  # what may be chosen predicts no queries
         return weights_on_gpu
-    parts = composed.build()
-    if parts.schedule.predicts(MOST) and not parts.schedule.picks_again:
+    if composed.build().schedule.predicts(MOST):
         raise ConfigError(
             f"weights_on_gpu is given, but method {composed.method.name!r} makes a layer's query one layer ahead, when "
             "its weights may not be on the GPU yet.",

@@ -16,11 +16,10 @@ from coattn.call import Call
 from coattn.execute.base import Executor, State
 from coattn.execute.staging import Filling, Staging
 from coattn.ops.attend import attend
-from coattn.ops.attend_scored import Chosen, Lanes, attend_scored, fetch_ahead
+from coattn.ops.attend_scored import Chosen, Lanes, attend_scored
 from coattn.ops.merge import merge_states
 from coattn.ops.upload import upload
 from coattn.side import FIRST, SideStream
-from coattn.state import AttnState
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
 from coattn.units import ceil_div
 
@@ -59,8 +58,6 @@ class Pull(Executor):
     staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
-    _ahead: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer `[rows, kv_heads]`: how many single entries were fetched before its turn."""
     _taken: dict[int, tuple[Tensor, Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By layer, of the last step: how many `far`, `later` and `cold`, see `Taken`."""
     _lanes: Lanes = field(init=False, repr=False, default_factory=lambda: (SideStream(FIRST), SideStream(FIRST)))
@@ -84,9 +81,6 @@ class Pull(Executor):
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory.listed(call.layer), call.shape.softcap
-            if call.to_fetch:
-                self._ahead[call.layer] = fetch_ahead(memory, work, call.listed)
-                return AttnState.empty(call.q)
             cold = None if self.cold is None else self.cold(work)
             found = attend_scored(call.q, memory, work, call.scale, cap, None, self._lanes, cold)
             self._taken[call.layer] = found.far, found.later, found.cold
@@ -121,22 +115,18 @@ class Pull(Executor):
 
     def report(self, step: Step) -> dict[str, Any]:
         """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads;
-        those that it had fetched before, that come for later steps, and that it looked up in pools."""
+        those that come for later steps, and that it looked up in pools."""
         if not self._taken:
             return {}
         counts = [
             torch.stack([x[: step.seqs].sum() for x in own]).cpu() / own[0].shape[1] for own in self._taken.values()
         ]
         attended, later, cold = (torch.stack(counts).sum(0) / len(counts)).tolist()
-        ahead = sum(float(count[: step.seqs].sum()) / count.shape[1] for count in self._ahead.values()) / max(
-            1, len(self._ahead)
-        )
-        more = {"ahead_entries": ahead, "later_entries": later, "cold_entries": cold}
+        more = {"later_entries": later, "cold_entries": cold}
         return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
 
     def release(self) -> None:
         self._taken.clear()
-        self._ahead.clear()
         if self.staging is not None:
             self.staging.release()
         self._arriving = self._pieces = None

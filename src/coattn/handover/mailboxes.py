@@ -16,7 +16,6 @@ from coattn.handover.mailbox import LayerJob, Mailbox
 from coattn.handover.server import Server
 from coattn.handover.span import Span
 from coattn.handover.sums import SumBox
-from coattn.side import FIRST
 from coattn.types import BlockWork, EntryWork, RowWork
 
 if TYPE_CHECKING:
@@ -34,12 +33,8 @@ class Mailboxes(Hand):
     Of one group of layers; a `PostOffice` has those of all.
     """
 
-    def __init__(self, cache: KVCache, pulls: bool, fetches: bool, server: Server) -> None:
-        """pulls: whether the GPU fetches from DRAM itself, so that there is nobody to ask. fetches: whether queries are
-        predicted in order to fetch."""
-        # small kernels of a query that is predicted to fetch start before those of the step that wait, too: the rows
-        # take most of a layer's time
-        self._priority = FIRST if fetches else 0
+    def __init__(self, cache: KVCache, pulls: bool, server: Server) -> None:
+        """pulls: whether the GPU fetches from DRAM itself, so that there is nobody to ask."""
         self.cache, self.device, self.server = cache, cache.spec.device, server
         self._attend: Mailbox | None = None
         self._sums: SumBox | None = None
@@ -95,7 +90,7 @@ class Mailboxes(Hand):
     @contextmanager
     def side(self, layer: int, hidden: Tensor) -> Iterator[None]:
         if not self._streams:
-            self._streams = [torch.cuda.Stream(self.device, self._priority) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._streams = [torch.cuda.Stream(self.device) for _ in range(2)]  # type: ignore[no-untyped-call]
         stream = self._streams[layer % 2]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         hidden.record_stream(stream)
@@ -141,9 +136,9 @@ class PostOffice:
         self.server = Server()
         self.hands: list[Mailboxes] = []
 
-    def open(self, cache: KVCache, pulls: bool, fetches: bool = False) -> Mailboxes:
+    def open(self, cache: KVCache, pulls: bool) -> Mailboxes:
         """The mailboxes of one more group."""
-        self.hands.append(Mailboxes(cache, pulls, fetches, self.server))
+        self.hands.append(Mailboxes(cache, pulls, self.server))
         return self.hands[-1]
 
     def begin(self, rows: int) -> None:

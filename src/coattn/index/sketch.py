@@ -21,7 +21,7 @@ from coattn.errors import ConfigError
 from coattn.index.base import Index
 from coattn.index.codes.means import Means
 from coattn.ops.flush import sum_values
-from coattn.ops.sketch import flush_sketch, peek_sketch, score_sketch
+from coattn.ops.sketch import flush_sketch, score_sketch
 from coattn.ops.token_pool import TokenPool
 from coattn.part import check_count
 from coattn.quantise.rows import PackedRows
@@ -256,10 +256,6 @@ class Sketch(Index):
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
         return score_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
-
-    def peek(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Scores:
-        """The same of a predicted query against what was near its bound in the last step."""
-        return peek_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
 
     def _scored(self, layer: int, table: StepTable) -> tuple[Tensor, Tensor, Tensor, Sketcher, Tensor]:
         blocks, lens = table.column("host_blocks"), table.column("host_lens")

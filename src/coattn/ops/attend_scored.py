@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coattn.ops.reference.attend_rows import gather_entries
 from coattn.ops.softcap import softcap as capped
-from coattn.ops.token_pool import COLD, FRESH, NONE, Moves, TokenPool, bring, renew_pool
+from coattn.ops.token_pool import COLD, FRESH, NONE, TokenPool
 from coattn.side import SideStream
 from coattn.state import Split
 
@@ -92,7 +92,7 @@ def attend_scored(
 
         return kernel(q, memory, work, scale, softcap, deal, lanes, cold)
     (rows, _, q_heads, _), pool = q.shape, work.pool
-    chosen, scores = _choose(work, work.now), work.scores
+    chosen, scores = _choose(work), work.scores
     assert isinstance(scores, Tensor)
     index, count = _front(chosen.at_once)
     if deal is not None:
@@ -144,26 +144,6 @@ def _looked_up(pool: TokenPool, seq: Tensor, index: Tensor) -> tuple[Tensor, Ten
     return found[0], found[1]
 
 
-def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
-    """Entries that a predicted query wants come into the pool, as far as it has places to give; nothing is attended.
-
-    listed: called when the pool's books say what comes; the rows come after that. Returns how many come,
-    `[rows, kv_heads]` int32.
-    """
-    if work.seq.device.type == "cuda":
-        from coattn.ops.triton.attend_scored import fetch_ahead as kernel
-
-        return kernel(memory, work, listed)
-    pool, slots = work.pool, work.seq.long()
-    _list(work, _choose(work, torch.inf))
-    moves = Moves(pool.coming[slots], pool.next[slots], pool.ends[slots])
-    renew_pool(pool, work.seq)
-    if listed is not None:
-        listed()
-    bring(pool, memory, work.table, work.seq, moves)
-    return (moves.tokens >= 0).sum(-1, dtype=torch.int32)
-
-
 class _Chosen(NamedTuple):
     """`[rows, kv_heads, n]`: entries to be attended, to come into the pool only, to be attended though they lie cold in
     it, and all that are not attended anywhere."""
@@ -174,7 +154,7 @@ class _Chosen(NamedTuple):
     rest: Tensor
 
 
-def _choose(work: ScoredWork, now: float) -> _Chosen:
+def _choose(work: ScoredWork) -> _Chosen:
     scores, pool = work.scores, work.pool
     assert isinstance(scores, Tensor)
     rows, kv_heads, _, n = scores.shape
@@ -182,8 +162,8 @@ def _choose(work: ScoredWork, now: float) -> _Chosen:
     there = (torch.arange(n) < work.tokens[:, None])[:, None]
     inside = pool.place_of[work.seq.long(), :, :n] >= 0
     wanted = (scores >= bound).any(2) & there
-    cold = wanted & inside & (now < torch.inf)
-    at_once = (scores >= bound + now).any(2) & wanted & ~inside
+    cold = wanted & inside
+    at_once = (scores >= bound + work.now).any(2) & wanted & ~inside
     later = (scores >= bound + work.far).any(2) & wanted & ~inside & ~at_once
     return _Chosen(at_once, later, cold, there & ~at_once & ~cold)
 

@@ -57,31 +57,6 @@ def score_sketch(
     return score
 
 
-def peek_sketch(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    pool: TokenPool,
-) -> Scores:
-    """Scores of a query that is not the real one: of entries that were near a bound in the step before, others count
-    nothing. Nothing is noted."""
-    if q.device.type == "cuda":
-        from coattn.ops.cuda import score_sketch as cuda
-
-        if cuda.refuses(q, kept, pool) is None:
-            return cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
-    found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
-    scores = found.scores
-    assert isinstance(scores, Tensor)
-    near = pool.near_bound(seq, scores.shape[-1])[:, :, None]
-    return found._replace(scores=scores.masked_fill(~near, -torch.inf))
-
-
 def _score(
     q: Tensor,
     kept: Tensor,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ COLD = 1 << 14
 LOG2E = 1.4426950408889634
 PIECES = 64
 """Of a pool at most, that are attended by themselves."""
-SLACK = 4.0
-"""A predicted query is asked of tokens that weighed down to 2^-4 of a floor in the step before."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +51,9 @@ class TokenPool:
     `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of these in the last step, as a sketch estimates
     it, or infinity, and as it was, of pieces. pins: first places that are never given away.
 
-    Writers: the upkeep that fills it; in a decode step `fetch_ahead` for a predicted query, and for the real one
-    `score_sketch` (age, best, COLD), `bound_scores` (above, told), `attend_near` (heard), `attend_scored` (coming,
-    read), then `bring` and `renew_pool` (the rest), beside what follows. Readers: the layer's attention, after what was
-    fetched ahead for it; the step after.
+    Writers: the upkeep that fills it; in a decode step `score_sketch` (age, best, COLD), `bound_scores` (above, told),
+    `attend_near` (heard), `attend_scored` (coming, read), then `bring` and `renew_pool` (the rest), beside what
+    follows. Readers: the layer's attention; the step after.
     """
 
     gpu: Tensor
@@ -139,10 +135,6 @@ class TokenPool:
         found = self.heard[slots].logsumexp(1) - self.told[slots]
         return torch.where(found.isfinite(), found, 0.0)
 
-    def near_bound(self, seq: Tensor, n: int) -> Tensor:
-        """`[rows, kv_heads, n]`: which tokens outside the pools of `seq` were near a bound in the last step."""
-        return self.best[seq.long(), :, :n] >= -SLACK
-
     def lately(self, slot: int, n: int) -> Tensor:
         """`[kv_heads, n]` int64: how lately each token was wanted; before all, those outside the pool."""
         heads, held = len(self.token_of[slot]), self.token_of[slot].long()
@@ -192,38 +184,24 @@ def _aligned(tokens: int) -> int:
     return -(-tokens // 32) * 32
 
 
-class Moves(NamedTuple):
-    """Tokens that come, and the places for them: `[rows, kv_heads, FRESH]` int32, NONE where there is none; ends:
-    `[rows, kv_heads]` int32, up to where there are any."""
-
-    tokens: Tensor
-    places: Tensor
-    ends: Tensor
-
-
-def bring(
-    pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor, moves: Moves | None = None
-) -> None:
+def bring(pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
     """Tokens that are to come: out of memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales
     in GPU memory, into their places.
 
-    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. moves: these tokens, which the
-    pool's books have already. On a GPU: Triton, by a few programs, so that there is room for what runs beside them.
+    table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. On a GPU: Triton,
+    by a few programs, so that there is room for what runs beside them.
     """
     if seq.device.type == "cuda":
         from coattn.ops.triton.token_pool import bring as kernel
 
-        kernel(pool, memory, table, seq, moves)
+        kernel(pool, memory, table, seq)
         return
     block = pool.gpu.shape[3]
     for row, slot in enumerate(seq.tolist()):
         if slot == len(pool.clock) - 1:
             continue
         for head in range(pool.clock.shape[1]):
-            if moves is None:
-                coming, places = (x[slot, head] for x in (pool.coming, pool.next))
-            else:
-                coming, places = (x[row, head] for x in moves[:2])
+            coming, places = (x[slot, head] for x in (pool.coming, pool.next))
             tokens, to = (x[coming >= 0].long() for x in (coming, places))
             found = read_entries(memory, table[row, tokens // block].long(), torch.tensor(head), tokens % block)
             pool.put(slot, head, to, *found.to(pool.gpu.dtype).unbind(1))

@@ -38,7 +38,7 @@ class Scan:
     """Scores of which only the highest of each token are written: the others are made again where they count.
 
     operand, scales, rest, base: of the queries, as the kernels of `module` have them. kept, table, tokens, seq: what
-    is scored. lse: see `Scores`, of `chunk` tokens each; None: the highest scores are those of the last step.
+    is scored. lse: see `Scores`, of `chunk` tokens each; None: nothing has been scored yet.
     """
 
     operand: Tensor

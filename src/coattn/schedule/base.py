@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -20,9 +20,6 @@ class Schedule(Part):
     """Decides when each piece of a layer's work runs, in decode steps."""
 
     axis: ClassVar[str] = "schedule"
-
-    picks_again: ClassVar[bool] = False
-    """Whether a layer's own query picks, although a predicted one did."""
 
     executors: Sequence[Executor] = field(init=False, repr=False)
 
@@ -41,10 +38,8 @@ class Schedule(Part):
     def predict(self, call: Call, selection: Selection) -> None:
         """Hears a layer's predicted query and what it picks, before `run`."""
 
-    def begin(self, call: Call) -> Callable[[], None] | None:
-        """A layer's turn has come; nothing has been picked for it yet. Returns what makes that which follows wait for
-        what was fetched for the layer, if anything was."""
-        return None
+    def begin(self, call: Call) -> None:
+        """A layer's turn has come; its own query has picked nothing yet."""
 
     @abstractmethod
     def run(self, call: Call, selection: Selection) -> list[State]:

@@ -53,7 +53,6 @@ class WeightFloor(Select):
 
     name = "weight_floor"
     needs = frozenset({"sketch"})
-    provides = frozenset({"picks_ahead"})
     capturable = True
     leaves = True
     help_text = {
@@ -62,7 +61,6 @@ class WeightFloor(Select):
         "the pool for the next steps, and the mean stands in for them",
         "far": "how many times the floor an entry must weigh to be fetched at all, never more than `now`; one that "
         "lies in the pool need only reach the floor",
-        "lead": "how many times the floor an entry must weigh, by the predicted query, to be fetched a layer ahead",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
         "where the error is larger than allowed",
     }
@@ -70,11 +68,8 @@ class WeightFloor(Select):
     quality: float = 0.98
     now: float = 8.0
     far: float = 2.0
-    lead: float = 16.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
-    leads: Floors = field(init=False, repr=False)
-    """What the floor of a predicted query is multiplied by; benchmarks write it, which say how much comes ahead."""
     _sketch: Sketch = field(init=False, repr=False)
     _first: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _means: SideStream = field(init=False, repr=False, default_factory=SideStream)
@@ -84,14 +79,12 @@ class WeightFloor(Select):
         check_number("quality", self.quality, 0, 1)
         check_number("now", self.now, 1, math.inf)
         check_number("far", self.far, 1, math.inf)
-        check_number("lead", self.lead, 0, math.inf, above=True)
         self.target = 1 - self.quality if self.audit else 0.0
 
     def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
         super().open(cache, index, upkeep)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
-        self.leads = Floors(self.lead, cache.spec.seqs, cache.spec.device)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
@@ -111,12 +104,10 @@ class WeightFloor(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        if call.to_fetch:
-            return self._ahead(call, table)
         assert visible.gpu is not None, "the new token lies there"
         step = self._beside_pool if self._sketch.pools[call.layer].packed is not None else self._after_pool
         found, bound, near, mean = step(call, table, visible.gpu)
-        works = BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean, self.far)
+        works = BlockWork("gpu", visible.gpu, near), self._work(call.layer, table, found, bound, mean)
         return Selection(works, self._ready)
 
     def _ready(self) -> None:
@@ -128,7 +119,6 @@ class WeightFloor(Select):
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         # scoring takes arithmetic, attending bandwidth
         found = self._first.run(call.q.device, score)
-        call.arrived()
         near = attend(call.q, memory, listed, call.scale, call.shape.softcap)
         mean = self._sketch.means.of(call.layer, table, call.shape)
         self._first.join()
@@ -142,34 +132,21 @@ class WeightFloor(Select):
         def begin() -> tuple[Tensor, Callable[[], Split]]:
             return attend_near(call.q, memory, listed, pool, table.seq, call.scale, call.shape.softcap)
 
-        def attend_pools() -> Split:
-            call.arrived()
-            return rest()
-
         window, rest = self._first.run(call.q.device, begin)
         mean = self._means.run(call.q.device, lambda: self._sketch.means.of(call.layer, table, call.shape))
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         if len(call.q) >= MANY:
-            near = self._lane.run(call.q.device, attend_pools)
+            near = self._lane.run(call.q.device, rest)
             found = score()
         else:
             found = score()
-            near = self._lane.run(call.q.device, attend_pools)
+            near = self._lane.run(call.q.device, rest)
         self._first.join()
         self._means.join()
         bound = bound_scores(found, window, self.floors.rows(len(call.q)), pool, table.seq, whole=False)
         return found, bound, near, mean
 
-    def _ahead(self, call: Call, table: StepTable) -> Selection:
-        """What a predicted query would fetch, of tokens that were near a bound in the last step. Its bound is as far
-        above what the sketch says of the query alone as the last one was: so nothing is attended for it."""
-        found = self._sketch.peek(call.layer, call.q[:, 0], table, call.scale)
-        bound = self.leads.rows(len(found.guess))
-        if isinstance(found.scores, Tensor):  # else the kernel knows what to add
-            bound = found.guess + self._sketch.pools[call.layer].above[table.seq.long()] + bound[:, None]
-        return Selection((self._work(call.layer, table, found, bound, found.guess, 1.0),))
-
-    def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor, far: float) -> ScoredWork:
+    def _work(self, layer: int, table: StepTable, found: Scores, bound: Tensor, mean: Tensor) -> ScoredWork:
         blocks, lens, pool = table.column("host_blocks"), table.column("host_lens"), self._sketch.pools[layer]
-        now, far = math.log(self.now), math.log(min(far, self.now))
+        now, far = math.log(self.now), math.log(min(self.far, self.now))
         return ScoredWork(blocks, lens, found.scores, bound, mean, table.seq, pool, now, far)

@@ -79,7 +79,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for kernel, constants in (
             (
                 token_pool._bring,
-                {"MOVES": packed, "LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed},
+                {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed},
             ),
             (
                 attend_scored._fetch,

@@ -223,42 +223,6 @@ def test_scores_and_what_is_attended(
     assert any(wrote)
 
 
-@pytest.mark.parametrize(
-    ("packed", "beside", "small"), [(False, True, False), (True, False, True), (True, True, False)]
-)
-def test_what_a_predicted_query_wants_comes_into_the_pool(packed: bool, beside: bool, small: bool) -> None:
-    torch.manual_seed(2)
-    rows, blocks, width = 3, 6, 9
-    table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
-    tokens, seq = (torch.tensor(x, dtype=torch.int32) for x in ([width * BLOCK, 0, 130], [2, 3, 0]))
-    scores = torch.randn(rows, KV_HEADS, 3, width * BLOCK)
-    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
-    bound, mean = torch.full((rows, 6), 1.5), torch.randn(rows, 6, D)
-    pool = filled_pool(memory, table, seq, 4, width * BLOCK, 6, small)
-    one, two = copied(pool, torch.device("cpu")), copied(pool, DEVICE)
-    args = (table, tokens, scores, bound, mean, seq)
-    known: list[tuple[torch.Tensor, bool]] = []  # the books say what comes before anything has come
-
-    def listed(own: TokenPool) -> None:
-        now, before = (x.gpu if x.packed is None else x.packed.codes for x in (own, pool))
-        known.append((own.place_of.cpu().clone(), now.cpu().equal(before)))
-
-    came = plain_attend.fetch_ahead(here, ScoredWork(*args, one), lambda: listed(one))
-    there = ScoredWork(*(x.to(DEVICE) for x in args), two)
-    assert attending.fetch_ahead(away, there, lambda: listed(two)).cpu().equal(came)
-    assert int(came.sum()) > 0
-    assert all(places.equal(one.place_of) and empty for places, empty in known)
-    assert len(known) == 2
-    check(one, memory, table, seq)
-    check(two, memory, table, seq)
-    assert two.place_of.cpu().equal(one.place_of)
-    wanted = (scores >= 1.5).any(2)
-    missing = [
-        int((wanted[row, :, : tokens[row]] & (one.place_of[seq[row], :, : tokens[row]] < 0)).sum()) for row in (0, 2)
-    ]
-    assert sum(missing) < int((wanted & (pool.place_of[seq.long(), :, : width * BLOCK] < 0)).sum())
-
-
 def test_full_blocks_are_sketched_and_others_stay() -> None:
     torch.manual_seed(1)
     made = sketchers(4, 64)

@@ -403,11 +403,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // Which tokens are wanted: those of which any head's score reaches its bound. A program looks at whole chunks, a window
 // at a time: first at the highest scores, then it scores again what may reach a bound, each warp its part of the list.
 //
-// With lse, bound is [rows, heads * GROUP]. Without, the query is a predicted one and the highest scores are those of the
-// last step: bound [rows] says how far above `base` a score has to be, what was `slack` below base is scored, and nothing
-// is wanted by heads whose `above` [slots, heads * GROUP] is not known.
-//
-// ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's on, and those that lie cold
+// bound [rows, heads * GROUP]; ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's on, and those that lie cold
 // in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are `far` above
 // it, as many as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits,
 // heads * GROUP]: what all weigh that are neither attended to in a pool nor in ids. Those that lay cold are young then, and cold no more.
@@ -417,11 +413,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
                   const int* __restrict__ seq, short* __restrict__ place_of, int* __restrict__ age,
                   const int* __restrict__ clock, const unsigned short* __restrict__ best,
-                  const float* __restrict__ lse, const float* __restrict__ bound,
-                  const float* __restrict__ above, int* __restrict__ ids, int* __restrict__ later,
-                  int* __restrict__ count, float* __restrict__ tail, float softcap, float now, float far,
-                  float slack, int n, int chunks, int most, int places, i64 block_stride, i64 head_stride,
-                  i64 table_seq) {
+                  const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ ids,
+                  int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
+                  float now, float far, int n, int chunks, int most, int places, i64 block_stride,
+                  i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
   constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
@@ -450,33 +445,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
       if (token < last) scores[i] = __ldg((const uint4*)(highest + token) + i);
   };
   load(first);
-  if (lse) {
-    const int chunk = first / CHUNK, parts = first < last ? (last - first + CHUNK - 1) / CHUNK : 0;
-    for (int i = warp; i < GROUP; i += TEAM) {
-      const float own = base[line * 8 + i];
-      float left = 0.f;
-      for (int c = lane; c < parts; c += 32)
-        left += __expf(lse[((i64)row * chunks + chunk + c) * heads * GROUP + head * GROUP + i] - own);
-      for (int j = 16; j; j /= 2) left += __shfl_xor_sync(0xffffffff, left, j);
-      if (lane == 0) lefts[i] = left;
-    }
+  const int chunk = first / CHUNK, parts = first < last ? (last - first + CHUNK - 1) / CHUNK : 0;
+  for (int i = warp; i < GROUP; i += TEAM) {
+    const float own = base[line * 8 + i];
+    float left = 0.f;
+    for (int c = lane; c < parts; c += 32)
+      left += __expf(lse[((i64)row * chunks + chunk + c) * heads * GROUP + head * GROUP + i] - own);
+    for (int j = 16; j; j /= 2) left += __shfl_xor_sync(0xffffffff, left, j);
+    if (lane == 0) lefts[i] = left;
   }
   const Query query(bq, scales, rest, base, line, lane, softcap);
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   now *= LOG2E, far *= LOG2E;
-  auto limit_of = [&](int i) {
-    if (lse) return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E;
-    return fabsf(above[pool * GROUP + i]) < 1e30f ? bound[row] * LOG2E : INFINITY;
-  };
+  auto limit_of = [&](int i) { return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E; };
   float least = INFINITY, limit[2], taken[2] = {0.f, 0.f};
   for (int i = 0; i < GROUP; ++i) least = fminf(least, limit_of(i));
 #pragma unroll
   for (int c = 0; c < 2; ++c) limit[c] = 2 * t + c < GROUP ? limit_of(2 * t + c) : INFINITY;
-  if (!lse) least = fmaxf(least, 0.f);
   // 16 bits have rounded; tokens of the pool have no score
-  least = fmaxf(least - 0.06f - fabsf(least) * 1e-3f - slack, NOTHING + 1000.f);
+  least = fmaxf(least - 0.06f - fabsf(least) * 1e-3f, NOTHING + 1000.f);
   int here = 0, coming = 0, near = 0;
   for (int at = first; at < last; at += WINDOW) {
     const int token = at + threadIdx.x * EACH;
@@ -488,9 +477,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
         const float score = from_half((unsigned short)(word >> 16 * (i % 2)));
         marks |= (u32)(token + i < last && score >= least) << i;
       }
-      if (!lse)  // since the last step
-        for (u32 left = marks; left; left &= left - 1)
-          if (where[token + __ffs(left) - 1] >= 0) marks &= ~(left & -left);
     }
     const int own = __popc(marks);
     int before = own, found = 0;
@@ -591,22 +577,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     load(at + WINDOW);
     __syncthreads();
   }
-  if (lse) {
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
+  for (int c = 0; c < 2; ++c) {
 #pragma unroll
-      for (int i = 4; i < 32; i *= 2) taken[c] += __shfl_xor_sync(0xffffffff, taken[c], i);
-      if (g == 0) weights[warp][2 * t + c] = taken[c];
-    }
-    __syncthreads();
-    if (threadIdx.x < GROUP) {
-      const float own = base[line * 8 + threadIdx.x], all = lefts[threadIdx.x];
-      float left = all;
-      for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
-      // what is left of a difference of nearly equal numbers is nothing
-      tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
-          left > 1e-5f * all ? own + __logf(left) : -INFINITY;
-    }
+    for (int i = 4; i < 32; i *= 2) taken[c] += __shfl_xor_sync(0xffffffff, taken[c], i);
+    if (g == 0) weights[warp][2 * t + c] = taken[c];
+  }
+  __syncthreads();
+  if (threadIdx.x < GROUP) {
+    const float own = base[line * 8 + threadIdx.x], all = lefts[threadIdx.x];
+    float left = all;
+    for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
+    // what is left of a difference of nearly equal numbers is nothing
+    tail[((i64)row * splits + split) * heads * GROUP + head * GROUP + threadIdx.x] =
+        left > 1e-5f * all ? own + __logf(left) : -INFINITY;
   }
   if (threadIdx.x == 0) {
     int* const counts = count + (line * splits + split) * 3;

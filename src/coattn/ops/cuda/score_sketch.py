@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coattn.ops.attend_scored import splits_of
 from coattn.ops.cuda.nvrtc import Int64, available, module
-from coattn.ops.token_pool import COLD, FRESH, PIECES, SLACK, TOUCH, TokenPool
+from coattn.ops.token_pool import COLD, FRESH, PIECES, TOUCH, TokenPool
 from coattn.ops.triton.launch import follow
 from coattn.quantise.sketch import Scan, Scores, Sketcher
 from coattn.units import ceil_div
@@ -90,7 +90,7 @@ def weigh(
     softcap: float | None,
     pool: TokenPool,
 ) -> Scores:
-    """A query as the kernels have it, beside the scores of the last one."""
+    """A query as the kernels have it, before anything is scored."""
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
     form = constants(q, kept, table.shape[1] * kept.shape[2], softcap)
     operand = torch.empty(rows, kv_heads, words // 2, 2, 32, dtype=torch.int32, device=q.device)
@@ -137,15 +137,15 @@ def choose_scored(
     count: Tensor,
     tail: Tensor,
 ) -> None:
-    """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: of a scan without `lse`, how
-    far above its base a score has to be, `[rows]`; else what the kernel in front has just written."""
-    rows, kv_heads, _, n = scan.shape
-    kept, slack = scan.kept, SLACK if scan.lse is None else 0.0
+    """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: what the kernel in front has
+    just written."""
+    assert scan.lse is not None, "`score` comes first"
+    (rows, kv_heads, _, n), kept = scan.shape, scan.kept
     scan.module.launch(
         "choose_scored", (count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n, scan.chunk),
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.age, pool.clock, pool.best, scan.lse, bound, pool.above, ids, later, count, tail,
-        float(scan.softcap or 1.0), float(now), float(far), slack, n, -(-n // scan.chunk), pool.place_of.shape[-1],
+        pool.age, pool.clock, pool.best, scan.lse, bound, ids, later, count, tail,
+        float(scan.softcap or 1.0), float(now), float(far), n, -(-n // scan.chunk), pool.place_of.shape[-1],
         pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
-        follow=scan.lse is not None and follow(),
+        follow=follow(),
     )  # fmt: skip

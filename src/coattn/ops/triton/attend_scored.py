@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,10 +13,10 @@ from torch import Tensor
 from coattn.ops.attend_scored import MANY, Chosen, Deal, Lanes, Taken, splits_of
 from coattn.ops.cuda import attend_pool as pools
 from coattn.ops.cuda import score_sketch as cuda
-from coattn.ops.token_pool import COLD, FRESH, Moves, renew_pool
+from coattn.ops.token_pool import COLD, FRESH
 from coattn.ops.triton.packed import Entries, read_entries
 from coattn.ops.triton.softcap import capped
-from coattn.ops.triton.token_pool import Home, bring, place_for, put_rows
+from coattn.ops.triton.token_pool import Home, place_for, put_rows
 from coattn.quantise.blocks import PackedBlocks
 from coattn.quantise.sketch import Scan
 from coattn.side import SideStream
@@ -43,10 +42,9 @@ FEW_NEAR = 8
 @triton.jit
 def _choose(
     tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
-    now, far, kv_heads, n, splits, most, places, score_head, score_group, score_token, AHEAD: tl.constexpr,
+    now, far, kv_heads, n, splits, most, places, score_head, score_group, score_token,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr, COLD: tl.constexpr,
 ):  # fmt: skip
-    """AHEAD: the query is a predicted one, which wants nothing that lies in a pool."""
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     count = tl.load(tokens_ptr + row)
     each = tl.cdiv(tl.cdiv(count, LOOK), splits) * LOOK
@@ -75,7 +73,7 @@ def _choose(
         held = tl.load(place_ptr + token, mask=seen, other=0).to(tl.int32)
         inside = held >= 0
         wanted = (margin >= 0) & seen
-        cold = wanted & inside & (not AHEAD)
+        cold = wanted & inside
         # what is looked up is young, and cold no more
         tl.store(place_ptr + token, (held % COLD).to(tl.int16), mask=cold)
         tl.store(age_ptr + pool * places + held % COLD, tl.zeros([LOOK], tl.int32) + clock, mask=cold)
@@ -114,8 +112,8 @@ def _numbered(f, there, counts, s):
 
 @triton.jit
 def list_coming(
-    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr, own, pool, each, n,
-    splits, MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, own, pool, each, n, splits,
+    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
     s = tl.arange(0, SPLITS_PAD)
@@ -138,30 +136,24 @@ def list_coming(
         token = tl.where(place >= 0, token, -1)
         came += tl.sum((token >= 0).to(tl.int32), 0)
         tl.store(coming_ptr + pool * FRESH + f, token)
-        if MOVES:
-            tl.store(moved_ptr + own * FRESH + f, token)
-            tl.store(to_ptr + own * FRESH + f, place)
     tl.store(ends_ptr + pool, came)
     tl.store(read_ptr + pool, total)
-    return came
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr,
-    came_ptr, kv_heads, n, splits, nobody,
-    MOVES: tl.constexpr, FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr,
+    kv_heads, n, splits,
+    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
     slot = tl.load(seq_ptr + row).to(tl.int64)
     own = row * kv_heads + head
-    came = list_coming(
-        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, moved_ptr, to_ptr, own,
-        slot * kv_heads + head, each, n, splits, MOVES, FRESH, SOME, SPLITS_PAD,
+    list_coming(
+        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, own, slot * kv_heads + head, each, n,
+        splits, FRESH, SOME, SPLITS_PAD,
     )  # fmt: skip
-    if MOVES:
-        tl.store(came_ptr + own, tl.where(slot < nobody, came, 0))
 
 
 @triton.jit
@@ -255,7 +247,7 @@ class _Lists(NamedTuple):
         return int(triton.next_power_of_2(self.counts.shape[2]))
 
 
-def _chosen(work: ScoredWork, now: float) -> _Lists:
+def _chosen(work: ScoredWork) -> _Lists:
     (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
     splits = splits_of(rows * kv_heads)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
@@ -264,27 +256,25 @@ def _chosen(work: ScoredWork, now: float) -> _Lists:
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
     if isinstance(scores, Scan):
-        cuda.choose_scored(scores, work.bound, pool, now, work.far, ids, later, count, tail)
+        cuda.choose_scored(scores, work.bound, pool, work.now, work.far, ids, later, count, tail)
         return _Lists(ids, later, count, tail, scores.chunk)
     _choose[(rows, kv_heads, splits)](
-        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock, now,
-        work.far, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1), scores.stride(2),
-        scores.stride(3),
-        AHEAD=now == math.inf, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
+        work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
+        work.now, work.far, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1),
+        scores.stride(2), scores.stride(3),
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
         COLD=COLD, num_warps=4,
     )  # fmt: skip
     return _Lists(ids, later, count, tail, LOOK)
 
 
-def _listed(work: ScoredWork, lists: _Lists, moves: Moves | None = None) -> None:
-    """The pool's books say what comes. moves: where it is written too."""
+def _listed(work: ScoredWork, lists: _Lists) -> None:
+    """The pool's books say what comes."""
     (rows, kv_heads, _, n), pool = work.scores.shape, work.pool
-    moved, to, came = (pool.coming, pool.coming, pool.ends) if moves is None else moves
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.ends,
-        pool.read, moved, to, came, kv_heads, n, lists.counts.shape[2], len(pool.clock) - 1, MOVES=moves is not None,
-        FRESH=FRESH,
-        SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.ends, pool.read,
+        kv_heads, n, lists.counts.shape[2],
+        FRESH=FRESH, SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
 
 
@@ -301,7 +291,7 @@ def attend_scored(
     """See `ops/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
     (kv_heads, _, n), pool, away = work.scores.shape[1:], work.pool, Entries.of(memory)
-    lists, group = _chosen(work, work.now), q_heads // kv_heads
+    lists, group = _chosen(work), q_heads // kv_heads
     chosen = Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look)
     if deal is not None:
         deal(chosen)
@@ -332,16 +322,3 @@ def attend_scored(
     far.join()
     books.join()
     return Taken(Split(out, lse), lists.counts[..., 0], lists.counts[..., 1], near.count[..., 2])
-
-
-def fetch_ahead(memory: Tensor | PackedBlocks, work: ScoredWork, listed: Callable[[], None] | None = None) -> Tensor:
-    """See `ops/attend_scored.py`."""
-    (rows, kv_heads), pool, lists = work.scores.shape[:2], work.pool, _chosen(work, math.inf)
-    came = torch.empty(rows, kv_heads, dtype=torch.int32, device=work.seq.device)
-    moved, to = torch.empty(2, rows, kv_heads, FRESH, dtype=torch.int32, device=work.seq.device)
-    _listed(work, lists, Moves(moved, to, came))
-    renew_pool(pool, work.seq)
-    if listed is not None:
-        listed()
-    bring(pool, memory, work.table, work.seq, Moves(moved, to, came))
-    return came

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.token_pool import FRESH, Moves, TokenPool
+from coattn.ops.token_pool import FRESH, TokenPool
 from coattn.ops.triton.packed import Entries, read_entries
 from coattn.quantise.blocks import PackedBlocks
 
@@ -137,7 +137,7 @@ def _bring(
     memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, age_ptr, since_ptr, gpu_ptr,
     codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads,
     lines, nobody,
-    block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr, MOVES: tl.constexpr,
+    block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr,
     LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
     VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
@@ -146,10 +146,7 @@ def _bring(
     x = tl.arange(0, LINES)
     slots = tl.load(seq_ptr + x // heads, mask=x < lines, other=nobody)
     there = slots < nobody
-    if MOVES:
-        end = tl.load(ends_ptr + x, mask=there, other=0)
-    else:
-        end = tl.load(ends_ptr + slots * heads + x % heads, mask=there, other=0)
+    end = tl.load(ends_ptr + slots * heads + x % heads, mask=there, other=0)
     pieces = tl.cdiv(end, ROWS)
     until = tl.cumsum(pieces, 0)
     for piece in range(tl.program_id(0), tl.sum(pieces, 0), tl.num_programs(0)):
@@ -158,17 +155,14 @@ def _bring(
         row, head = (line // heads).to(tl.int64), (line % heads).to(tl.int64)
         slot = tl.load(seq_ptr + row).to(tl.int64)
         own = slot * heads + head
-        if MOVES:
-            own = row * heads + head
         token = tl.load(coming_ptr + own * FRESH + start + r)
         used = token >= 0
-        if IN_8_BITS:  # noqa: SIM102, constants
-            if not MOVES:
-                # attention has written some of those that it has read
-                read = start + r < tl.load(read_ptr + own)
-                since = tl.load(since_ptr + own)
-                _, written = place_for(start + r, used & read, own, next_ptr, age_ptr, since, places, FRESH)
-                used = used & ~written
+        if IN_8_BITS:
+            # attention has written some of those that it has read
+            read = start + r < tl.load(read_ptr + own)
+            since = tl.load(since_ptr + own)
+            _, written = place_for(start + r, used & read, own, next_ptr, age_ptr, since, places, FRESH)
+            used = used & ~written
         if tl.max(used.to(tl.int32), 0) > 0:
             to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
@@ -182,17 +176,14 @@ def _bring(
             )  # fmt: skip
 
 
-def bring(
-    pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor, moves: Moves | None = None
-) -> None:
+def bring(pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
     """See `ops/token_pool.py`."""
     (slots, heads), away, home = pool.clock.shape, Entries.of(memory), Home.of(pool)
     lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
-    tokens, to, ends = (pool.coming, pool.next, pool.ends) if moves is None else moves
     _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
-        away.memory, away.scales, table, seq, to, tokens, ends, pool.read, pool.age, home.since,
+        away.memory, away.scales, table, seq, pool.next, pool.coming, pool.ends, pool.read, pool.age, home.since,
         *home.tensors, *home.sizes, heads, lines,
-        slots - 1, *away.strides, table.stride(0), **home.forms, MOVES=moves is not None,
+        slots - 1, *away.strides, table.stride(0), **home.forms,
         LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
 
