@@ -152,11 +152,6 @@ def compose(method: Method, **overrides: Any) -> Composed:
             f"entries {where}, which place {method.place!r} does not attend to.",
             "Set place to one that does; `coattn methods` shows rows that fit.",
         )
-    if getattr(parts.config, "side_by_side", False) and "scored" not in parts.select.works(parts.config):
-        raise ConfigError(
-            f"side_by_side is true, but rule {method.select!r} attends to whole blocks in DRAM, not to single tokens.",
-            "Leave side_by_side out, or use method auto.",
-        )
     form = getattr(parts.config, "host_dtype", "model")
     if form != "model" and parts.select.works(parts.config) & parts.place.runs - parts.place.runs_packed:
         raise ConfigError(

@@ -141,7 +141,7 @@ def test_bad_input_gets_one_sentence_and_a_hint(arguments: tuple[str, ...], said
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("more", [{}, {"host_dtype": "int8", "side_by_side": True}])
+@pytest.mark.parametrize("more", [{}, {"host_dtype": "int8"}])
 def test_auto_is_driven_to_fetch_so_many_tokens(more: dict[str, Any]) -> None:
     model = random_model("tiny", torch.device("cpu"), torch.float32)
     limits = {"hbm_gbps": None, "pcie_gbps": None, "dram_gbps": 10.0}

@@ -25,8 +25,8 @@ def engine(method: str, folder: Path, seed: int = 0, **more: Any) -> coattn.LLM:
     return coattn.LLM((small(1, seed), tokenizer()), method, **given)
 
 
-PACKED = {"host_dtype": "int8", "side_by_side": True}
-"""Blocks whose scales lie in GPU memory too, and whose rows lie in another order than in files."""
+PACKED = {"host_dtype": "int8"}
+"""Blocks whose scales lie in GPU memory too."""
 
 
 @pytest.mark.parametrize(("method", "more"), [*((name, {}) for name in METHODS), ("auto", PACKED)])

@@ -182,10 +182,6 @@ class World:
         (0.9, "both", {"fetch": 3, "pool_dtype": "int8", "hot": 12, "pool_share": 0.25}),
         (0.97, "both", {"fetch": 3, "pool_dtype": "int8", "host_dtype": "int8"}),
         (0.97, "both", {"fetch": 3, "host_dtype": "int8"}),
-        (0.9, "pull", {"side_by_side": True}),
-        (0.97, "both", {"fetch": 3, "side_by_side": True}),
-        (0.97, "pull", {"side_by_side": True, "host_dtype": "int8"}),
-        (0.97, "both", {"fetch": 3, "side_by_side": True, "host_dtype": "int8"}),
     ],
 )
 def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
@@ -267,32 +263,25 @@ def test_in_8_bits_scales_count_in_the_gpu_tier_and_single_rows_are_rounded() ->
     assert not compose(METHODS["auto"], host_dtype="int8", quality=1.0).exact
     with pytest.raises(ConfigError, match="host_dtype is 'int8', but place 'pull'"):
         compose(METHODS["offload"], host_dtype="int8")
-    with pytest.raises(ConfigError, match="side_by_side is true, but rule 'everything' attends to whole blocks"):
-        compose(METHODS["cpu"], side_by_side=True)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_scales_follow_blocks_that_come_from_a_file(beside: bool) -> None:
-    """In whatever order rows lie, a file has all keys of a block and then all values."""
-    worlds = [World(seqs=1, quality=0.9, code_bytes=4, host_dtype="int8", side_by_side=x) for x in (False, beside)]
-    for world in worlds:
-        world.step(150)
-        world.step(1)
-    hosts = [world.runtime.groups[0].cache.host for world in worlds]
-    plain, host = (x.memory for x in hosts if x is not None)
-    ids = list(range(18))
+def test_scales_follow_blocks_that_come_from_a_file() -> None:
+    world = World(seqs=1, quality=0.9, code_bytes=4, host_dtype="int8")
+    world.step(150)
+    world.step(1)
+    tier = world.runtime.groups[0].cache.host
+    assert tier is not None
+    host, ids = tier.memory, list(range(18))
     files = keep.contents(host, ids)
-    assert all(x.equal(keep.contents(plain, ids)[layer]) for layer, x in files.items())
     assert host.scales is not None
-    kept = [host.stored(1)[:18].clone(), host.scales[1][:18].clone()]
-    assert kept[0].equal(plain.stored(1)[:18]) is not beside
-    host.stored(1).zero_()
+    kept = [host[1][:18].clone(), host.scales[1][:18].clone()]
+    host[1].zero_()
     host.scales[1].zero_()
     keep.fill(host, ids, files)
-    assert host.stored(1)[:18].equal(kept[0])
+    assert host[1][:18].equal(kept[0])
     assert host.scales[1][:18].equal(kept[1])
-    worlds[1].step(1)
-    worlds[1].check_books()
+    world.step(1)
+    world.check_books()
 
 
 @pytest.mark.parametrize("pool_dtype", [None, "int8"])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -82,19 +81,6 @@ def fill(rows: list[tuple[Tensor, Tensor]], element: str, block: int) -> tuple[n
     return blocks, table, torch.tensor(counts, dtype=torch.int32)[:, None].contiguous()
 
 
-def side_by_side(blocks: native.Blocks) -> native.Blocks:
-    """The same blocks, each key row followed by its value row."""
-    one, two = (native.block_layout(blocks.element, blocks.block, blocks.head_size, beside=x) for x in (False, True))
-    assert one.bytes == two.bytes
-    own = blocks.memory.unflatten(1, (blocks.kv_heads, -1))
-    rows, made = own[..., : 2 * blocks.block * one.row_bytes], own.clone()
-    for r in range(blocks.block):
-        for old, new, stride in ((one.k, two.k, two.k_stride), (one.v, two.v, two.v_stride)):
-            row = rows[..., old + r * one.k_stride : old + r * one.k_stride + one.row_bytes]
-            made[..., new + r * stride : new + r * stride + one.row_bytes] = row
-    return replace(blocks, memory=made.flatten(1), beside=True)
-
-
 def attention(
     q: Tensor,
     k: Tensor,
@@ -134,7 +120,6 @@ def kv() -> SimpleNamespace:
     return SimpleNamespace(
         fill=fill,
         stored=stored,
-        side_by_side=side_by_side,
         attention=attention,
         assert_close=assert_close,
         dtypes=DTYPES,

@@ -64,22 +64,6 @@ def test_quantised(kv, isa, head_size):
 
 
 @pytest.mark.parametrize("element", [*FLOATS, "int8"])
-@pytest.mark.parametrize("block", [1, 16, 32, 100])
-def test_values_beside_their_keys_change_nothing(kv, isa, element, block):
-    """The same kernels over the same rows at other places."""
-    for head_size, group in ((64, 3), (80, 8), (128, 1), (128, 5)):
-        torch.manual_seed(head_size)
-        dtype = kv.dtypes.get(element, torch.bfloat16)
-        rows, q = make([block, 3 * block + 1, 0, 2 * block - 1], 2, head_size, dtype, (2 * group,))
-        blocks, table, tokens = kv.fill(rows, element, block)
-        weights = element != "int8"
-        want = native.attend(q, blocks, table, tokens, weights=weights)
-        got = native.attend(q, kv.side_by_side(blocks), table, tokens, weights=weights)
-        for a, b in zip(got, want, strict=True):
-            assert b is None or torch.equal(a, b)
-
-
-@pytest.mark.parametrize("element", [*FLOATS, "int8"])
 @pytest.mark.parametrize("block", [1, 16, 48, 64, 100, 256])
 def test_block_sizes(kv, isa, element, block):
     torch.manual_seed(block)

@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from coattn import native
-from coattn.quantise.blocks import Layout, PackedBlocks, moved, pack_blocks, read_entries, scales_of, unpack_blocks
+from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, read_entries, scales_of, unpack_blocks
 from coattn.types import LayerShape
 
 SIZES = [(32, 128), (16, 64), (8, 16), (5, 80), (24, 96), (1, 8)]
 
 
 @pytest.mark.parametrize(("block", "d"), SIZES)
-@pytest.mark.parametrize("beside", [False, True])
-def test_the_layout_is_that_of_the_kernels(block: int, d: int, beside: bool) -> None:
-    mine, theirs = Layout(block, d, beside), native.block_layout("int8", block, d, beside=beside)
-    assert (mine.row, mine.row) == (theirs.k_stride, theirs.v_stride)
-    assert (mine.values, mine.scales, mine.bytes) == (theirs.v, theirs.k_scale, theirs.bytes)
+def test_the_layout_is_that_of_the_kernels(block: int, d: int) -> None:
+    mine, theirs = Layout(block, d), native.block_layout("int8", block, d)
+    assert (theirs.k_stride, theirs.v_stride) == (d, d)
+    assert (block * d, mine.scales, mine.bytes) == (theirs.v, theirs.k_scale, theirs.bytes)
     assert theirs.k_min == mine.scales + 2 * d
     assert (theirs.v_scale, theirs.v_min) == (mine.scales + 4 * d, mine.scales + 4 * d + 2 * block)
 
@@ -43,27 +42,17 @@ def test_numbers_that_have_a_code_come_back_as_they_were() -> None:
     assert torch.equal(unpack_blocks(pack_blocks(blocks), 8, 16, torch.float32), blocks)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_single_rows_are_those_of_the_blocks(beside: bool) -> None:
+def test_single_rows_are_those_of_the_blocks() -> None:
     torch.manual_seed(4)
     blocks = torch.randn(5, 3, 2, 8, 16)
-    packed = pack_blocks(blocks, beside)
-    whole = unpack_blocks(packed, 8, 16, torch.float32, beside)
-    assert torch.equal(whole, unpack_blocks(pack_blocks(blocks), 8, 16, torch.float32))
+    packed = pack_blocks(blocks)
+    whole = unpack_blocks(packed, 8, 16, torch.float32)
     ids, heads, rows = torch.randint(5, (7, 4)), torch.randint(3, (1, 4)), torch.randint(8, (7, 4))
     scales = scales_of(packed, 8, 16).clone()
     packed[..., Layout(8, 16).scales :] = 0
-    found = read_entries(PackedBlocks(packed, 8, 16, scales, beside), ids, heads, rows)
+    found = read_entries(PackedBlocks(packed, 8, 16, scales), ids, heads, rows)
     assert torch.equal(found, whole[ids, heads, :, rows])
     assert torch.equal(found, read_entries(whole, ids, heads, rows))
-    assert torch.equal(moved(packed, Layout(8, 16, beside), Layout(8, 16, not beside)), pack_bare(blocks, not beside))
-
-
-def pack_bare(blocks: torch.Tensor, beside: bool) -> torch.Tensor:
-    """Without scales."""
-    packed = pack_blocks(blocks, beside)
-    packed[..., Layout(*blocks.shape[3:]).scales :] = 0
-    return packed
 
 
 def test_blocks_are_read_as_numbers() -> None:

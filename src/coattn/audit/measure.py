@@ -91,6 +91,6 @@ def host_rows(memory: BlockMemory, layer: int, ids: Tensor, head: int) -> Rows:
     for some in torch.split(ids, each):
         found = kept[some, head]
         if memory.form != "model":
-            found = unpack_blocks(found, memory.block, shape.head_dim, torch.float32, memory.beside)
+            found = unpack_blocks(found, memory.block, shape.head_dim, torch.float32)
         both = found.transpose(0, 1).reshape(2, -1, 1, shape.head_dim)
         yield both[0], both[1]

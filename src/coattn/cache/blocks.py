@@ -15,7 +15,7 @@ from coattn.ops.current import current
 from coattn.ops.recall import recall
 from coattn.ops.reference.append import whole_blocks
 from coattn.ops.upload import upload
-from coattn.quantise.blocks import Layout, PackedBlocks, moved, pack_blocks, scales_of, unpack_blocks
+from coattn.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.quantise.values import ValueBlocks
 from coattn.types import LayerShape, Tier
 from coattn.units import format_bytes
@@ -47,17 +47,13 @@ class BlockMemory:
         form: str = "model",
         side: BlockMemory | None = None,
         padding: int = 0,
-        beside: bool = False,
     ) -> None:
         """form: element type, `model` or `int8`. side: what an index keeps of every block in the GPU tier.
-
-        beside: each K row is followed by its V row, so that a token of a KV head is one piece. A layer's tensor has the
-        same shape then, and other strides.
 
         padding: as a side, blocks after the last, for the padding rows of a step.
         """
         self.tier, self.layers, self.block, self.ledger, self.what = tier, layers, block, ledger, what
-        self.form, self.side, self.padding, self.beside = form, side, padding, beside
+        self.form, self.side, self.padding = form, side, padding
         self.block_bytes = sum(map(self.layer_bytes, layers.values()))
         self.scales: BlockMemory | None = None
         """Of blocks in 8 bits: their scales and minima in GPU memory too, `[blocks, kv_heads, 2 * (head_dim + block)]`
@@ -86,9 +82,7 @@ class BlockMemory:
     def pack(self, k: Tensor, v: Tensor) -> Tensor:
         """Whole blocks of k, v `[n * block, kv_heads, d]`, as they are stored."""
         blocks = whole_blocks(k, v, self.block)
-        if self.form != "model":
-            return pack_blocks(blocks, self.beside)
-        return blocks.transpose(2, 3).contiguous() if self.beside else blocks
+        return blocks if self.form == "model" else pack_blocks(blocks)
 
     def values(self, layer: int) -> ValueBlocks:
         """The values of a layer, where they can be read one by one."""
@@ -99,12 +93,12 @@ class BlockMemory:
         shape, found = self.layers[layer], self[layer][ids]
         if self.form == "model":
             return found
-        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype, self.beside)
+        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
 
     def brought(self, layer: int, ids: list[int]) -> Tensor:
         """The same on the layer's device. A GPU copies stretches of blocks as they lie, on its current stream: gathered
         on the host first, they would take many times as long."""
-        shape, memory = self.layers[layer], self.stored(layer)
+        shape, memory = self.layers[layer], self[layer]
         if shape.device.type != "cuda":
             return self.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
         if self.form != "model":  # a kernel reads codes where they lie and writes numbers
@@ -118,7 +112,7 @@ class BlockMemory:
         found = torch.empty(len(ids), *memory.shape[1:], dtype=shape.dtype, device=shape.device)
         for start, end in runs(ids):
             found[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
-        return self._seen(found)
+        return found
 
     def listed(self, layer: int) -> Tensor | PackedBlocks:
         """What attention over listed blocks reads."""
@@ -126,7 +120,7 @@ class BlockMemory:
         if self.form == "model":
             return memory
         near = None if self.scales is None else self.scales[layer]
-        return PackedBlocks(memory, self.block, self.layers[layer].head_dim, near, self.beside)
+        return PackedBlocks(memory, self.block, self.layers[layer].head_dim, near)
 
     def note_scales(self, layer: int, ids: Sequence[int], packed: Tensor | None = None) -> None:
         """Scales and minima of blocks that were written come into GPU memory. packed: those; else they are read."""
@@ -143,22 +137,7 @@ class BlockMemory:
         self.arriving.clear()
 
     def __getitem__(self, layer: int) -> Tensor:
-        return self._seen(self._tensors[layer])
-
-    def stored(self, layer: int) -> Tensor:
-        """A layer's tensor in the order in which it lies in memory."""
         return self._tensors[layer]
-
-    def _seen(self, stored: Tensor) -> Tensor:
-        return stored.transpose(2, 3) if self.beside and self.form == "model" else stored
-
-    def ordered(self, layer: int, packed: Tensor, out: bool) -> Tensor:
-        """Blocks as they leave for a file (out), or as they come from one: there values come after all keys."""
-        if self.form == "model" or not self.beside:
-            return packed
-        d = self.layers[layer].head_dim
-        old, new = (Layout(self.block, d, beside) for beside in ((True, False) if out else (False, True)))
-        return moved(packed, old, new)
 
     @property
     def bytes(self) -> int:
@@ -226,8 +205,7 @@ class BlockMemory:
             plain = self.form == "model"
             size = self.size(count, shape) if plain else (count, shape.kv_heads, 2, self.block, shape.head_dim)
             some = torch.randn(size, device=shape.device)
-            some = some.to(memory.dtype) if plain else pack_blocks(some, self.beside)
-            some = some.transpose(2, 3).contiguous() if plain and self.beside else some
+            some = some.to(memory.dtype) if plain else pack_blocks(some)
             for start in range(0, len(memory), len(some) or 1):
                 part = memory[start : start + len(some)]
                 part.copy_(some[: len(part)])
@@ -284,10 +262,7 @@ class BlockMemory:
         memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
         for i, shape in self.layers.items():
             end = start + blocks * self.layer_bytes(shape)
-            size = self.size(blocks, shape)
-            if self.beside and self.form == "model":
-                size = (*size[:2], size[3], size[2], size[4])
-            tensors[i] = memory[start:end].view(self.dtype(shape)).view(size)
+            tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
             start = end
         return tensors
 

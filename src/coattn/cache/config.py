@@ -106,13 +106,10 @@ class Tiered(CacheConfig):
         "host_dtype": "numbers of the blocks in DRAM: model (the model's own), or int8 (54% of the bytes of bfloat16 "
         "at block 32 and head size 128, more with smaller blocks; no longer exact; not where the GPU attends to whole "
         "blocks over PCIe, as in offload)",
-        "side_by_side": "in DRAM each key is followed by its value, so that a fetched token is one piece; for rules "
-        "that fetch single tokens",
     }
 
     window_blocks: int | None = None
     host_dtype: str = "model"
-    side_by_side: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

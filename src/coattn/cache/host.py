@@ -52,7 +52,7 @@ class HostTier:
 
         From a GPU beside what it does next; `settle` of the memory waits for them, pulls for their layer.
         """
-        memory, made = self.memory.stored(layer), self.memory.pack(k, v)
+        memory, made = self.memory[layer], self.memory.pack(k, v)
         self.memory.note_scales(layer, ids, made)
         if made.device.type != "cuda":
             memory[torch.tensor(ids)] = made.to(memory.device, memory.dtype)

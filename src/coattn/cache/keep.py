@@ -138,13 +138,13 @@ def contents(memory: BlockMemory, ids: list[int]) -> dict[int, Tensor]:
     """By layer: blocks as they are stored, on the host."""
     memory.settle()
     found = {layer: _rows(memory[layer], torch.tensor(ids, dtype=torch.long)).cpu() for layer in memory.layers}
-    return {layer: memory.ordered(layer, x, out=True).contiguous() for layer, x in found.items()}
+    return {layer: x.contiguous() for layer, x in found.items()}
 
 
 def fill(memory: BlockMemory, ids: list[int], found: Mapping[int, Tensor]) -> None:
     """Blocks are from now on what `contents` said."""
     for layer in memory.layers:
-        own = memory.ordered(layer, found[layer], out=False)
+        own = found[layer]
         _write(memory[layer], torch.tensor(ids, dtype=torch.long), own)
         memory.note_scales(layer, ids)
 

@@ -102,8 +102,7 @@ class KVCache:
                         side = scales
                     else:
                         side.side = scales
-                beside = given.side_by_side
-                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side, beside=beside)
+                memory = BlockMemory("host", spec.layers, self.block, spec.ledger, what, dtype, side)
                 memory.scales = scales
             else:
                 memory = ValueMemory(spec.layers, self.block, spec.ledger, "Keeping every value", dtype, side)

@@ -129,7 +129,7 @@ class Filling:
 
 def _copy(target: Tensor, host: BlockMemory, layer: int, ids: list[int]) -> None:
     source = host[layer]
-    if host.form != "model" or (host.beside and target.device.type == "cuda"):
+    if host.form != "model":
         # a kernel reads them where they lie and writes numbers, in the order of `target`
         wanted = torch.tensor(ids, dtype=torch.int32).to(target.device)
         places = torch.arange(len(ids), dtype=torch.int32, device=target.device)

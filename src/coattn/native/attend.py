@@ -94,7 +94,6 @@ def plan_attend(
     longest = max_blocks * blocks.block if weights else None
     job, result = _attend_job(q, blocks.kv_heads, scale, softcap, longest, into)
     blocks.fill(job)
-    job.beside = blocks.beside
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
     job.tokens = tokens.data_ptr()
     if owners is not None:
@@ -127,7 +126,6 @@ def plan_attend_rows(
     check(have == want, f"q has head size {have}, the blocks {want}.", "Use queries and blocks of one model.")
     job, result = _attend_job(q, blocks.kv_heads, scale, softcap, None, into)
     blocks.fill(job)
-    job.beside = blocks.beside
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), 1, table.shape[2]
     job.tokens, job.index, job.max_entries = count.data_ptr(), index.data_ptr(), index.shape[2]
     return Call("attend", job, result, (q, table, index, count, blocks))

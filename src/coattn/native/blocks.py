@@ -21,7 +21,7 @@ class BlockLayout:
     k_scale, k_min: `[head_size]`; v_scale, v_min: `[block]`. A code c stands for min + scale * c. In blocks of values
     alone each row (int8, int4) is followed by its own scales and minima, `v_groups` of each. An int4 byte j of a row
     holds channel j in its low and channel j + head_size / 2 in its high half. k_stride, v_stride: bytes from a row to
-    the next; twice row_bytes where each key row is followed by its value row.
+    the next.
     """
 
     row_bytes: int
@@ -37,13 +37,12 @@ class BlockLayout:
     bytes: int
 
 
-def block_layout(element: str, block: int, head_size: int, keys: bool = True, beside: bool = False) -> BlockLayout:
-    """Layout of one (block, KV head), with keys or of values alone; int4 is for values. beside: each key row is
-    followed by its value row.
+def block_layout(element: str, block: int, head_size: int, keys: bool = True) -> BlockLayout:
+    """Layout of one (block, KV head), with keys or of values alone; int4 is for values.
 
     Refuses head sizes that are not multiples of 8.
     """
-    return BlockLayout(**extension.block_layout(elem(element), block, head_size, keys, beside))
+    return BlockLayout(**extension.block_layout(elem(element), block, head_size, keys))
 
 
 class Arena:
@@ -135,8 +134,6 @@ class Blocks:
     head_size: int
     single: bool = False
     """Whether a block belongs to one KV head, whichever lists it."""
-    beside: bool = False
-    """Whether each key row is followed by its value row."""
 
     def __post_init__(self) -> None:
         need = (1 if self.single else self.kv_heads) * self.layout.bytes
@@ -150,7 +147,7 @@ class Blocks:
 
     @property
     def layout(self) -> BlockLayout:
-        return block_layout(self.element, self.block, self.head_size, beside=self.beside)
+        return block_layout(self.element, self.block, self.head_size)
 
     @property
     def block_bytes(self) -> int:

@@ -2,8 +2,7 @@
 
 Of one block and head: codes of the keys, row after row, codes of the values, then in float16 a scale and a minimum for
 every channel of the keys (over the block's tokens), and for every row of the values (over its channels); padding to a
-multiple of 64 bytes. A code c stands for `min + scale * c`. With `beside` each row of the keys is followed by that of
-the values.
+multiple of 64 bytes. A code c stands for `min + scale * c`.
 """
 
 from __future__ import annotations
@@ -24,16 +23,6 @@ class Layout:
 
     block: int
     d: int
-    beside: bool = False
-
-    @property
-    def row(self) -> int:
-        """From a row of the keys to the next, and from one of the values."""
-        return 2 * self.d if self.beside else self.d
-
-    @property
-    def values(self) -> int:
-        return self.d if self.beside else self.block * self.d
 
     @property
     def scales(self) -> int:
@@ -57,16 +46,14 @@ class PackedBlocks:
     d: int
     scales: Tensor | None = None
     """`[blocks, kv_heads, 2 * (d + block)]` float16: scales and minima once more, in GPU memory."""
-    beside: bool = False
-    """Whether each key is followed by its value."""
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.block, self.d, self.beside)
+        return Layout(self.block, self.d)
 
     def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Listed blocks `[n]`: `[n, kv_heads, 2, block, d]`."""
-        return unpack_blocks(self.memory[ids], self.block, self.d, dtype, self.beside)
+        return unpack_blocks(self.memory[ids], self.block, self.d, dtype)
 
     def entries(self, ids: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
         """Single rows by block, KV head and row, tensors that broadcast: keys and values `[..., 2, d]` float32."""
@@ -105,24 +92,13 @@ def is_packed(blocks: Tensor) -> bool:
 def codes_of(packed: Tensor, layout: Layout) -> Tensor:
     """Codes `[..., 2, block, d]` in blocks `[..., bytes]` uint8, where they lie."""
     own, lead = packed[..., : layout.scales], packed.shape[:-1]
-    if layout.beside:
-        return own.view(*lead, layout.block, 2, layout.d).transpose(-2, -3)
     return own.view(*lead, 2, layout.block, layout.d)
 
 
-def moved(packed: Tensor, old: Layout, new: Layout) -> Tensor:
-    """The same blocks in another order of rows."""
-    if old == new:
-        return packed
-    found = packed.clone(memory_format=torch.contiguous_format)
-    codes_of(found, new).copy_(codes_of(packed, old))
-    return found
-
-
-def pack_blocks(blocks: Tensor, beside: bool = False) -> Tensor:
+def pack_blocks(blocks: Tensor) -> Tensor:
     """blocks `[n, kv_heads, 2, block, d]` -> `[n, kv_heads, bytes]` uint8."""
     n, kv_heads, _, block, d = blocks.shape
-    layout = Layout(block, d, beside)
+    layout = Layout(block, d)
     wide = blocks.float()
     keys, values = wide[:, :, 0], wide[:, :, 1]
     key_codes, key_scale, key_low = _codes(keys, -2)
@@ -135,10 +111,10 @@ def pack_blocks(blocks: Tensor, beside: bool = False) -> Tensor:
     return out
 
 
-def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype, beside: bool = False) -> Tensor:
+def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype) -> Tensor:
     """The inverse, as far as the bits tell: `[..., bytes]` uint8 -> `[..., 2, block, d]`."""
     lead = packed.shape[:-1]
-    codes = codes_of(packed, Layout(block, d, beside)).float()
+    codes = codes_of(packed, Layout(block, d)).float()
     numbers = scales_of(packed, block, d).float()
     keys, values = numbers[..., : 2 * d].view(*lead, 2, d), numbers[..., 2 * d :].view(*lead, 2, block)
     scale = torch.stack([keys[..., :1, :].expand(*lead, block, d), values[..., 0, :, None].expand(*lead, block, d)], -3)

@@ -51,7 +51,7 @@ ENTRIES |= dict.fromkeys(
 ENTRIES |= {"place_ptr": "*i16"}
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
-COPIED = {"ROW": 128, "VALUE": 32 * 128, "BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
+COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (
         attend._attend,
@@ -65,15 +65,14 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             append._append,
-            {"FLUSH": True, "PACKED": packed, "NEAR": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True}
-            | {"ROW": 80, "VALUE": 32 * 80},
+            {"FLUSH": True, "PACKED": packed, "NEAR": packed, "BLOCK": 32, "D": 80, "D_PAD": 128, "FOLLOW": True},
         )
         for packed in (False, True)
     ),
     *(
         (
             kernel,
-            {**constants, "PACKED": packed, "BLOCK": 32, "ROW": 128, "VALUE": 32 * 128, "D": 128, "D_PAD": 128},
+            {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128},
         )
         for packed in (False, True)
         for kernel, constants in (
@@ -114,7 +113,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._prepare_heads, {"NORM": True, "HEADS": 1, "D": 128, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "HEADS": 8, "D": 128, "FOLLOW": False}),
     (recall._recall, {"PACKED": False, **COPIED}),
-    (recall._recall, {"PACKED": False, **COPIED, "ROW": 256, "VALUE": 128}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
         score_digest._score_digest,

@@ -22,8 +22,8 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
 
 
 @pytest.mark.parametrize(("block", "d"), [(8, 16), (4, 24), (32, 64)])
-@pytest.mark.parametrize(("dtype", "beside"), [(torch.float32, False), (torch.float16, False), (torch.float16, True)])
-def test_append(block: int, d: int, dtype: torch.dtype, beside: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_append(block: int, d: int, dtype: torch.dtype) -> None:
     ids = torch.tensor([1, 4, 0], dtype=torch.int32, device=DEVICE)
     places = torch.tensor([block - 1, 2, block - 1], dtype=torch.int32, device=DEVICE)
     flush_to = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
@@ -33,7 +33,7 @@ def test_append(block: int, d: int, dtype: torch.dtype, beside: bool) -> None:
         gpu = draw(5, HEADS, 2, block, d, dtype=dtype)
         host = torch.zeros(5, HEADS, Layout(block, d).bytes, dtype=torch.uint8, device=DEVICE)
         near = torch.zeros(5, HEADS, 2 * (d + block), dtype=torch.float16, device=DEVICE)
-        run(gpu, ids, places, k, v, PackedBlocks(host, block, d, near, beside), flush_to)
+        run(gpu, ids, places, k, v, PackedBlocks(host, block, d, near), flush_to)
         made.append((gpu, host))
         assert torch.equal(near, scales_of(host, block, d))
     (gpu, host), want = made
@@ -46,28 +46,14 @@ def test_append(block: int, d: int, dtype: torch.dtype, beside: bool) -> None:
     assert torch.equal(host[..., scales:], want[1][..., scales:])
     assert host[3].any()
     assert not host[[1, 2, 4]].any()
-    back = unpack_blocks(host[:1], block, d, torch.float32, beside)
+    back = unpack_blocks(host[:1], block, d, torch.float32)
     torch.testing.assert_close(back, gpu[:1].float(), atol=0.02, rtol=0.01)
 
 
-def test_values_beside_their_keys_in_the_models_own_numbers() -> None:
-    block, d = 8, 24
-    ids, places, flush_to = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([1, 0], [7, 7], [3, 0]))
-    k, v = (draw(2, HEADS, d, seed=i) for i in (1, 2))
-    whole, gpu = torch.zeros(5, HEADS, block, 2, d, device=DEVICE), draw(5, HEADS, 2, block, d)
-    append_kernel.append(gpu, ids, places, k, v, whole.transpose(2, 3), flush_to)
-    assert torch.equal(whole[[3, 0], :, :, 0], gpu[[1, 0], :, 0])
-    assert torch.equal(whole[[3, 0], :, :, 1], gpu[[1, 0], :, 1])
-    back = torch.zeros(2, HEADS, 2, block, d, device=DEVICE)
-    to, source = (torch.tensor([[x, x]], dtype=torch.int32, device=DEVICE) for x in ([0, 1], [3, 0]))
-    recall_kernel.recall(back, whole.transpose(2, 3), to, source)
-    assert torch.equal(back, gpu[[1, 0]])
-
-
 @pytest.mark.parametrize(("block", "d"), [(8, 16), (5, 24), (32, 64)])
-@pytest.mark.parametrize(("dtype", "beside"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
-def test_recall(block: int, d: int, dtype: torch.dtype, beside: bool) -> None:
-    host = PackedBlocks(pack_blocks(draw(6, HEADS, 2, block, d), beside), block, d, None, beside)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recall(block: int, d: int, dtype: torch.dtype) -> None:
+    host = PackedBlocks(pack_blocks(draw(6, HEADS, 2, block, d)), block, d)
     to = torch.tensor([[[1, -1, 3], [0, 2, -1]]], dtype=torch.int32, device=DEVICE)
     source = torch.tensor([[[5, 0, 2], [1, 1, 0]]], dtype=torch.int32, device=DEVICE)
     made = []

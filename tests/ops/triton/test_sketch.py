@@ -66,18 +66,16 @@ def rows_of(memory: torch.Tensor, blocks: torch.Tensor, tokens: torch.Tensor, he
 Kept = torch.Tensor | PackedBlocks
 
 
-def kept(memory: torch.Tensor, packed: bool, beside: bool = False) -> tuple[torch.Tensor, Kept, Kept]:
+def kept(memory: torch.Tensor, packed: bool) -> tuple[torch.Tensor, Kept, Kept]:
     """Its numbers, and blocks of these: on the host and on the device."""
     if not packed:
-        stored = memory.transpose(2, 3).contiguous() if beside else memory
-        one, two = ((x.transpose(2, 3) if beside else x) for x in (stored, stored.to(DEVICE)))
-        return memory, one, two
-    made = pack_blocks(memory, beside)
+        return memory, memory, memory.to(DEVICE)
+    made = pack_blocks(memory)
     # memory without the scales: these are read in GPU memory, where they lie too
     scales, bare = scales_of(made, BLOCK, D).clone(), made.clone()
     bare[..., 2 * BLOCK * D :] = 0
-    here, there = (PackedBlocks(bare.to(x), BLOCK, D, scales.to(x), beside) for x in (torch.device("cpu"), DEVICE))
-    return unpack_blocks(made, BLOCK, D, torch.float32, beside), here, there
+    here, there = (PackedBlocks(bare.to(x), BLOCK, D, scales.to(x)) for x in (torch.device("cpu"), DEVICE))
+    return unpack_blocks(made, BLOCK, D, torch.float32), here, there
 
 
 def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor) -> None:
@@ -146,20 +144,14 @@ def look_up(
 
 
 @pytest.mark.parametrize(
-    ("planes", "group", "cap", "packed", "beside", "small"),
-    [
-        (64, 3, None, False, False, False),
-        (96, 1, 5.0, False, True, True),
-        (64, 3, None, True, False, True),
-        (96, 1, 5.0, True, True, False),
-    ],
+    ("planes", "group", "cap", "packed", "small"),
+    [(64, 3, None, False, False), (96, 1, 5.0, False, True), (64, 3, None, True, True), (96, 1, 5.0, True, False)],
 )
 def test_scores_and_what_is_attended(
     planes: int,
     group: int,
     cap: float | None,
     packed: bool,
-    beside: bool,
     small: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,7 +166,7 @@ def test_scores_and_what_is_attended(
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
     mean = torch.randn(rows, KV_HEADS * group, D)
-    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed, beside)
+    memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
     want, want_lse, want_inside, *_ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
     there = [x.to(DEVICE) for x in (q, words, table, tokens)]

@@ -44,7 +44,7 @@ def refuses(q: Tensor, blocks: Tensor | PackedBlocks) -> str | None:
     layout = native.block_layout(native.element_of(blocks.dtype), block, head_dim)
     packed = block * head_dim * blocks.element_size()
     own = _own(blocks)
-    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not _stored(own).is_contiguous():
+    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not own.is_contiguous():
         return f"blocks of {block} rows of {head_dim} {blocks.dtype} are not packed the way the kernels read them"
     return None
 
@@ -183,18 +183,11 @@ def source(blocks: Tensor | PackedBlocks) -> Blocks:
             blocks.memory.shape[1],
             blocks.d,
             one is not blocks.memory,
-            blocks.beside,
         )
     _, kv_heads, _, block, d = blocks.shape
     own = _own(blocks)
-    stored = _stored(own)
-    memory, beside = stored.view(torch.uint8).view(len(own), -1), stored is not own
-    return native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, d, own is not blocks, beside)
-
-
-def _stored(blocks: Tensor) -> Tensor:
-    """Blocks in the order in which they lie in memory: each key before its value, where their strides say so."""
-    return blocks.transpose(2, 3) if blocks.stride(2) < blocks.stride(3) else blocks
+    memory = own.view(torch.uint8).view(len(own), -1)
+    return native.Blocks(memory, native.element_of(blocks.dtype), block, kv_heads, d, own is not blocks)
 
 
 def _own(blocks: Tensor) -> Tensor:

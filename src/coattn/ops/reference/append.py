@@ -45,7 +45,7 @@ def append(
         if isinstance(away, Tensor):
             away[to] = blocks.to(away.device)
             return
-        made = pack_blocks(blocks, away.beside)
+        made = pack_blocks(blocks)
         away.memory[to] = made.to(away.memory.device)
         if away.scales is not None:
             away.scales[to] = scales_of(made, *gpu.shape[3:])

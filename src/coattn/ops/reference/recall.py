@@ -19,4 +19,4 @@ def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor)
     blocks = as_blocks(host, block, d)
     memory = blocks if isinstance(blocks, Tensor) else blocks.memory
     found = memory[wanted.to(memory.device), heads.to(memory.device)].to(gpu.device)
-    gpu[ids, heads] = found if isinstance(blocks, Tensor) else unpack_blocks(found, block, d, gpu.dtype, blocks.beside)
+    gpu[ids, heads] = found if isinstance(blocks, Tensor) else unpack_blocks(found, block, d, gpu.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 from coattn.ops.triton.launch import options
-from coattn.ops.triton.packed import halves_of, pack_keys, pack_values, rows_of
+from coattn.ops.triton.packed import halves_of, memory_of, pack_keys, pack_values
 from coattn.quantise.blocks import PackedBlocks, is_packed
 
 
@@ -16,8 +16,8 @@ from coattn.quantise.blocks import PackedBlocks, is_packed
 def _append(
     k_ptr, v_ptr, gpu_ptr, host_ptr, halves_ptr, near_ptr, ids_ptr, places_ptr, flush_ptr,
     k_seq, k_head, v_seq, v_head, block_stride, head_stride, host_block, host_head, near_block, near_head,
-    FLUSH: tl.constexpr, PACKED: tl.constexpr, NEAR: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr,
-    BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, FOLLOW: tl.constexpr,
+    FLUSH: tl.constexpr, PACKED: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -47,17 +47,17 @@ def _append(
                 scales = halves_ptr + (away + 2 * BLOCK * D) // 2
                 near = near_ptr + to * near_block + head * near_head
                 if kind == 0:
-                    step, low = pack_keys(rows, host_ptr + away, scales, ROW, BLOCK, D, D_PAD)
+                    step, low = pack_keys(rows, host_ptr + away, scales, BLOCK, D, D_PAD)
                     if NEAR:
                         tl.store(near + d, step, mask=d < D)
                         tl.store(near + D + d, low, mask=d < D)
                 else:
-                    row_step, row_low = pack_values(rows, host_ptr + away, scales, ROW, VALUE, BLOCK, D, D_PAD)
+                    row_step, row_low = pack_values(rows, host_ptr + away, scales, BLOCK, D, D_PAD)
                     if NEAR:
                         tl.store(near + 2 * D + r, row_step)
                         tl.store(near + 2 * D + BLOCK + r, row_low)
             else:
-                there = host_ptr + away + kind * VALUE + r[:, None] * ROW + d[None, :]
+                there = host_ptr + away + kind * BLOCK * D + r[:, None] * D + d[None, :]
                 tl.store(there, rows, mask=(d < D)[None, :])
 
 
@@ -77,14 +77,14 @@ def append(
     """
     seqs, kv_heads, d = k.shape
     block = gpu.shape[3]
-    away, rows = rows_of(gpu if host is None else host, block, d)
+    away = memory_of(gpu if host is None else host)
     scales = host.scales if isinstance(host, PackedBlocks) else None
     near = gpu if scales is None else scales
     _append[(seqs, kv_heads, 2)](
         k, v, gpu, away, halves_of(away), near, ids, places, ids if flush_to is None else flush_to,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), gpu.stride(0), gpu.stride(1),
         away.stride(0), away.stride(1), near.stride(0), near.stride(1), FLUSH=flush_to is not None,
-        PACKED=is_packed(away), NEAR=scales is not None, **rows, BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d),
+        PACKED=is_packed(away), NEAR=scales is not None, BLOCK=block, D=d, D_PAD=triton.next_power_of_2(d),
         num_warps=4, **options(seqs),
     )  # fmt: skip
 

@@ -163,7 +163,7 @@ def _fetch(
     seq_ptr, next_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
     block_stride, head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, FRESH: tl.constexpr,
-    ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What is read is also written into places of a pool in 8 bits that nobody reads.
@@ -195,7 +195,7 @@ def _fetch(
         ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
         k, v = read_entries(
             memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
-            token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+            token % BLOCK, used, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if CAP:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.quantise.blocks import PackedBlocks, as_blocks, is_packed
+from coattn.quantise.blocks import PackedBlocks, is_packed
 
 
 def halves_of(host: Tensor) -> Tensor:
@@ -17,12 +17,9 @@ def halves_of(host: Tensor) -> Tensor:
     return host.view(torch.float16) if is_packed(host) else host
 
 
-def rows_of(host: Tensor | PackedBlocks, block: int, d: int) -> tuple[Tensor, dict[str, int]]:
-    """The memory, and where its rows lie: elements from a key to the next one (ROW), and to its value (VALUE)."""
-    blocks = as_blocks(host, block, d)
-    if isinstance(blocks, PackedBlocks):
-        return blocks.memory, {"ROW": blocks.layout.row, "VALUE": blocks.layout.values}
-    return blocks, {"ROW": blocks.stride(3), "VALUE": blocks.stride(2)}
+def memory_of(host: Tensor | PackedBlocks) -> Tensor:
+    """The tensor that blocks lie in."""
+    return host.memory if isinstance(host, PackedBlocks) else host
 
 
 class Entries(NamedTuple):
@@ -42,8 +39,8 @@ class Entries(NamedTuple):
             assert scales is not None, "single entries in 8 bits are read with scales in GPU memory"
         else:
             scales, (block, d) = blocks, blocks.shape[3:]
-        memory, rows = rows_of(blocks, block, d)
-        sizes = {**rows, "PACKED": is_packed(memory), "BLOCK": block, "D": d}
+        memory = memory_of(blocks)
+        sizes = {"PACKED": is_packed(memory), "BLOCK": block, "D": d}
         sizes["D_PAD"] = max(16, triton.next_power_of_2(d))
         strides = (memory.stride(0), memory.stride(1), scales.stride(0), scales.stride(1))
         return Entries(memory, scales, strides, sizes)
@@ -65,7 +62,7 @@ def _codes(x, floor, over):
 
 
 @triton.jit
-def pack_keys(rows, to_ptr, scale_ptr, ROW: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+def pack_keys(rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
     """The keys of a full block, `[BLOCK, D_PAD]`. to_ptr: where its codes begin; scale_ptr: its scales, in float16.
 
     Returns scales and minima."""
@@ -74,7 +71,7 @@ def pack_keys(rows, to_ptr, scale_ptr, ROW: tl.constexpr, BLOCK: tl.constexpr, D
     low = tl.min(x, 0).to(tl.float16)
     step, floor, over = _fit(low, tl.max(x, 0))
     codes = _codes(x, floor[None, :], over[None, :])
-    tl.store(to_ptr + r[:, None] * ROW + d[None, :], codes, mask=(d < D)[None, :])
+    tl.store(to_ptr + r[:, None] * D + d[None, :], codes, mask=(d < D)[None, :])
     tl.store(scale_ptr + d, step, mask=d < D)
     tl.store(scale_ptr + D + d, low, mask=d < D)
     return step, low
@@ -82,7 +79,7 @@ def pack_keys(rows, to_ptr, scale_ptr, ROW: tl.constexpr, BLOCK: tl.constexpr, D
 
 @triton.jit
 def pack_values(
-    rows, to_ptr, scale_ptr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    rows, to_ptr, scale_ptr, BLOCK: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr,
 ):  # fmt: skip
     """The same of its values."""
@@ -92,7 +89,7 @@ def pack_values(
     low = tl.min(tl.where(inside, x, float("inf")), 1).to(tl.float16)
     step, floor, over = _fit(low, tl.max(tl.where(inside, x, float("-inf")), 1))
     codes = _codes(x, floor[:, None], over[:, None])
-    tl.store(to_ptr + VALUE + r[:, None] * ROW + d[None, :], codes, mask=inside)
+    tl.store(to_ptr + BLOCK * D + r[:, None] * D + d[None, :], codes, mask=inside)
     tl.store(scale_ptr + 2 * D + r, step)
     tl.store(scale_ptr + 2 * D + BLOCK + r, low)
     return step, low
@@ -100,7 +97,7 @@ def pack_values(
 
 @triton.jit
 def unpack_block(
-    from_ptr, scale_ptr, to_ptr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    from_ptr, scale_ptr, to_ptr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     """A block's keys and values, as numbers, to `to_ptr`."""
@@ -108,9 +105,9 @@ def unpack_block(
     at = r[:, None] * D + d[None, :]
     inside = (r < BLOCK)[:, None] & (d < D)[None, :]
     dtype = to_ptr.dtype.element_ty
-    own = from_ptr + r[:, None] * ROW + d[None, :]
+    own = from_ptr + r[:, None] * D + d[None, :]
     keys = tl.load(own, mask=inside, other=0)
-    values = tl.load(own + VALUE, mask=inside, other=0)
+    values = tl.load(own + BLOCK * D, mask=inside, other=0)
     key_step = tl.load(scale_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     key_low = tl.load(scale_ptr + D + d, mask=d < D, other=0.0).to(tl.float32)
     step = tl.load(scale_ptr + 2 * D + r, mask=r < BLOCK, other=0.0).to(tl.float32)
@@ -123,20 +120,19 @@ def unpack_block(
 
 @triton.jit
 def read_entries(
-    memory_ptr, scale_ptr, away, near, row, used, ROW: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr,
+    memory_ptr, scale_ptr, away, near, row, used, PACKED: tl.constexpr,
     DTYPE: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     """Keys and values `[rows, D_PAD]` of single entries in DTYPE, zero where not `used`.
 
-    away, near: where the block of each begins in memory, and its scales; row: which of the block it is. ROW, VALUE:
-    elements from a key to the next one, and to its value.
+    away, near: where the block of each begins in memory, and its scales; row: which of the block it is.
     """
     d = tl.arange(0, D_PAD)
     inside = used[:, None] & (d < D)[None, :]
-    at = memory_ptr + (away + row * ROW)[:, None] + d[None, :]
+    at = memory_ptr + (away + row * D)[:, None] + d[None, :]
     if PACKED:
         keys = tl.load(at, mask=inside, other=0).to(tl.float32)
-        values = tl.load(at + VALUE, mask=inside, other=0).to(tl.float32)
+        values = tl.load(at + BLOCK * D, mask=inside, other=0).to(tl.float32)
         own = scale_ptr + near[:, None] + d[None, :]
         step = tl.load(own, mask=inside, other=0.0).to(tl.float32)
         low = tl.load(own + D, mask=inside, other=0.0).to(tl.float32)
@@ -147,5 +143,5 @@ def read_entries(
         v = tl.where(inside, value_low[:, None] + value_step[:, None] * values, 0.0).to(DTYPE)
     else:
         k = tl.load(at, mask=inside, other=0.0)
-        v = tl.load(at + VALUE, mask=inside, other=0.0)
+        v = tl.load(at + BLOCK * D, mask=inside, other=0.0)
     return k, v

@@ -8,26 +8,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.triton.packed import halves_of, rows_of, unpack_block
+from coattn.ops.triton.packed import halves_of, memory_of, unpack_block
 from coattn.quantise.blocks import PackedBlocks, is_packed
 
 
 @triton.jit
 def copy_block(
-    host_ptr, halves_ptr, away, home, PACKED: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
+    host_ptr, halves_ptr, away, home, PACKED: tl.constexpr, BLOCK: tl.constexpr,
     R_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The block of one KV head that lies at `host_ptr + away`, to `home`."""
     if PACKED:
         scales = halves_ptr + (away + 2 * BLOCK * D) // 2
-        unpack_block(host_ptr + away, scales, home, ROW, VALUE, BLOCK, R_PAD, D, D_PAD)
-    elif ROW != D:
-        r, d = tl.arange(0, R_PAD), tl.arange(0, D_PAD)
-        mask = (r < BLOCK)[:, None] & (d < D)[None, :]
-        own, to = host_ptr + away + r[:, None] * ROW + d[None, :], home + r[:, None] * D + d[None, :]
-        k, v = tl.load(own, mask=mask), tl.load(own + VALUE, mask=mask)
-        tl.store(to, k, mask=mask)
-        tl.store(to + BLOCK * D, v, mask=mask)
+        unpack_block(host_ptr + away, scales, home, BLOCK, R_PAD, D, D_PAD)
     else:
         at = tl.arange(0, SIZE)
         for start in range(0, 2 * BLOCK * D, SIZE):
@@ -38,15 +31,15 @@ def copy_block(
 def block_sizes(gpu: Tensor, host: Tensor | PackedBlocks) -> tuple[Tensor, dict[str, Any]]:
     """The memory of host blocks, and what `copy_block` has to know of them, by name."""
     block, d = gpu.shape[3:]
-    memory, rows = rows_of(host, block, d)
+    memory = memory_of(host)
     pads = {"R_PAD": triton.next_power_of_2(block), "D_PAD": triton.next_power_of_2(d)}
-    return memory, {"PACKED": is_packed(memory), **rows, "BLOCK": block, "D": d, "SIZE": 2048, **pads}
+    return memory, {"PACKED": is_packed(memory), "BLOCK": block, "D": d, "SIZE": 2048, **pads}
 
 
 @triton.jit
 def _recall(
     gpu_ptr, host_ptr, halves_ptr, to_ptr, source_ptr, heads, count, block_stride, head_stride, host_block, host_head,
-    PACKED: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
@@ -56,7 +49,7 @@ def _recall(
         source = tl.load(source_ptr + i).to(tl.int64)
         away = source * host_block + head * host_head
         home = gpu_ptr + to * block_stride + head * head_stride
-        copy_block(host_ptr, halves_ptr, away, home, PACKED, ROW, VALUE, BLOCK, R_PAD, D, D_PAD, SIZE)
+        copy_block(host_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
 
 
 def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor) -> None:

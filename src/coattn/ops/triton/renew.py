@@ -83,7 +83,7 @@ def _renew(
 def _bring(
     gpu_ptr, host_ptr, halves_ptr, source_ptr, place_ptr, count_ptr, slots_ptr, rows, heads, places, first,
     block_stride, head_stride, host_block, host_head,
-    PACKED: tl.constexpr, ROW: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +95,7 @@ def _bring(
             place = tl.load(place_ptr + row * places + i)
             away = source * host_block + head * host_head
             home = gpu_ptr + (first + slot * places + place) * block_stride + head * head_stride
-            copy_block(host_ptr, halves_ptr, away, home, PACKED, ROW, VALUE, BLOCK, R_PAD, D, D_PAD, SIZE)
+            copy_block(host_ptr, halves_ptr, away, home, PACKED, BLOCK, R_PAD, D, D_PAD, SIZE)
 
 
 def renew(

@@ -138,8 +138,8 @@ def _bring(
     codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads,
     lines, nobody,
     block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr,
-    LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr, ROW: tl.constexpr,
-    VALUE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    LINES: tl.constexpr, ROWS: tl.constexpr, FRESH: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, ROWS)
     # every sequence and KV head has a line; all pieces of all lines are numbered
@@ -168,7 +168,7 @@ def _bring(
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
             k, v = read_entries(
                 memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
-                token % BLOCK, used, ROW, VALUE, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
+                token % BLOCK, used, PACKED, gpu_ptr.dtype.element_ty, BLOCK, D, D_PAD,
             )  # fmt: skip
             put_rows(
                 k, v, to, used, slot, head, heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places,
