@@ -3,15 +3,20 @@ from __future__ import annotations
 import pytest
 
 from coattn.errors import ConfigError, MethodError
-from coattn.method import Method, compose
+from coattn.method import WHERE, Method, compose
 from coattn.methods import METHODS
 from coattn.parts import PARTS
+from coattn.types import KINDS
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_row_of_the_table_fits(name: str) -> None:
     composed = compose(METHODS[name])
     assert composed.exact == (name in ("full", "offload", "cpu"))
+
+
+def test_every_kind_of_work_can_be_named() -> None:
+    assert set(WHERE) == set(KINDS)
 
 
 def test_every_mismatch_is_named_at_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from coattn.cache.config import Evicting, OnGpu, Recent, Tiered, Values
-from coattn.execute.both import Both
 from coattn.execute.cpu import Cpu
 from coattn.execute.gpu import Gpu
 from coattn.execute.pull import Pull
@@ -69,7 +68,6 @@ _ALL: tuple[type[Part], ...] = (
     Gpu,
     Cpu,
     Pull,
-    Both,
     Inline,
     SameLayer,
     LayerAhead,

@@ -197,20 +197,6 @@ class RowWork:
 
 
 @dataclass(frozen=True)
-class EntryWork:
-    """Attention over single entries in DRAM, each KV head its own.
-
-    table: `[seqs, blocks]` int32 host block ids of each sequence, on the host.
-    index: `[seqs, kv_heads, n]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use.
-    """
-
-    kind = "entries"
-    table: Tensor
-    index: Tensor
-    count: Tensor
-
-
-@dataclass(frozen=True)
 class Term:
     """A part of the result that the rule knows already: out `[seqs, 1, q_heads, d]`, lse `[seqs, 1, q_heads]`."""
 
@@ -246,9 +232,9 @@ class ScoredWork:
     it."""
 
 
-Work = BlockWork | RowWork | EntryWork | ScoredWork | Term
-KINDS = ("gpu", "host", "rows", "entries", "scored", "term")
-"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, listed ones, scored ones, known terms."""
+Work = BlockWork | RowWork | ScoredWork | Term
+KINDS = ("gpu", "host", "rows", "scored", "term")
+"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, scored ones, known terms."""
 
 
 def nothing_to_wait_for() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,7 +123,6 @@ def world() -> Iterator[Any]:
 SCOUT = {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}
 CODED = {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.8}
 AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125, "now": 2.0, "far": 1.0}
-BOTH = str(Path(__file__).with_name("auto_both.toml"))
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
     "offload": ("offload", {"block": 8, "window_blocks": 2}),
@@ -167,7 +165,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # with 0.8 a token of these steps weighs as much as it must, but for the last bit
     "auto": ("auto", {**AUTO, "quality": 0.82}),
-    "auto, both": (BOTH, {**AUTO, "quality": 0.82, "fetch": 8, "balance": False}),
     "auto, int8": ("auto", {**AUTO, "quality": 0.82, "host_dtype": "int8"}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
@@ -225,8 +222,8 @@ def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("place", "form"), [("pull", "model"), ("both", "model"), ("both", "int8"), ("pull", "int8")])
-def test_captured_steps_of_auto_in_16_bits(place: str, form: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["model", "int8"])
+def test_captured_steps_of_auto_in_16_bits(form: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernels on tensor cores, which 32-bit numbers and small heads never take."""
     from coattn.ops.cuda import score_sketch
 
@@ -245,7 +242,7 @@ def test_captured_steps_of_auto_in_16_bits(place: str, form: str, world: Any, mo
         initializer_range=0.1,
     )
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
-    method, params = METHODS["auto"] if place == "pull" else METHODS["auto, both"]
+    method, params = METHODS["auto"]
     # floors that an audit lowers hang on when it is done
     params = {**params, "block": 32, "quality": 0.98, "code_bytes": 16, "audit": False}
     params["host_dtype"] = form

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,10 +31,10 @@ GROUP = HEADS // KV_HEADS
 class World:
     """Two layers; every key and value they were given is known."""
 
-    def __init__(self, seqs: int = 2, tokens: int | None = 256, place: str = "pull", **params: Any) -> None:
+    def __init__(self, seqs: int = 2, tokens: int | None = 256, **params: Any) -> None:
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
         own = {"block": BLOCK, "window_blocks": WINDOW, "pool_share": 0.125}
-        composed = compose(replace(METHODS["auto"], place=place), **{**own, **params})
+        composed = compose(METHODS["auto"], **{**own, **params})
         self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens)
         self.draws = torch.Generator().manual_seed(3)
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
@@ -171,22 +170,20 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("quality", "place", "more"),
+    ("quality", "more"),
     [
-        (0.9, "pull", {}),
-        (0.97, "pull", {}),
-        (0.97, "both", {"fetch": 3}),
-        (0.9, "pull", {"host_dtype": "int8"}),
-        (0.9, "pull", {"pool_dtype": "int8"}),
-        (0.9, "pull", {"pool_dtype": "int8", "hot": 10, "pool_share": 0.25}),
-        (0.9, "both", {"fetch": 3, "pool_dtype": "int8", "hot": 12, "pool_share": 0.25}),
-        (0.97, "both", {"fetch": 3, "pool_dtype": "int8", "host_dtype": "int8"}),
-        (0.97, "both", {"fetch": 3, "host_dtype": "int8"}),
+        (0.9, {}),
+        (0.97, {}),
+        (0.9, {"host_dtype": "int8"}),
+        (0.9, {"pool_dtype": "int8"}),
+        (0.9, {"pool_dtype": "int8", "hot": 10, "pool_share": 0.25}),
+        (0.97, {"pool_dtype": "int8", "host_dtype": "int8"}),
+        (0.97, {"host_dtype": "int8"}),
     ],
 )
-def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str, Any]) -> None:
+def test_equals_the_rule_written_out(quality: float, more: dict[str, Any]) -> None:
     hot = more.get("hot", 4096)
-    world = World(quality=quality, place=place, code_bytes=4, now=1.0, **more)
+    world = World(quality=quality, code_bytes=4, now=1.0, **more)
     world.step(150, 90)
     places = BLOCK * world.sketch.cache.spec.pool_blocks
     assert places == 256 * more.get("pool_share", 0.125)
@@ -204,8 +201,6 @@ def test_equals_the_rule_written_out(quality: float, place: str, more: dict[str,
     assert 0 < report["row_entries"] < 240
     assert report.get("cold_entries", 0) == pytest.approx(world.looked_up / 2 / KV_HEADS)
     assert (world.looked_up > 0) is (hot < places)
-    if place == "both":
-        assert 0 < report["cpu_entries"] < report["row_entries"]
     # window, first block, pool, and codes by their bytes
     gpu, far = world.runtime.groups[0].cache.gpu, report["row_entries"] / report["kept_mean"]
     share = (2 * DIM + 6) / (8 * DIM) if "pool_dtype" in more else 1

@@ -35,9 +35,6 @@ void bind_attend(nb::module_& m) {
   field(c, "head_stride", &AttendJob::head_stride);
   field(c, "num_blocks", &AttendJob::num_blocks);
   field(c, "block", &AttendJob::block);
-  field(c, "beside", &AttendJob::beside);
-  field(c, "index", &AttendJob::index);
-  field(c, "max_entries", &AttendJob::max_entries);
   field(c, "out", &AttendJob::out);
   field(c, "lse", &AttendJob::lse);
   field(c, "weights", &AttendJob::weights);

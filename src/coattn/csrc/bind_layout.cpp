@@ -11,8 +11,8 @@ void bind_layout(nb::module_& m) {
   m.attr("elems") = elems;
   m.def(
       "block_layout",
-      [](int elem, int block, int head_size, bool keys, bool beside) {
-        const BlockLayout b = block_layout(static_cast<Elem>(elem), block, head_size, keys, beside);
+      [](int elem, int block, int head_size, bool keys) {
+        const BlockLayout b = block_layout(static_cast<Elem>(elem), block, head_size, keys);
         nb::dict d;
         d["row_bytes"] = b.row_bytes;
         d["k_stride"] = b.k_stride;
@@ -27,8 +27,7 @@ void bind_layout(nb::module_& m) {
         d["bytes"] = b.bytes;
         return d;
       },
-      nb::arg("elem"), nb::arg("block"), nb::arg("head_size"), nb::arg("keys") = true,
-      nb::arg("beside") = false);
+      nb::arg("elem"), nb::arg("block"), nb::arg("head_size"), nb::arg("keys") = true);
 }
 
 }  // namespace coattn

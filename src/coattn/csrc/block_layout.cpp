@@ -4,7 +4,7 @@
 
 namespace coattn {
 
-BlockLayout block_layout(Elem elem, int block, int head_size, bool keys, bool beside) {
+BlockLayout block_layout(Elem elem, int block, int head_size, bool keys) {
   if (head_size < 8 || head_size > 1024 || head_size % 8 != 0) {
     throw Refusal("Head size " + std::to_string(head_size) + " is not a multiple of 8 between 8 and 1024.",
                   "Pad the heads with zero channels.");
@@ -21,8 +21,8 @@ BlockLayout block_layout(Elem elem, int block, int head_size, bool keys, bool be
   b.block = block;
   b.head_size = head_size;
   b.row_bytes = elem_bytes(elem, head_size);
-  b.v = !keys ? 0 : beside ? b.row_bytes : b.row_bytes * block;
-  b.k_stride = b.v_stride = keys && beside ? 2 * b.row_bytes : b.row_bytes;
+  b.v = keys ? b.row_bytes * block : 0;
+  b.k_stride = b.v_stride = b.row_bytes;
   b.scale_row = 2;
   b.scale_group = int64_t{2} * block;
   b.k_scale = b.k_min = b.v_scale = b.v_min = (keys ? 2 : 1) * b.row_bytes * block;

@@ -6,9 +6,7 @@
 //   k_scale, k_min    2 * head_size each          float16 per channel         (int8)
 //   v_scale, v_min    2 * block each              float16 per row             (int8)
 //
-// The whole is padded to `bytes`, a multiple of 64. Rows follow each other without padding. With `beside` each
-// key row is followed by its value row, so that a token is one piece of 2 * row_bytes: v = row_bytes, and both
-// strides are 2 * row_bytes. Who reads single tokens from afar pays for one place then, not for two.
+// The whole is padded to `bytes`, a multiple of 64. Rows follow each other without padding.
 //
 // int8 follows KIVI (Liu et al. 2024, section 3): keys have outlier channels, so each channel of a block has its
 // own scale over the block's tokens; values do not, so each token has its own. A stored code c stands for
@@ -52,7 +50,6 @@ struct BlockLayout {
 };
 
 // Refuses head sizes that are not a positive multiple of 8 (at most 1024), blocks outside 1..1024 and int4 keys.
-// beside: of blocks with keys.
-BlockLayout block_layout(Elem elem, int block, int head_size, bool keys = true, bool beside = false);
+BlockLayout block_layout(Elem elem, int block, int head_size, bool keys = true);
 
 }  // namespace coattn

@@ -17,13 +17,12 @@ from coattn.execute.pull import Pull
 from coattn.ops import flash
 from coattn.ops.attend import attend
 from coattn.ops.native import attend as native
-from coattn.ops.reference.attend_rows import attend_rows
 from coattn.ops.reference.weighted_sum import gather_rows
 from coattn.ops.softcap import softcap
 from coattn.ops.weighted_sum import weighted_sum
 from coattn.quantise.blocks import PackedBlocks
 from coattn.state import AttnState
-from coattn.types import BlockList, BlockWork, EntryWork, RowWork, Step, Work
+from coattn.types import BlockList, BlockWork, RowWork, Step, Work
 
 
 @dataclass
@@ -31,7 +30,7 @@ class Cpu(Executor):
     """Computes where the KV lies: the query, or indices and weights, go to the host; a state comes back."""
 
     name = "cpu"
-    runs = frozenset({"host", "rows", "entries"})
+    runs = frozenset({"host", "rows"})
     provides = frozenset({"cpu"})
     asynchronous = True
 
@@ -49,9 +48,7 @@ class Cpu(Executor):
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Pull().min_gpu_bytes(spec, config) if config.host == "kv" and spec.device.type == "cuda" else 0
 
-    def run(self, call: Call, work: BlockWork | RowWork | EntryWork) -> State:
-        if isinstance(work, EntryWork):
-            return self._attend(call, work)
+    def run(self, call: Call, work: BlockWork | RowWork) -> State:
         if isinstance(work, RowWork):
             own = to_host(work)
             self._taken[call.layer] = float(own.count.sum()) / own.count.shape[1]
@@ -85,16 +82,6 @@ class Cpu(Executor):
         if self._reader is not None:
             self._reader.release()
             self._reader = None
-
-    def _attend(self, call: Call, work: EntryWork) -> AttnState:
-        assert self.cache.host is not None
-        q, blocks = call.q.cpu()[:, 0], self.cache.host.memory.listed(call.layer)
-        index, count, table = work.index.cpu(), work.count.cpu(), work.table[: len(q), None].contiguous()
-        if native.refuses(q, blocks) is None:
-            state = native.attend_rows(q, blocks, table, index, count, call.scale, call.shape.softcap)
-        else:
-            state = attend_rows(q, blocks, table, index, count, call.scale, call.shape.softcap)
-        return AttnState(state.out[:, None].to(call.q.device), state.lse[:, None].to(call.q.device))
 
     def _sum(self, call: Call, work: RowWork) -> AttnState:
         assert self.cache.host is not None

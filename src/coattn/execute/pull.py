@@ -82,7 +82,7 @@ class Pull(Executor):
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory.listed(call.layer), call.shape.softcap
             cold = None if self.cold is None else self.cold(work)
-            found = attend_scored(call.q, memory, work, call.scale, cap, None, self._lanes, cold)
+            found = attend_scored(call.q, memory, work, call.scale, cap, self._lanes, cold)
             self._taken[call.layer] = found.far, found.later, found.cold
             return found.states
         if call.table is None:

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from coattn.ops.deal import room
-
 if TYPE_CHECKING:
     from coattn.call import Call
     from coattn.execute.base import Executor, Result
-    from coattn.ops.attend_scored import Chosen
-    from coattn.quantise.blocks import PackedBlocks
     from coattn.types import Work
 
 
@@ -25,16 +21,6 @@ class Hand:
         """Begins a piece of work of an asynchronous executor; the result fetches it."""
         state = executor.run(call, work)
         return lambda: state
-
-    def room(
-        self, call: Call, memory: Tensor | PackedBlocks, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Where lists of single entries of `memory` are written that the CPU will be asked to attend to; their lengths.
-
-        At most `most` entries a KV head. stay: `[1]` int32, how many the GPU keeps for itself, and the same number;
-        follows who is waited for, from step to step, where that is known.
-        """
-        return room(chosen, most)
 
     def side(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
         """Inside this block a layer's query is predicted, from `hidden`; where it can be, beside the layer before."""

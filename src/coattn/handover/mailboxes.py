@@ -11,24 +11,21 @@ from torch import Tensor
 
 from coattn.handover.base import Hand
 from coattn.handover.box import Box
-from coattn.handover.entries import EntryBox
 from coattn.handover.mailbox import LayerJob, Mailbox
 from coattn.handover.server import Server
 from coattn.handover.span import Span
 from coattn.handover.sums import SumBox
-from coattn.types import BlockWork, EntryWork, RowWork
+from coattn.types import BlockWork, RowWork
 
 if TYPE_CHECKING:
     from coattn.cache.kv import KVCache
     from coattn.call import Call
     from coattn.execute.base import Executor, Result
-    from coattn.ops.attend_scored import Chosen
-    from coattn.quantise.blocks import PackedBlocks
     from coattn.types import Work
 
 
 class Mailboxes(Hand):
-    """One mailbox for queries over blocks, one for weighted rows, one for single entries, made when first wanted.
+    """One mailbox for queries over blocks, one for weighted rows, made when first wanted.
 
     Of one group of layers; a `PostOffice` has those of all.
     """
@@ -38,7 +35,6 @@ class Mailboxes(Hand):
         self.cache, self.device, self.server = cache, cache.spec.device, server
         self._attend: Mailbox | None = None
         self._sums: SumBox | None = None
-        self._entries: EntryBox | None = None
         self._streams: list[Any] = []
         """Two, for every other layer: while one waits for the CPU's answer, the other makes the next query."""
         layers = len(cache.spec.layers)
@@ -62,11 +58,6 @@ class Mailboxes(Hand):
             sums.add(layer, self.cache.host.memory.values(layer))
             sums.post(layer, work)
             return lambda: sums.fetch(layer, work)
-        if isinstance(work, EntryWork):
-            entries = self._entries
-            assert entries is not None, "room() comes first"
-            entries.post(layer, call.q[:, 0])
-            return lambda: entries.fetch(layer, table.rows)
         assert isinstance(work, BlockWork)
         if self._attend is None:
             self._attend = Mailbox(table, layers, self.device, self.server)
@@ -76,16 +67,6 @@ class Mailboxes(Hand):
         box.add(LayerJob(layer, call.shape, blocks.blocks(call, listed), call.scale, own))
         box.post(layer, call.q[:, 0], call.on_side)
         return lambda: box.fetch(layer, table.rows)
-
-    def room(
-        self, call: Call, memory: Tensor | PackedBlocks, chosen: Chosen, most: int, stay: tuple[Tensor, int] | None
-    ) -> tuple[Tensor, Tensor]:
-        table = call.table
-        assert table is not None
-        if self._entries is None:
-            self._entries = EntryBox(table, dict(self.cache.spec.layers), most, self.device, self.server)
-        letter = self._entries.add(call.layer, memory, call.scale, stay)
-        return self._entries.index, letter.count
 
     @contextmanager
     def side(self, layer: int, hidden: Tensor) -> Iterator[None]:
@@ -110,7 +91,7 @@ class Mailboxes(Hand):
 
     def boxes(self) -> list[Box]:
         """Those that were wanted."""
-        return [box for box in (self._attend, self._sums, self._entries) if box is not None]
+        return [box for box in (self._attend, self._sums) if box is not None]
 
     def spans(self) -> list[Span]:
         """What was handed over in the last replay, layer by layer."""

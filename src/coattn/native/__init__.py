@@ -6,7 +6,7 @@ GIL. Tensors are on the CPU; pointers and strides are handed over, nothing is co
 Terms: a *block* is `block` tokens of all KV heads; one (block, head) holds `[K rows | V rows]`, see `block_layout`.
 """
 
-from coattn.native.attend import Attended, attend, plan_attend, plan_attend_rows
+from coattn.native.attend import Attended, attend, plan_attend
 from coattn.native.blocks import Arena, BlockLayout, Blocks, block_layout
 from coattn.native.call import Call, Pending
 from coattn.native.core import ELEMENTS, NativeError, element_of
@@ -69,7 +69,6 @@ __all__ = [
     "isas",
     "job_latency",
     "plan_attend",
-    "plan_attend_rows",
     "plan_keep_rows",
     "plan_weighted_sum",
     "put_rows",

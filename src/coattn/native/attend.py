@@ -101,36 +101,6 @@ def plan_attend(
     return Call("attend", job, result, (q, table, tokens, owners, blocks))
 
 
-def plan_attend_rows(
-    q: Tensor,
-    blocks: Blocks,
-    table: Tensor,
-    index: Tensor,
-    count: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    into: tuple[Tensor, Tensor] | None = None,
-) -> Call[Attended]:
-    """Attention of each sequence's query over single entries, which each KV head has its own of.
-
-    q: `[seqs, q_heads, head_size]`. table: `[seqs, 1, max_blocks]` int32, where a sequence's tokens lie. index: `[seqs,
-    kv_heads, max_entries]` int32 positions in the sequence; count: `[seqs, kv_heads]` int32, how many are in use. The
-    rest as in `plan_attend`.
-    """
-    seqs = q.shape[0]
-    check_tensor("table", table, [seqs, 1, None], torch.int32)
-    check_tensor("index", index, [seqs, blocks.kv_heads, None], torch.int32)
-    check_tensor("count", count, [seqs, blocks.kv_heads], torch.int32)
-    have, want = q.shape[-1], blocks.head_size
-    check(have == want, f"q has head size {have}, the blocks {want}.", "Use queries and blocks of one model.")
-    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, None, into)
-    blocks.fill(job)
-    job.table, job.table_heads, job.max_blocks = table.data_ptr(), 1, table.shape[2]
-    job.tokens, job.index, job.max_entries = count.data_ptr(), index.data_ptr(), index.shape[2]
-    return Call("attend", job, result, (q, table, index, count, blocks))
-
-
 def attend(
     q: Tensor,
     blocks: Blocks,

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from coattn.ops.reference.attend_rows import gather_entries
 from coattn.ops.softcap import softcap as capped
 from coattn.ops.token_pool import COLD, FRESH, NONE, TokenPool
+from coattn.quantise.blocks import PackedBlocks, read_entries
 from coattn.side import SideStream
 from coattn.state import Split
 
 if TYPE_CHECKING:
-    from coattn.quantise.blocks import PackedBlocks
     from coattn.types import ScoredWork
 
 
@@ -60,10 +59,6 @@ class Chosen:
     look: int
 
 
-Deal = Callable[[Chosen], None]
-"""Takes some of what was chosen away before the GPU fetches the rest: they come into the pool later."""
-
-
 Lanes = tuple[SideStream, SideStream]
 
 
@@ -73,7 +68,6 @@ def attend_scored(
     work: ScoredWork,
     scale: float,
     softcap: float | None,
-    deal: Deal | None = None,
     lanes: Lanes | None = None,
     cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
@@ -90,14 +84,12 @@ def attend_scored(
     if q.device.type == "cuda":
         from coattn.ops.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, scale, softcap, deal, lanes, cold)
+        return kernel(q, memory, work, scale, softcap, lanes, cold)
     (rows, _, q_heads, _), pool = q.shape, work.pool
     chosen, scores = _choose(work), work.scores
     assert isinstance(scores, Tensor)
     index, count = _front(chosen.at_once)
-    if deal is not None:
-        count, chosen = _dealt(work, chosen, index, count, deal)
-    keys, values = (x.to(pool.gpu.dtype).float() for x in gather_entries(index, memory, work.table[:, None]))
+    keys, values = (x.to(pool.gpu.dtype).float() for x in _gather(index, memory, work.table))
     states = [_attend(q, keys, values, count, scale, softcap)]
     if pool.packed is not None:
         near, lying = _front(chosen.cold)
@@ -110,6 +102,16 @@ def attend_scored(
     out, lse = zip(*states, (work.mean, left), strict=True)
     counts = (count, chosen.later.sum(-1, dtype=torch.int32), lying)
     return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), *(x[:, :, None] for x in counts))
+
+
+def _gather(index: Tensor, blocks: Tensor | PackedBlocks, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values at positions `[rows, kv_heads, n]` of blocks that table `[rows, blocks]` lists: `[rows, kv_heads,
+    n, d]` float32 each."""
+    block, position = blocks.block if isinstance(blocks, PackedBlocks) else blocks.shape[3], index.long()
+    ids = table.long()[:, None].expand(-1, index.shape[1], -1).gather(2, position // block)
+    heads = torch.arange(index.shape[1], device=index.device)[None, :, None]
+    found = read_entries(blocks, ids, heads, position % block)
+    return found[..., 0, :], found[..., 1, :]
 
 
 def _front(marks: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,19 +168,6 @@ def _choose(work: ScoredWork) -> _Chosen:
     at_once = (scores >= bound + work.now).any(2) & wanted & ~inside
     later = (scores >= bound + work.far).any(2) & wanted & ~inside & ~at_once
     return _Chosen(at_once, later, cold, there & ~at_once & ~cold)
-
-
-def _dealt(work: ScoredWork, chosen: _Chosen, index: Tensor, count: Tensor, deal: Deal) -> tuple[Tensor, _Chosen]:
-    """What is left after some of the listed entries were given away."""
-    rows, kv_heads, longest = index.shape
-    counts = torch.nn.functional.pad(count[..., None], (0, 2))[:, :, None].contiguous()
-    later = torch.empty(rows, kv_heads, 1, max(1, longest), dtype=torch.int32)
-    deal(Chosen(index.int(), later, counts, work.tokens, max(1, longest)))
-    gone = torch.zeros_like(chosen.at_once)
-    for row in range(rows):
-        for head in range(kv_heads):
-            gone[row, head, index[row, head, int(counts[row, head, 0, 0]) : int(count[row, head])]] = True
-    return counts[:, :, 0, 0], chosen._replace(at_once=chosen.at_once & ~gone, later=chosen.later | gone)
 
 
 def _list(work: ScoredWork, chosen: _Chosen) -> None:

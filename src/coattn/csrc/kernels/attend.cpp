@@ -25,11 +25,6 @@ const AttendKernel& choose(Elem elem, Elem q_elem, int group) {
   return table.attend[e][q];
 }
 
-// What the kernels read: int8 entries are gathered as float32.
-Elem read_as(const AttendJob& job) {
-  return job.index && is_quantised(job.elem) ? Elem::f32 : job.elem;
-}
-
 // One call on its way through the pool.
 struct Work {
   const AttendJob& job;
@@ -48,7 +43,7 @@ struct Work {
         source(j),
         pool(p),
         table(kernels()),
-        kernel(choose(read_as(j), j.q_elem, j.q_heads / j.kv_heads * j.q_tokens)),
+        kernel(choose(j.elem, j.q_elem, j.q_heads / j.kv_heads * j.q_tokens)),
         heads(j.q_heads / j.kv_heads),
         group(heads * j.q_tokens),
         stride((j.head_size + 31) / 32 * 32),
@@ -110,11 +105,6 @@ struct Work {
                float* max, float* sum) const {
     thread_local std::vector<float*> weight_rows;
     AttendGroup s = start(worker, item, weight_rows);
-    if (source.single()) {
-      compute_single(s, item, lo, hi, place);
-      finish_part(s, acc, max, sum);
-      return;
-    }
     if (place.first || source.tiles(item - 1) < ahead) {
       for (int64_t j = lo; j < std::min(lo + ahead, hi); ++j) source.fetch_now(item, j);
     }
@@ -127,28 +117,6 @@ struct Work {
       kernel.tile(s, tile, j + 1 < hi ? &next : nullptr);
       tile = next;
     }
-    finish_part(s, acc, max, sum);
-  }
-
-  // The same over single entries: while one tile is attended, the next one is on its way.
-  void compute_single(AttendGroup& s, int64_t item, int64_t lo, int64_t hi, SplitPlan::Place place) const {
-    thread_local std::vector<float> room;
-    const int64_t each = source.gathered_bytes() / static_cast<int64_t>(sizeof(float));
-    room.resize(static_cast<size_t>(each) + 16);
-    auto* at = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(room.data()) + 63) / 64 * 64);
-    if (place.first) source.ask(item, lo);
-    kernel.begin(s);
-    for (int64_t j = lo; j < hi; ++j) {
-      if (j + 1 < hi) {
-        source.ask(item, j + 1);
-      } else if (!place.last && source.tiles(item + 1)) {
-        source.ask(item + 1, 0);
-      }
-      kernel.tile(s, source.gather(item, j, table, at), nullptr);
-    }
-  }
-
-  void finish_part(AttendGroup& s, float* acc, float* max, float* sum) const {
     kernel.end(s, acc);
     std::memcpy(max, s.max, sizeof(float) * group);
     std::memcpy(sum, s.sum, sizeof(float) * group);
@@ -243,9 +211,8 @@ void attend(const AttendJob& job, WorkerPool& pool) {
       }
     }
   }
-  plan.build(items, pool.size(), work.source.single() ? 1 : 4,
-             [&](int64_t item) { return work.source.tiles(item); });
-  if (!work.source.single()) work.ahead = work.source.ahead(plan.first_chunk());
+  plan.build(items, pool.size(), 4, [&](int64_t item) { return work.source.tiles(item); });
+  work.ahead = work.source.ahead(plan.first_chunk());
   partials.resize(static_cast<size_t>(plan.slots() * work.partial_size()));
   const std::vector<float> nothing(static_cast<size_t>(job.head_size));
   for (int64_t item = 0; item < items; ++item) {

@@ -1,4 +1,4 @@
-// attend: queries over lists of blocks, or of single entries in them -> (out, lse), optionally the weights.
+// attend: queries over lists of blocks -> (out, lse), optionally the weights.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,13 @@ struct AttendJob {
   // Lists of blocks. Only the last block of a list is partly filled.
   Elem elem;              // of keys and values: not int4
   const int32_t* table;   // [seqs, table_heads, max_blocks]
-  const int32_t* tokens;  // [seqs, table_heads]; of single entries [seqs, kv_heads]
+  const int32_t* tokens;  // [seqs, table_heads]
   int table_heads;        // 1 (all KV heads share a list) or kv_heads
   int64_t max_blocks;
   const int32_t* owners;  // [seqs]: the row of table and tokens of each sequence, or null: its own number
   const uint8_t* base;    // block b of head h lies at base + b * block_stride + h * head_stride
   int64_t block_stride, head_stride, num_blocks;
   int block;
-  bool beside;  // whether each key row is followed by its value row: see block_layout.h
-
-  // Single entries: the table then says where a sequence's tokens lie, and tokens how many entries a list has.
-  const int32_t* index;  // [seqs, kv_heads, max_entries] positions in the sequence, or null: whole blocks
-  int64_t max_entries;
 
   float* out;      // [seqs, q_tokens, q_heads, head_size]
   float* lse;      // [seqs, q_tokens, q_heads]

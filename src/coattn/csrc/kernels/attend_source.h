@@ -2,14 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "block_layout.h"
 #include "errors.h"
 #include "kernels/attend.h"
 #include "kernels/attend_kernel.h"
-#include "kernels/table.h"
 
 namespace coattn {
 
@@ -26,29 +24,18 @@ class AttendSource {
 
  public:
   explicit AttendSource(const AttendJob& job)
-      : job_(job), layout_(block_layout(job.elem, job.block, job.head_size, true, job.beside)) {
+      : job_(job), layout_(block_layout(job.elem, job.block, job.head_size)) {
     // Two tiles of keys and values (this one and the one being fetched) should fit the L1 cache.
     rows_ = layout_.row_bytes >= 256 ? 32 : kTileRows;
     per_block_ = (job.block + rows_ - 1) / rows_;
     tile_bytes_ = 2 * std::min(rows_, job.block) * layout_.row_bytes;
   }
 
-  // Whether the lists are of single entries, so that tiles are gathered.
-  bool single() const { return job_.index != nullptr; }
-
-  int64_t tokens(int64_t item) const { return job_.tokens[single() ? item : list(item)]; }
+  int64_t tokens(int64_t item) const { return job_.tokens[list(item)]; }
 
   // Refuses lists that do not fit their table.
   int64_t tiles(int64_t item) const {
     const int64_t n = tokens(item);
-    if (single()) {
-      if (n < 0 || n > job_.max_entries) {
-        throw Refusal("A list claims " + std::to_string(n) + " entries where it holds " +
-                          std::to_string(job_.max_entries) + ".",
-                      "tokens must lie between 0 and the last dimension of index.");
-      }
-      return (n + rows_ - 1) / rows_;
-    }
     if (n < 0 || n > job_.max_blocks * job_.block) {
       throw Refusal("A block list claims " + std::to_string(n) + " tokens where its table holds " +
                         std::to_string(job_.max_blocks * job_.block) + ".",
@@ -76,46 +63,6 @@ class AttendSource {
     return t;
   }
 
-  // Bytes of memory that gather() wants.
-  int64_t gathered_bytes() const { return 2 * rows_ * gathered_row(); }
-
-  // Of lists of single entries: their keys, then their values, beside each other in `room`; int8 as float32.
-  AttendTile gather(int64_t item, int64_t j, const Kernels& table, uint8_t* room) const {
-    AttendTile t;
-    t.token0 = j * rows_;
-    t.n = static_cast<int>(std::min<int64_t>(rows_, tokens(item) - t.token0));
-    t.stride = gathered_row();
-    t.k = room;
-    t.v = room + rows_ * t.stride;
-    for (int i = 0; i < t.n; ++i) {
-      const int32_t token = entry(item, t.token0 + i);
-      const uint8_t* block = block_of(item, token / job_.block);
-      uint8_t *k = room + i * t.stride, *v = k + rows_ * t.stride;
-      const int row = token % job_.block;
-      if (is_quantised(job_.elem)) {
-        table.read_row(layout_, block, row, reinterpret_cast<float*>(k), reinterpret_cast<float*>(v));
-      } else {
-        std::memcpy(k, block + layout_.k + row * layout_.k_stride, static_cast<size_t>(layout_.row_bytes));
-        std::memcpy(v, block + layout_.v + row * layout_.v_stride, static_cast<size_t>(layout_.row_bytes));
-      }
-    }
-    return t;
-  }
-
-  // Asks for what gather() will copy.
-  void ask(int64_t item, int64_t j) const {
-    const int64_t first = j * rows_, end = std::min<int64_t>(first + rows_, tokens(item));
-    for (int64_t i = first; i < end; ++i) {
-      const int32_t token = entry(item, i);
-      const uint8_t* block = block_of(item, token / job_.block);
-      const int64_t at = token % job_.block * layout_.k_stride;
-      for (int64_t b = 0; b < layout_.row_bytes; b += 64) {
-        __builtin_prefetch(block + layout_.k + at + b, 0, kAheadHint);
-        __builtin_prefetch(block + layout_.v + at + b, 0, kAheadHint);
-      }
-    }
-  }
-
   // How many tiles ahead of the arithmetic memory should be asked for, in chunks of about so many.
   int64_t ahead(int64_t chunk) const {
     const int64_t distance =
@@ -128,7 +75,6 @@ class AttendSource {
     const AttendTile t = tile(item, j);
     if (per_block_ == 1) return {t.k, t.k + layout_.bytes, nullptr, nullptr};
     const int64_t bytes = t.n * layout_.k_stride;
-    if (job_.beside) return {t.k, t.k + bytes, nullptr, nullptr};
     return {t.k, t.k + bytes, t.v, t.v + bytes};
   }
   void fetch_now(int64_t item, int64_t j) const {
@@ -151,21 +97,6 @@ class AttendSource {
                     "A block table may only name blocks that the arena handed out.");
     }
     return job_.base + id * job_.block_stride + item % job_.kv_heads * job_.head_stride;
-  }
-
-  int32_t entry(int64_t item, int64_t i) const {
-    const int32_t token = job_.index[item * job_.max_entries + i];
-    const int64_t room = job_.max_blocks * job_.block;
-    if (token < 0 || token >= room) {
-      throw Refusal(
-          "Entry " + std::to_string(token) + " is outside the " + std::to_string(room) + " there are.",
-          "Indices count tokens from the start of the sequence's list.");
-    }
-    return token;
-  }
-
-  int64_t gathered_row() const {
-    return is_quantised(job_.elem) ? job_.head_size * static_cast<int64_t>(sizeof(float)) : layout_.row_bytes;
   }
 
   const AttendJob& job_;

@@ -95,30 +95,6 @@ def attend_weighing(
     return AttnState(done.out, done.lse), done.weights[:, 0]
 
 
-def attend_rows(
-    q: Tensor,
-    blocks: Tensor | PackedBlocks,
-    table: Tensor,
-    index: Tensor,
-    count: Tensor,
-    scale: float,
-    softcap: float | None,
-) -> AttnState:
-    """See `ops/reference/attend_rows.py`; the call must not be refused."""
-    share_cores()
-    plan = native.plan_attend_rows(
-        q.contiguous(),
-        source(blocks),
-        table,
-        index.contiguous(),
-        count.contiguous(),
-        scale=scale,
-        softcap=softcap or 0.0,
-    )
-    done = plan.run()
-    return AttnState(done.out, done.lse)
-
-
 def attend_in_time(
     q: Tensor, blocks: Tensor | PackedBlocks, picked: BlockList, scale: float, softcap: float | None
 ) -> AttnState:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.attend_scored import MANY, Chosen, Deal, Lanes, Taken, splits_of
+from coattn.ops.attend_scored import MANY, Chosen, Lanes, Taken, splits_of
 from coattn.ops.cuda import attend_pool as pools
 from coattn.ops.cuda import score_sketch as cuda
 from coattn.ops.token_pool import COLD, FRESH
@@ -284,7 +284,6 @@ def attend_scored(
     work: ScoredWork,
     scale: float,
     softcap: float | None,
-    deal: Deal | None = None,
     lanes: Lanes | None = None,
     cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
@@ -293,8 +292,6 @@ def attend_scored(
     (kv_heads, _, n), pool, away = work.scores.shape[1:], work.pool, Entries.of(memory)
     lists, group = _chosen(work), q_heads // kv_heads
     chosen = Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look)
-    if deal is not None:
-        deal(chosen)
     splits, home, many = lists.counts.shape[2], Home.of(pool), rows * kv_heads > MANY
     parts = PARTS if many else splits
     pieces = parts if pool.packed is None else parts + (NEAR if many else FEW_NEAR)
