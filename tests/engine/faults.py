@@ -1,0 +1,381 @@
+"""An exception in the middle of a step, wherever a step can be: who fails, who goes on, and what is left behind.
+
+A case plays one scenario twice on a tiny model, once undisturbed, and compares every answer. As a command, all of it:
+
+    python -m tests.engine.faults --matrix
+    python -m tests.engine.faults --fuzz 5000 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.engine.rows import options
+from tests.hf.families import tiny
+
+import coattn
+from coattn.cache import keep
+from coattn.engine.handle import Handle
+from coattn.engine.request import RequestOutput
+from coattn.errors import CoattnError
+from coattn.hf.prefilled import prefill
+from coattn.methods import METHODS
+from coattn.types import Phase
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FAMILIES = ("llama", "gemma3")
+PHASES = ("first", "later", "mixed", "decode", "session", "prefix", "disk", "remote")
+STORED = ("session", "prefix", "disk")
+"""Phases of a request that begins with what is stored."""
+LAYERS = (0, 1, 2)
+PUT = -1
+"""In place of a layer: where a slot gets what is stored."""
+NEW = 8
+"""Tokens of an answer."""
+NEAR = 2e-3
+"""In log-probability: how far an answer may be from an undisturbed one."""
+UNCLEAR = 1e-3
+"""Where the two likeliest tokens are nearer than this, rounding may swap them: nothing after that is compared."""
+
+
+class Injected(RuntimeError):
+    """What is raised."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One exception: under which row and model, in which kind of step, at which layer, before or after its work."""
+
+    row: str
+    family: str
+    phase: str
+    layer: int
+    after: bool
+    nth: int = 0
+    """How many such places are passed by before it is raised."""
+
+    def __str__(self) -> str:
+        where = "put" if self.layer == PUT else f"layer {self.layer}"
+        return f"{self.row}-{self.family}-{self.phase}-{where}-{'after' if self.after else 'before'}-{self.nth}"
+
+
+@dataclass
+class Played:
+    """What came out of a scenario."""
+
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    fired: bool = False
+    victims: set[str] = field(default_factory=set)
+    """Requests of the step that was hit, where it had only one."""
+
+
+def ids(length: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, 160, (length,), generator=generator).tolist()
+
+
+PREFIX = ids(44, 1)
+PARAMS = coattn.SamplingParams(max_new_tokens=NEW, ignore_eos=True, logprobs=2)
+
+
+@cache
+def model(family: str) -> Any:
+    return tiny(family, DEVICE)
+
+
+@cache
+def elsewhere(family: str, length: int, seed: int) -> Any:
+    return prefill(model(family), ids(length, seed))
+
+
+def matrix() -> Iterator[Case]:
+    """Every case there is."""
+    for row, family, phase in product(METHODS, FAMILIES, PHASES):
+        for layer, after in product((*LAYERS, PUT) if phase in STORED else LAYERS, (False, True)):
+            yield Case(row, family, phase, layer, after)
+
+
+class Scenario:
+    """An engine, the requests of a case, and a trap that raises once."""
+
+    def __init__(self, case: Case, folder: Path, disturbed: bool) -> None:
+        self.case, self.disturbed, self.played = case, disturbed, Played()
+        given = {"max_batch": 3, "max_length": 160, "chunk": 24, **options(case.row)}
+        self.given = elsewhere(case.family, 70, 5) if case.phase == "remote" else None
+        self.llm = coattn.LLM((model(case.family), None), case.row, disk=folder / "disk", **given)
+        self.runtime = self.llm.runner.runtime
+        self.handles: dict[str, Handle] = {}
+        self.armed: str | None = None
+        self._passed = 0
+
+    # the trap
+
+    @contextmanager
+    def trap(self) -> Iterator[None]:
+        """Raises once, at the case's layer, in a step of the case's phase."""
+        attend, import_kv, put = self.runtime.attend, self.runtime.import_kv, keep.put
+
+        def around(call: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:
+            def called(*args: Any, **more: Any) -> Any:
+                now = not self.played.fired and self.disturbed and due(*args)
+                if now and self._passed < self.case.nth:
+                    self._passed += 1
+                    now = False
+                if not now:
+                    return call(*args, **more)
+                self.played.fired = True
+                self._note_victims()
+                if self.case.after:
+                    call(*args, **more)
+                raise Injected("injected")
+
+            return called
+
+        remote = self.case.phase == "remote"
+        self.runtime.attend = around(attend, lambda layer, *_: not remote and self._due(layer))  # type: ignore[method-assign]
+        self.runtime.import_kv = around(import_kv, lambda layer, *_: remote and layer == self.case.layer)  # type: ignore[method-assign]
+        keep.put = around(put, lambda *_: self.case.layer == PUT and self.armed is not None)
+        try:
+            yield
+        finally:
+            del self.runtime.attend, self.runtime.import_kv  # type: ignore[misc]
+            keep.put = put
+
+    def _due(self, layer: int) -> bool:
+        step, beside, phase = self.runtime.step, self.runtime.beside, self.case.phase
+        if layer != self.case.layer or step is None or self.armed is None:
+            return False
+        reads = step.phase is not Phase.DECODE
+        if phase == "decode":
+            return not reads and beside is None and step.seqs > 1
+        if phase == "mixed":
+            return beside is not None and any(beside.new)
+        slot = self.handles[self.armed].request.slot if self.armed in self.handles else None
+        part = step if reads else beside
+        if part is None or slot not in part.slots:
+            return False
+        history = part.history[part.slots.index(slot)]
+        if phase in STORED:
+            return True
+        return reads and (not history if phase == "first" else history > 0)
+
+    def _note_victims(self) -> None:
+        """Whoever may fail: a request that is alone in its step, or that is given what is stored."""
+        if self.case.layer == PUT or self.case.phase == "remote":
+            self.played.victims = {str(self.armed)}
+            return
+        parts = [part for part in (self.runtime.step, self.runtime.beside) if part is not None]
+        slots = {slot for part in parts for slot in part.slots}
+        if len(slots) == 1:
+            self.played.victims = {n for n, h in self.handles.items() if not h.done and h.request.slot in slots}
+
+    # the scenario
+
+    def play(self) -> Played:
+        """Runs it all, and looks at what is left."""
+        try:
+            with self.trap():
+                self._play()
+        except Exception as error:
+            self.played.problems.append(f"the engine raised {type(error).__name__}: {error}")
+        finally:
+            self.llm.close()
+        return self.played
+
+    def _play(self) -> None:
+        llm, phase = self.llm, self.case.phase
+        self.ask("before", [*PREFIX, *ids(3, 2)])
+        self.finish()
+        self._clean()  # nothing is shared with what the next ones read
+        free, held = dict(llm.runner.free()), dict(llm.ledger.held)
+        if phase in ("prefix", "disk"):
+            self.ask("stores", [*PREFIX, *ids(5, 3)])
+            self.finish()
+        session = llm.session() if phase == "session" else None
+        if session is not None:
+            self.handles["turn"] = session.submit(ids(37, 4), PARAMS)
+            self.finish()
+        if phase == "disk":
+            with llm.engine.paused():
+                llm.reuse.prefixes.evict(100)
+                if llm.reuse.cold is not None:
+                    llm.reuse.cold.disk.settle()
+        if phase in ("first", "later"):
+            self.armed = "victim"
+            self.ask("victim", ids(70, 5))
+            self.ask("one", ids(30, 6))
+            self.ask("two", ids(45, 7))
+        else:
+            self.ask("one", ids(30, 6))
+            self.ask("two", ids(45, 7))
+            for _ in range(3):
+                llm.step()
+            self.armed = "victim"
+            if session is not None:
+                self.handles["victim"] = session.submit(ids(33, 8), PARAMS)
+            elif phase in STORED:
+                self.ask("victim", [*PREFIX, *ids(30, 9)])
+            elif phase == "remote":
+                self.handles["victim"] = llm.submit(self.given, PARAMS)
+            else:
+                self.ask("victim", ids(70, 5))
+        self.finish()
+        self.armed = None
+        if session is not None:
+            self.handles["next turn"] = session.submit(ids(9, 10), PARAMS)
+            self.finish()
+            session.close()
+        for i in range(3):  # in every slot
+            self.ask(f"hit {i}", [*PREFIX, *ids(8 + i, 11)])
+        self.finish()
+        self._clean()
+        if dict(llm.runner.free()) != free:
+            self.played.problems.append(f"leak: {dict(llm.runner.free())} bytes free, {free} before")
+        if dict(llm.ledger.held) != held:
+            self.played.problems.append(f"leak: {dict(llm.ledger.held)} bytes held, {held} before")
+        if self.runtime.busy():
+            self.played.problems.append("something is still done for nobody")
+        for name, handle in self.handles.items():
+            self.played.outputs[name] = handle.output()
+
+    def ask(self, name: str, tokens: list[int]) -> None:
+        self.handles[name] = self.llm.submit(tokens, PARAMS)
+
+    def finish(self) -> None:
+        steps = 0
+        while not all(handle.done for handle in self.handles.values()):
+            self.llm.step()
+            self._look_at_slots()
+            steps += 1
+            if steps > 2000:
+                raise AssertionError("requests do not end")
+
+    def _look_at_slots(self) -> None:
+        """A slot that nobody has is empty."""
+        running = {request.slot for request in self.llm.engine.scheduler.running}
+        for table in self.llm.reuse.tables:
+            left = [s for s, owned in table.owned.items() if owned and s < self.llm.runner.slots and s not in running]
+            if left:
+                self.played.problems.append(f"leak: slot {left[0]} is nobody's and has blocks")
+            table.check_integrity()
+
+    def _clean(self) -> None:
+        with self.llm.engine.paused():
+            if self.llm.reuse.cold is not None:
+                self.llm.reuse.cold.disk.settle()
+            for table in self.llm.reuse.tables:
+                self.llm.reuse.prefixes.evict(10_000)
+                table.check_integrity()
+                used = table.used() - len(table.owned.get(self.llm.runner.slots, ()))
+                if used or table.idle:
+                    self.played.problems.append(f"leak: {used} blocks in use, {table.idle} held, by nobody")
+
+
+@cache
+def undisturbed(case: Case) -> Played:
+    with tempfile.TemporaryDirectory() as folder:
+        return Scenario(case, Path(folder), disturbed=False).play()
+
+
+def run(case: Case) -> Played | None:
+    """Plays a case -> what came out, with what is wrong; None where such a step does not occur."""
+    want = undisturbed(Case(case.row, case.family, case.phase, 0, False))
+    with tempfile.TemporaryDirectory() as folder:
+        found = Scenario(case, Path(folder), disturbed=True).play()
+    found.problems += [f"undisturbed: {problem}" for problem in want.problems]
+    found.problems = list(dict.fromkeys(found.problems))
+    if not found.fired:
+        assert not found.problems, found.problems
+        return None
+    for name, output in found.outputs.items():
+        found.problems += [f"{name}: {x}" for x in compare(output, want.outputs[name], name in found.victims)]
+    return found
+
+
+def compare(found: RequestOutput, want: RequestOutput, may_fail: bool) -> list[str]:
+    """What is wrong with an answer."""
+    if found.finish_reason == "error":
+        if not may_fail:
+            return [f"failed: {found.error}"]
+        if not isinstance(found.error, CoattnError) or not found.error.hint or "injected" not in str(found.error):
+            return [f"failed without a sentence: {found.error!r}"]
+        return []
+    if found.finish_reason != want.finish_reason:
+        return [f"ended with {found.finish_reason}"]
+    assert found.logprobs is not None
+    assert want.logprobs is not None
+    for i, (one, two) in enumerate(zip(found.logprobs, want.logprobs, strict=True)):
+        if two.top[0][1] - two.top[1][1] < UNCLEAR:
+            return []
+        if found.token_ids[i] != want.token_ids[i]:
+            return [f"wrong from token {i}: {found.token_ids} for {want.token_ids}"]
+        if abs(one.logprob - two.logprob) > NEAR:
+            return [f"log-probability of token {i} is off by {abs(one.logprob - two.logprob):.4f}"]
+    return []
+
+
+def draw(dice: random.Random) -> Case:
+    """Any case, at any of its places."""
+    phase = dice.choice(PHASES)
+    layer = dice.choice((*LAYERS, PUT) if phase in STORED else LAYERS)
+    return Case(
+        dice.choice(list(METHODS)), dice.choice(FAMILIES), phase, layer, dice.random() < 0.5, dice.choice((0, 0, 1, 2, 3))
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Exceptions in the middle of steps.")
+    parser.add_argument("--matrix", action="store_true")
+    parser.add_argument("--fuzz", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", nargs="*", default=list(METHODS))
+    parser.add_argument("--phases", nargs="*", default=list(PHASES))
+    parser.add_argument("--part", default="0/1", help="such as 1/2: of every two cases, the second")
+    parser.add_argument("--show", action="store_true", help="print every problem")
+    given = parser.parse_args()
+    logging.getLogger("coattn").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    dice = random.Random(given.seed)
+    cases = list(matrix()) if given.matrix else [draw(dice) for _ in range(given.fuzz)]
+    number, of = map(int, given.part.split("/"))
+    cases = [case for case in cases[number::of] if case.row in given.rows and case.phase in given.phases]
+    start, counts, bad = time.perf_counter(), Counter[str](), Counter[tuple[str, str]]()
+    for case in cases:
+        found = run(case)
+        counts["cases"] += 1
+        counts["not there"] += found is None
+        if found is not None and found.problems:
+            counts["bad"] += 1
+            bad[case.row, case.phase] += 1
+            if given.show:
+                print(case, "|", "; ".join(found.problems)[:400], flush=True)
+        if found is not None:
+            counts["failed requests"] += sum(output.finish_reason == "error" for output in found.outputs.values())
+            counts["answers"] += len(found.outputs)
+    for (row, phase), count in sorted(bad.items()):
+        print(f"{row:20} {phase:10} {count}")
+    print(
+        f"{counts['cases'] - counts['not there']} cases with an exception ({counts['not there']} whose step does not "
+        f"occur), {counts['bad']} with violations; {counts['answers']} answers, {counts['failed requests']} failed; "
+        f"seed {given.seed}, part {given.part}, {time.perf_counter() - start:.0f} s"
+    )
+    return 1 if counts["bad"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
