@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from coattn.upkeep.base import Upkeep
 
 if TYPE_CHECKING:
     from coattn.handover.mailboxes import PostOffice
+    from coattn.runtime import Undo
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Group:
     """By layer: what the query that was predicted for it picked, in the running decode step."""
     audit: Audit | None = None
     """What is measured of the rule's promise, where it makes one."""
+    _heard: list[tuple[dict[int, Any], int, Any]] = field(init=False, repr=False, default_factory=list)
+    """What upkeep knew of prompts before the step that reads them now: memories, sequences, and what was there."""
     _closers: list[Callable[[], None]] = field(init=False, repr=False, default_factory=list)
 
     def all(self) -> tuple[Part, ...]:
@@ -123,6 +127,17 @@ class Group:
 
     # the life of a step
 
+    def plan(self, parts: Sequence[Step]) -> None:
+        """Makes room for a step and the prompts that it takes along."""
+        for part in parts:
+            self.cache.plan(part)
+        for part in parts:
+            if part.phase is not Phase.DECODE:
+                self._heard = [
+                    (memory, slot, copy(memory.get(slot))) for slot in part.slots for memory in self.upkeep.heard_of()
+                ]
+            self.upkeep.plan(part)
+
     def tabulate(self, step: Step) -> None:
         """Its table is that of a decode step which the cache has planned."""
         self.predicted.clear()
@@ -163,14 +178,24 @@ class Group:
         self.cache.commit(step)
         self.index.commit(step)
         self.upkeep.commit(step)
+        if step.phase is not Phase.DECODE:
+            self._heard = []
         if self.audit is not None and step.phase is Phase.DECODE:
             self.audit.commit(step)
 
-    def abort(self) -> None:
-        """What a step has begun is given up. The index still has to hear what is left of each of its sequences."""
-        self.cache.abort()
-        if self.audit is not None:
+    def abort(self, step: Step, undo: Undo) -> set[int]:
+        """A step that was planned did not happen -> sequences that are not what they were before it."""
+        torn = self.cache.abort(step, undo.ran) | self.upkeep.abort(step, undo.replayed)
+        if step.phase is not Phase.DECODE:
+            for memory, slot, known in self._heard:
+                memory.pop(slot, None) if known is None else memory.update({slot: known})
+            self._heard = []
+        if undo.replayed or (undo.ran and step.phase is not Phase.DECODE):
+            for slot, history in zip(step.slots, step.history, strict=True):
+                self.index.recount(slot, history)
+        if self.audit is not None and step.phase is Phase.DECODE:
             self.audit.abort()
+        return torn
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +20,9 @@ class Probe:
 
     A captured step shows what it does once, when it is captured: probes are for steps that are not.
     """
+
+    optional: ClassVar[bool] = False
+    """Whether a step does without it: then what it raises is dropped and counted."""
 
     def open(self, runtime: Runtime) -> None:
         """A runtime has been opened whose steps it will see."""

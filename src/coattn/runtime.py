@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from coattn.audit.audit import Audit
 from coattn.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
 from coattn.call import Call
 from coattn.group import Group as Group
 from coattn.grouping import make_groups
@@ -27,6 +28,24 @@ from coattn.types import LayerShape, Phase, Selection, Step, Tier
 
 if TYPE_CHECKING:
     from coattn.handover.mailboxes import PostOffice
+
+
+@dataclass
+class Undo:
+    """What has to be known of a step that has begun to give it up."""
+
+    eager: bool = False
+    """Whether its layers are called one by one, so that it can fail between two of them."""
+    ran: bool = False
+    """Whether any layer has."""
+    replayed: bool = False
+    """Whether all did, in a graph: what they leave for the next step is there already."""
+    over: bool = False
+    """Whether it failed at its very end, with some of it history already."""
+    later: list[tuple[torch.device, Callable[[], None]]] = field(default_factory=list)
+    """What its layers leave for the next step, until it cannot fail any more."""
+    back: list[Callable[[], None]] = field(default_factory=list)
+    """Puts back what its layers change in place."""
 
 
 class Runtime:
@@ -66,7 +85,13 @@ class Runtime:
         """The mailboxes of captured steps that hand over, once there are any."""
         self._side, self._mixed = SideStream(), SideStream()
         self._put_off: Callable[[], None] | None = None
-        """What a layer does beside the next one's attention."""
+        """What a layer does beside the next one's attention, while a step is captured."""
+        self._undo = Undo()
+        self.torn: set[int] = set()
+        """Sequences that a step which failed has left with less than their history: their text must be read again.
+        Whoever does so takes them out."""
+        self.dropped = 0
+        """Calls of probes that failed, and cost their step nothing."""
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
         planned = make_groups(
@@ -107,29 +132,21 @@ class Runtime:
         beside: prompts that a decode step takes along.
         """
         parts = (step,) if beside is None else (step, beside)
-        self._put_off = None  # of a step that failed
+        self._undo = Undo(eager=True)
         try:
             for group in self.groups:
                 with group.here():
-                    for part in parts:
-                        group.cache.plan(part)
-                    for part in parts:
-                        group.upkeep.plan(part)
+                    group.plan(parts)
+            if step.phase is Phase.DECODE:
+                for group in self.groups:
+                    group.tabulate(step)
+                self.reading.end(step.slots)
+            for part in parts:
+                self._tell(lambda probe, part=part: probe.begin(part))  # type: ignore[misc]
         except BaseException:
-            # whoever has nothing yet must not keep what was planned: nobody would know of it
-            for slot in [
-                s for part in parts for s, history in zip(part.slots, part.history, strict=True) if not history
-            ]:
-                self.truncate(slot, 0, 0)
+            self._give_up(parts)
             raise
         self.step, self.beside = step, beside
-        if step.phase is Phase.DECODE:
-            for group in self.groups:
-                group.tabulate(step)
-            self.reading.end(step.slots)
-        for probe in self.probes:
-            for part in parts:
-                probe.begin(part)
 
     def reaches_host(self, step: Step) -> bool:
         """Whether any token of a decode step may be attended in DRAM."""
@@ -141,14 +158,15 @@ class Runtime:
 
         host: whether anything in DRAM is attended; on a GPU it is handed over by mailbox.
         """
-        before = self.step
-        self.step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
+        before = self.step, self._undo
+        self.step, self._undo = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows), Undo()
         try:
             for group in self.groups:
                 group.capture(rows, host, self._open_office)
             yield
         finally:
-            self.step = before
+            self.step, self._undo = before
+            self._put_off = None
 
     def _open_office(self) -> PostOffice:
         from coattn.handover.mailboxes import PostOffice
@@ -177,19 +195,31 @@ class Runtime:
         return out
 
     def _attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        for probe in self.probes:
-            probe.attend(step, layer, q, k, v, scale)
+        self._undo.ran = True
+        self._tell(lambda probe: probe.attend(step, layer, q, k, v, scale))
         if step.phase is Phase.DECODE:
             out = self.decode(step, layer, q, k, v, scale)
         else:
             out = self.reading.extend(self._by_layer[layer], step, layer, q, k, v, scale)
-        for probe in self.probes:
-            probe.output(step, layer, out)
+        self._tell(lambda probe: probe.output(step, layer, out))
         return out
+
+    def _tell(self, call: Callable[[Probe], None]) -> None:
+        """Every probe hears of something; one that a step can do without may fail."""
+        for probe in self.probes:
+            try:
+                call(probe)
+            except Exception:
+                if not probe.optional:
+                    raise
+                self.dropped += 1
 
     def decode(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
-        group = self._by_layer[layer]
+        group, table = self._by_layer[layer], self._by_layer[layer].table
+        assert table is not None, "begin() comes first"
+        if self._undo.eager:
+            self._undo.back += group.index.saved(layer, table)
         group.cache.append(layer, k, v, step)
         call = self._call(group, layer, q, scale, step)
         group.schedule.begin(call)
@@ -197,19 +227,27 @@ class Runtime:
         selection = group.predicted.pop(layer, None) or group.select.pick(call)
         states = group.schedule.run(call, selection)
         selection.ready()
-        for probe in self.probes:
-            probe.selected(group, call, selection, states)
+        self._tell(lambda probe: probe.selected(group, call, selection, states))
         if group.index.beside or group.upkeep.beside:
-            table = group.table
-            assert table is not None
-            self._put_off = lambda: group.upkeep.after(layer, table)
-            patient = group.upkeep.patient and step.tokens > 1
-            if not (patient and self._same_place(layer + 1, layer)):
-                self._catch_up(q.device)
+            self._go_on_later(group, layer, table, q.device, step.tokens)
         out = merge_output(states, q)
         if group.audit is not None:
             self._note(group.audit, call, selection, states, out)
         return out
+
+    def _go_on_later(self, group: Group, layer: int, table: StepTable, device: torch.device, tokens: int) -> None:
+        """What a layer leaves for the next step: once the step cannot fail any more, or beside what is captured."""
+
+        def work() -> None:
+            group.upkeep.after(layer, table)
+
+        if self._undo.eager:
+            self._undo.later.append((device, work))
+            return
+        self._put_off = work
+        patient = group.upkeep.patient and tokens > 1
+        if not (patient and self._same_place(layer + 1, layer)):
+            self._catch_up(device)
 
     def _same_place(self, layer: int, other: int) -> bool:
         """Whether there is such a layer where the other one is."""
@@ -267,12 +305,12 @@ class Runtime:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """A decode step of other sequences may run inside this block; the step that has begun goes on after it."""
-        kept = self.step, self.beside, self.between
+        kept = self.step, self.beside, self.between, self._undo
         self.step = self.beside = self.between = None
         try:
             yield
         finally:
-            self.step, self.beside, self.between = kept
+            self.step, self.beside, self.between, self._undo = kept
 
     def join_side(self) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
@@ -289,6 +327,7 @@ class Runtime:
         """
         assert self.step is not None, "begin() comes first"
         group, device = self._by_layer[layer], self.layers[layer].device
+        self._undo.ran = True
         if q is not None:
             group.upkeep.hear(layer, q.to(device), self.step, scale)
         group.store(layer, k.to(device), v.to(device), self.step)
@@ -297,28 +336,63 @@ class Runtime:
         """The step is over: its tokens are history now."""
         step = self.step
         assert step is not None, "begin() comes first"
+        self._undo.over = True
         if step.phase is Phase.DECODE:
+            for device, work in self._undo.later:
+                self._side.run(device, work)
             self.join_side()
         for part in (step,) if self.beside is None else (self.beside, step):
             for group in self.groups:
                 with group.here():
                     group.commit(part)
-            for probe in self.probes:
-                probe.commit(part)
+            self._tell(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
         self.step = self.beside = None
+        self._undo = Undo()
+
+    def save(self) -> None:
+        """The step that has begun will be replayed, and a part of it that is not the GPU's may fail: what its layers
+        change in place is kept until it is over."""
+        for layer, group in self._by_layer.items():
+            if group.place.asynchronous and group.cache.host is not None and group.table is not None:
+                self._undo.back += group.index.saved(layer, group.table)
+
+    def replaying(self) -> None:
+        """From now on the layers of the step that has begun run, as they were captured."""
+        self._undo.ran = self._undo.replayed = True
 
     def abort(self) -> None:
-        """Gives up a step that failed midway: cache, index and upkeep are what their history says."""
+        """Gives up a step that failed midway: every part is what its history says, but of sequences in `torn`."""
         parts = [part for part in (self.step, self.beside) if part is not None]
         self.step = self.beside = None
-        for group in self.groups:
-            group.abort()
+        self._give_up(parts)
+
+    def _give_up(self, parts: Sequence[Step]) -> None:
+        undo, self._undo = self._undo, Undo()
+        self._side.join()
+        self._mixed.join()
+        for put_back in reversed(undo.back):
+            put_back()
         for part in parts:
-            self.reading.end(part.slots)
             for group in self.groups:
                 with group.here():
-                    for slot, history in zip(part.slots, part.history, strict=True):
-                        group.index.truncate(slot, history)
+                    self.torn |= group.abort(part, undo)
+            if self.reading.blockwise is not None and part.phase is not Phase.DECODE and undo.ran:
+                self.torn |= {slot for slot, history in zip(part.slots, part.history, strict=True) if history}
+            if undo.over:
+                self.torn |= set(part.slots)
+            if undo.ran:
+                self.reading.end(part.slots)
+            for slot, history in zip(part.slots, part.history, strict=True):
+                if not history:
+                    self.truncate(slot, 0, 0)
+
+    def midway(self, slot: int) -> bool:
+        """Whether a sequence is in the middle of a prompt of which more is known than its blocks say: it cannot go on
+        from these alone."""
+        return any(key[0] == slot for key in self.reading.prompts) or any(
+            group.cache.config.host == "v" and group.cache.reading is not None and slot in group.cache.reading.held
+            for group in self.groups
+        )
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
@@ -326,8 +400,7 @@ class Runtime:
         for group in self.groups:
             with group.here():
                 group.truncate(slot, length, keep)
-        for probe in self.probes:
-            probe.truncate(slot, length, keep)
+        self._tell(lambda probe: probe.truncate(slot, length, keep))
 
     # what is known of steps and memory
 

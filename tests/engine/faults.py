@@ -33,6 +33,7 @@ from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import prefill
+from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.types import Phase
 
@@ -52,7 +53,7 @@ UNCLEAR = 1e-3
 """Where the two likeliest tokens are nearer than this, rounding may swap them: nothing after that is compared."""
 
 
-class Injected(RuntimeError):
+class InjectedError(RuntimeError):
     """What is raised."""
 
 
@@ -80,6 +81,7 @@ class Played:
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     fired: bool = False
+    prompts: dict[str, list[int]] = field(default_factory=dict)
     victims: set[str] = field(default_factory=set)
     """Requests of the step that was hit, where it had only one."""
 
@@ -142,7 +144,7 @@ class Scenario:
                 self._note_victims()
                 if self.case.after:
                     call(*args, **more)
-                raise Injected("injected")
+                raise InjectedError("injected")
 
             return called
 
@@ -251,7 +253,7 @@ class Scenario:
         if self.runtime.busy():
             self.played.problems.append("something is still done for nobody")
         for name, handle in self.handles.items():
-            self.played.outputs[name] = handle.output()
+            self.played.outputs[name], self.played.prompts[name] = handle.output(), handle.request.prompt
 
     def ask(self, name: str, tokens: list[int]) -> None:
         self.handles[name] = self.llm.submit(tokens, PARAMS)
@@ -303,8 +305,20 @@ def run(case: Case) -> Played | None:
         assert not found.problems, found.problems
         return None
     for name, output in found.outputs.items():
-        found.problems += [f"{name}: {x}" for x in compare(output, want.outputs[name], name in found.victims)]
+        wrong = compare(output, want.outputs[name], name in found.victims)
+        if wrong and not compose(METHODS[case.row]).exact and output.error is None:
+            # a lossy row that has to read again what it had decoded answers as if it had read it at first
+            wrong = compare(output, alone(case.row, case.family, tuple(found.prompts[name])), may_fail=False)
+        found.problems += [f"{name}: {x}" for x in wrong]
     return found
+
+
+@cache
+def alone(row: str, family: str, tokens: tuple[int, ...]) -> RequestOutput:
+    """The answer to a text that nobody has read before."""
+    given = {"max_batch": 1, "max_length": 160, "chunk": 24, **options(row)}
+    with coattn.LLM((model(family), None), row, reuse=False, **given) as llm:
+        return llm.generate(list(tokens), PARAMS)[0]
 
 
 def compare(found: RequestOutput, want: RequestOutput, may_fail: bool) -> list[str]:
@@ -334,7 +348,12 @@ def draw(dice: random.Random) -> Case:
     phase = dice.choice(PHASES)
     layer = dice.choice((*LAYERS, PUT) if phase in STORED else LAYERS)
     return Case(
-        dice.choice(list(METHODS)), dice.choice(FAMILIES), phase, layer, dice.random() < 0.5, dice.choice((0, 0, 1, 2, 3))
+        dice.choice(list(METHODS)),
+        dice.choice(FAMILIES),
+        phase,
+        layer,
+        dice.random() < 0.5,
+        dice.choice((0, 0, 1, 2, 3)),
     )
 
 

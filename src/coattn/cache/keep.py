@@ -105,6 +105,16 @@ def put(cache: KVCache, slot: int, tokens: int, kept: Kept, averages: Averages) 
     return Copied(near * unit, (len(ids) + len(again) - near) * unit)
 
 
+def goes_back(cache: KVCache, kept: Kept) -> bool:
+    """Whether a sequence can lose its last tokens and be as if they had never come.
+
+    Not where its ring has overwritten what they came after, nor where codes are all that is left of its keys.
+    """
+    if isinstance(cache.gpu, RecentTokens):
+        return int(kept.tensors["count"]) <= cache.gpu.size
+    return cache.config.host != "v"
+
+
 def blank(blocks: Tensor, tokens: int, block: int) -> Tensor:
     """The same `[.., block, d]` with nothing past the last of so many tokens: others may have been there before."""
     if tokens % block:

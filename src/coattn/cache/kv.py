@@ -202,11 +202,23 @@ class KVCache:
         if self.host is not None:
             self.host.memory.settle()
 
-    def abort(self) -> None:
-        """The step that was planned did not happen."""
-        self._once.clear()
+    def abort(self, step: Step, ran: bool) -> set[int]:
+        """The step that was planned did not happen: what it was given goes back -> sequences that have lost tokens.
+
+        ran: whether any layer of it did. Then chunks may have been written over what windows and rings had.
+        """
+        if step.phase is not Phase.DECODE:
+            self._once.clear()
         if self.host is not None:
             self.host.memory.settle()
+        torn = set()
+        for slot, history, new in zip(step.slots, step.history, step.new, strict=True):
+            if ran and step.phase is not Phase.DECODE and history and self.gpu.overwrites(slot, history, new):
+                torn.add(slot)
+            if self.host is not None:
+                self.host.table.shrink(slot, history // self.block)
+            self.gpu.give_back(slot, history)
+        return torn
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""

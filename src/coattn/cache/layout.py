@@ -91,6 +91,13 @@ class Layout(ABC):
     def shrink(self, slot: int, keep: int) -> None:  # noqa: B027
         """A sequence has only its first tokens from now on."""
 
+    def overwrites(self, slot: int, history: int, new: int) -> bool:
+        """Whether so many new tokens at once take the places of some that a sequence has."""
+        return False
+
+    def give_back(self, slot: int, history: int) -> None:  # noqa: B027
+        """A step did not happen: what was planned for it beyond a sequence's history is free again."""
+
     @property
     def spare_bytes(self) -> int:
         """Bytes that are there for a prompt while it is read, and for nothing else."""
@@ -147,6 +154,9 @@ class AllBlocks(Layout):
 
     def shrink(self, slot: int, keep: int) -> None:
         self.table.shrink(slot, ceil_div(keep, self.block))
+
+    def give_back(self, slot: int, history: int) -> None:
+        self.table.shrink(slot, ceil_div(self.stored_tokens(slot, history), self.block))
 
     def release(self) -> None:
         self.table.release()
@@ -311,6 +321,10 @@ class NewestBlocks(Layout):
         oldest = max(self.sinks, ceil_div(end, self.block) - self.ring) * self.block
         return positions[(positions < self.sinks * self.block) | (positions >= oldest)]
 
+    def overwrites(self, slot: int, history: int, new: int) -> bool:
+        before, after = ceil_div(history, self.block), ceil_div(history + new, self.block)
+        return after > before and after - self.sinks > self.ring
+
     @property
     def dummy_block(self) -> int:
         return self.spec.seqs * self.ring
@@ -395,6 +409,9 @@ class RecentTokens(Layout):
         count = self.count(slot)
         first = max(self.first_tokens, count - self.ring)
         return torch.cat([torch.arange(min(self.first_tokens, count)), torch.arange(first, max(count, first))])
+
+    def overwrites(self, slot: int, history: int, new: int) -> bool:
+        return self.count(slot) + new > self.size
 
     @property
     def dummy_block(self) -> int:

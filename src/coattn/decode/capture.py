@@ -114,6 +114,8 @@ class GraphRunner:
         captured = self._captured.get((rows, host)) or self.capture(rows, host)
         self.runtime.begin(step)
         try:
+            if host:
+                self.runtime.save()
             self._write_inputs(tokens, history)
             begin = time.monotonic_ns()
             self._replay(captured, rows, host)
@@ -227,9 +229,13 @@ class GraphRunner:
         self._armed = host
         if office is not None:
             office.begin(rows)
+        self.runtime.replaying()
         replay(captured.legs)
         if self.launched is not None:
-            self.launched()
+            try:
+                self.launched()
+            except Exception:
+                self.runtime.dropped += 1  # the step goes on
         self._wait()
         if office is not None:
             office.finish()

@@ -34,7 +34,8 @@ class Chunk(NamedTuple):
 class Runner(Protocol):
     """A model, its caches, and the steps that run over them. Used by one thread at a time.
 
-    A step that raises leaves every sequence with the history it had. BudgetError means that nothing was started.
+    A step that raises leaves every sequence with the history it had, but those that the runtime calls `torn`: of these
+    nothing may be used. BudgetError means that nothing was started.
     Tensors that a step returns are valid until the next one.
     """
 
@@ -122,10 +123,7 @@ class EagerRunner:
         return self.runtime.free_bytes()
 
     def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
-        if want_logits:
-            step = Step.of((slot,), (history,), (len(tokens),))
-        else:
-            step = step_of([Chunk(slot, tokens, history, last=False)])
+        step = step_of([Chunk(slot, tokens, history, want_logits)])
         positions = torch.arange(history, history + len(tokens))
         return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
 
@@ -144,6 +142,8 @@ class EagerRunner:
                 self.runtime.commit()
             except BaseException:
                 self.runtime.abort()
+                if first > start:  # the step before it is history, and nobody knows of it
+                    self.runtime.torn.add(slot)
                 raise
         return given.logits.to(self.session.head_device)
 
@@ -232,6 +232,8 @@ def step_of(chunks: Sequence[Chunk]) -> Step:
 
 class Clock(Probe):
     """When each layer's attention ran."""
+
+    optional = True
 
     def __init__(self) -> None:
         self.start()

@@ -23,16 +23,19 @@ from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.work import Decode, Forward, Mixed, Refuse
+from coattn.engine.work import Decode, Forward, Refuse
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
+
+FAULTS = 3
+"""So often a request reads its text again because a step with others has failed."""
 
 
 class Engine:
     """Requests join and leave between steps. `submit` and cancelling are safe from any thread; so is `step`.
 
-    A step that fails takes down its own requests and no others. After an interrupt every request is cancelled. In both
-    cases the memory is free again before anything else runs.
+    A step that fails takes down the request that is the reason and no others. After an interrupt every request is
+    cancelled. In both cases the memory is free again before anything else runs.
     """
 
     def __init__(
@@ -165,43 +168,89 @@ class Engine:
         """See `between.Loop`."""
         self._do(Decode(requests), inside=True)
 
-    def _do(self, work: Forward, inside: bool = False) -> None:
-        """inside: whether a chunk is being read, whose sequences must stay as they are."""
+    def _do(self, work: Forward, inside: bool = False, again: bool = False) -> None:
+        """inside: whether a chunk is being read, whose sequences must stay as they are. again: it has failed before."""
         everyone = [*work.requests, *(chunk.request for chunk in work.chunks)]
         drawing = [*work.requests, *(chunk.request for chunk in work.chunks if chunk.last)]
         watch = self._watch(work)
         try:
             logits = issue(work, self.runner, self.between, self.counts)
         except BudgetError as error:
-            if not inside and not self.scheduler.preempt():
-                self._fail(self._handles(everyone), error)
+            self._restart_torn(everyone, error)
+            left = [request for request in everyone if request.slot is not None]
+            if left and not inside and not self.scheduler.preempt():
+                self._fail(self._handles(left), error)
             return
         except Exception as error:
             self.counts["failed_steps"] += 1
             self.failed_in_a_row += 1
-            if isinstance(work, Mixed):
-                self._take_apart(work)
-            else:
-                self._fail(self._handles(everyone), error)
+            self._take_apart(work, everyone, error, inside, again)
             return
         self.failed_in_a_row = 0
         self.scheduler.done(work)
         if logits is None:
             watch(False)
             return
-        best = self.runner.best if isinstance(work, Decode) else None
         handles = self._handles(drawing)
-        try:
-            drawn = self.sampler.draw(logits, [handle.draws for handle in handles], best)
-        except Exception as error:
-            self._fail(handles, error)
-            return
+        drawn = self._draw(logits, handles, self.runner.best if isinstance(work, Decode) else None)
         watch(True)
-        for handle, each in zip(handles, drawn, strict=True):
+        for handle, each in drawn:
             try:
                 self._take(handle, each)
             except Exception as error:
                 self._fail([handle], error)
+
+    def _draw(self, logits: Tensor, handles: list[Handle], best: list[int] | None) -> list[tuple[Handle, Drawn]]:
+        """A token for each; who is the reason that there is none for all fails alone."""
+        try:
+            return list(
+                zip(handles, self.sampler.draw(logits, [handle.draws for handle in handles], best), strict=True)
+            )
+        except Exception as error:
+            if len(handles) == 1:
+                self._fail(handles, error)
+                return []
+        found = []
+        for i, handle in enumerate(handles):
+            found += self._draw(logits[i : i + 1], [handle], None if best is None else best[i : i + 1])
+        return found
+
+    def _take_apart(self, work: Forward, everyone: list[Request], error: Exception, inside: bool, again: bool) -> None:
+        """Whoever is the reason for a failed step fails alone: the step is tried once more, then all by themselves."""
+        if len(everyone) == 1:
+            self.runner.runtime.torn.clear()
+            self._fail(self._handles(everyone), error)
+            return
+        torn = self._restart_torn(everyone, error)
+        if not torn and not again:
+            self._do(work, inside, again=True)
+            return
+        for chunk in work.chunks:
+            chunk.request.alone = True
+        decoding = tuple(request for request in work.requests if request.slot is not None)
+        if torn or work.chunks:
+            if decoding:
+                self._do(Decode(decoding), inside)
+            return
+        for request in decoding:
+            if request.slot is not None:  # else another has needed its memory meanwhile
+                self._do(Decode((request,)), inside)
+
+    def _restart_torn(self, everyone: list[Request], error: Exception) -> bool:
+        """Those of whom a failed step has left too little read their text again; one that it keeps happening to fails.
+
+        -> whether there are any.
+        """
+        runtime = self.runner.runtime
+        torn, runtime.torn = runtime.torn, set()
+        lost = [request for request in everyone if request.slot in torn]
+        for request in lost:
+            request.faults += 1
+            if request.faults > FAULTS:
+                self._fail(self._handles([request]), error)
+            else:
+                self.scheduler.restart(request)
+        return bool(lost)
 
     def _handles(self, requests: Sequence[Request]) -> list[Handle]:
         return [self.callers.live[request.id] for request in requests]
@@ -211,13 +260,6 @@ class Engine:
         if self.reuse is None or self.reuse.cold is None:
             return _unwatched
         return self.reuse.cold.watch([(chunk.request.stored, chunk.end) for chunk in work.chunks])
-
-    def _take_apart(self, work: Mixed) -> None:
-        """Whoever is the reason for a failed step fails alone: prompts are read again, each by itself."""
-        for chunk in work.chunks:
-            self.scheduler.restart(chunk.request)
-        if work.requests:
-            self._do(Decode(work.requests))
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
         if drawn.error is not None:

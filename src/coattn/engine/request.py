@@ -62,7 +62,9 @@ class Request:
     """The number by which the cache knows it while it runs."""
     preemptions: int = 0
     alone: bool = False
-    """Whether its prompt is read by itself, after a step with others has failed."""
+    """Whether what it reads is read by itself, after a step with others has failed."""
+    faults: int = 0
+    """How often it has read its text again because a step failed."""
     finish_reason: FinishReason | None = None
     error: CoattnError | None = None
     arrived: float = field(default_factory=time.perf_counter)

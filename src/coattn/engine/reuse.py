@@ -5,14 +5,16 @@ Nothing is copied but a window: a sequence that begins with stored blocks lists 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+from coattn.cache import keep
 from coattn.cache.block_table import BlockTable
 from coattn.cache.layout import AllBlocks
 from coattn.engine.beginnings import Beginnings
@@ -26,6 +28,9 @@ from coattn.engine.unshared import why_lost, why_not_shared
 from coattn.engine.waiting import Waiting
 from coattn.runtime import Runtime
 from coattn.types import Phase, Step, Tier
+
+log = logging.getLogger("coattn")
+T = TypeVar("T")
 
 
 class Reuse:
@@ -42,6 +47,7 @@ class Reuse:
         not_shared = why_not_shared(runtime) if wanted else "it was switched off"
         self.beginnings = Beginnings(self.placing, model, not_shared, self.counts)
         self.tables, self.prefixes = self.placing.tables, self.beginnings.prefixes
+        self.caches = [group.cache for group in runtime.groups]
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(isinstance(group.cache.gpu, AllBlocks) for group in runtime.groups)
         self._goes_back = not runtime.composed.exact and not whole
@@ -67,21 +73,45 @@ class Reuse:
         return self.beginnings.newest(request, number, most)
 
     def admit(self, request: Request) -> None:
-        """A request has got an empty slot: it begins with what is stored of its tokens."""
+        """A request has got an empty slot: it begins with what is stored of its tokens. Where that fails, it reads
+        them."""
         if request.given is not None and not request.given.transferred:
             return
+        self._try(request, lambda: self._admit(request, self.beginnings.follow(request)))
         trail = self.beginnings.follow(request)
+        trail.first = request.cached is None
+        if request.cached is None:
+            request.cached = request.stored
+            self.counts["asked_tokens"] += len(request.prompt)
+            self.counts["cached_tokens"] += request.cached
+
+    def _admit(self, request: Request, trail: Trail) -> None:
         own = self.waiting.take(_number(request))
         parked = own or self._stored_turns(request)
         if parked is not None:
             self._go_on(request, trail, parked, own is not None)
         if not request.stored and self.beginnings.not_shared is None:
             self.beginnings.attach(request, trail)
-        trail.first = request.cached is None
-        if request.cached is None:
-            request.cached = request.stored
-            self.counts["asked_tokens"] += len(request.prompt)
-            self.counts["cached_tokens"] += request.cached
+
+    def _try(self, request: Request, work: Callable[[], T]) -> T | None:
+        """Whatever fails on the way from what is stored to a slot costs time alone: the request reads its text."""
+        try:
+            return work()
+        except Exception:
+            log.warning("what is stored of a request cannot be used, so it is read again", exc_info=True)
+            self._begin_afresh(request)
+            return None
+
+    def _begin_afresh(self, request: Request) -> None:
+        """A slot that got half of what is stored of a request is empty again, and the request looks for no more."""
+        assert request.slot is not None
+        trail, request.trail, request.stored = request.trail, None, 0
+        self.counts["failed_reuse"] += 1
+        if trail is not None:
+            self.prefixes.leave(trail.nodes)
+        self.runtime.truncate(request.slot, 0, 0)
+        trail = self.beginnings.follow(request)
+        trail.read = trail.refused = True
 
     def ready(self, readers: list[Request], wait: bool = True) -> list[Request]:
         """Those that need not wait for the disk, or for another to store what they would read too.
@@ -98,12 +128,11 @@ class Reuse:
             futures.wait([load.future for load in loads], return_when=futures.FIRST_COMPLETED)
 
     def _ready(self, readers: list[Request]) -> list[Request]:
-        if self.cold is not None:
-            for request in readers:
-                self.beginnings.bring(request, self.cold)
+        for request in readers if self.cold is not None else ():
+            self._try(request, lambda each=request: self.beginnings.bring(each, self.cold))  # type: ignore[misc]
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
-            if not self.beginnings.waits(request, ahead):
+            if not self._try(request, lambda each=request: self.beginnings.waits(each, ahead)):  # type: ignore[misc]
                 ahead.append(request)
         return [each for each in readers if each in ahead and (each.trail is None or each.trail.load is None)]
 
@@ -124,8 +153,11 @@ class Reuse:
                 trail.clean = request.stored
             self.beginnings.publish(request, trail)
 
-    def leave(self, request: Request) -> None:
-        """A request is about to lose its slot. What it stored stays for others, and for its session."""
+    def leave(self, request: Request, whole: bool = True) -> None:
+        """A request is about to lose its slot. What it stored stays for others, and for its session.
+
+        whole: else what is in the slot is not what its tokens say, and nobody may have it.
+        """
         trail = request.trail
         if trail is None:
             return
@@ -134,13 +166,9 @@ class Reuse:
             self._end_turn(request)
         if trail.load is not None and self.cold is not None:
             self.cold.give_up(trail.load)
-        if request.error is None:
+        if request.error is None and whole:
             self.beginnings.publish(request, trail)
-            if request.stored and self._resumes:
-                if not request.finished:
-                    self._park(_number(request), request, trail)
-                elif request.session in self.sessions:
-                    self._park(request.session, request, trail)
+            self._stay(request, trail)
         self.prefixes.leave(trail.nodes)
 
     def forget(self, request: Request) -> None:
@@ -173,6 +201,7 @@ class Reuse:
         return {
             "asked_tokens": self.counts["asked_tokens"],
             "cached_tokens": self.counts["cached_tokens"],
+            "failed_reuse": self.counts["failed_reuse"],
             "prefix_blocks": len(self.prefixes.nodes),
             "prefix_evicted": self.prefixes.evicted,
             "sessions_stored": sum(number in self.sessions for number in self.waiting.numbers()),
@@ -183,9 +212,18 @@ class Reuse:
             "disk": None if self.cold is None else self.cold.describe(),
         }
 
-    def _park(self, number: int, request: Request, trail: Trail) -> None:
+    def _stay(self, request: Request, trail: Trail) -> None:
+        """What a request has stored waits for it, or for the next turn of its session, where it can."""
         assert request.slot is not None
-        self.waiting.park(number, request.slot, request.tokens(0, request.stored), trail.clean, trail.nodes)
+        number = request.session if request.finished else _number(request)
+        wanted = number in self.sessions if request.finished else not self.runtime.midway(request.slot)
+        if number is None or not (wanted and request.stored and self._resumes):
+            return
+        try:
+            self.waiting.park(number, request.slot, request.tokens(0, request.stored), trail.clean, trail.nodes)
+        except Exception:
+            log.warning("what a request has stored cannot be kept, and is read again", exc_info=True)
+            self.counts["failed_reuse"] += 1
 
     def _go_on(self, request: Request, trail: Trail, parked: Parked, own: bool) -> None:
         """The slot gets a sequence that waited, as far as the request's tokens are the same, and if there is room.
@@ -201,12 +239,20 @@ class Reuse:
         left = _common(parked.tokens, request.tokens(0, max(0, request.total - self._unread(request, own))))
         if left < length:
             left -= left % self.beginnings.block
+        if left < length and not all(map(keep.goes_back, self.caches, parked.groups)):
+            left = 0
+        if not left:
+            self.waiting.drop(parked)
+            return
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
-        self.placing.put(slot, length, parked.groups, step if left == length else None)
-        if left < length:
-            self.runtime.truncate(slot, length, left)
-            if left:
+        try:
+            self.placing.put(slot, length, parked.groups, step if left == length else None)
+            if left < length:
+                self.runtime.truncate(slot, length, left)
                 self.placing.tell(slot, left, step)
+        except BaseException:
+            self.waiting.drop(parked)
+            raise
         trail.nodes = parked.nodes[: left // self.beginnings.block]
         trail.keys = trail.keys or [node.key for node in trail.nodes]
         self.prefixes.use(trail.nodes)
@@ -251,9 +297,7 @@ class Reuse:
         they can."""
         wanted = table.spare + blocks
         while table.spare < wanted:
-            if self.prefixes.evict(wanted - table.spare):
-                continue
-            if not self.waiting.give_way(table):
+            if not self.prefixes.evict(wanted - table.spare) and not self.waiting.give_way(table):
                 return
 
 

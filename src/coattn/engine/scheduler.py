@@ -114,21 +114,21 @@ class Scheduler:
         return True
 
     def restart(self, request: Request) -> None:
-        """Reads a prompt again from its beginning, by itself: the step that held it with others has failed."""
+        """Reads a text again by itself, from its beginning: what a step that failed has left of it is of no use."""
         self.running.remove(request)
-        self._vacate(request)
+        self._vacate(request, whole=False)
         request.alone = True
         insort(self.waiting, request, key=_rank)
 
-    def _vacate(self, request: Request) -> None:
+    def _vacate(self, request: Request, whole: bool = True) -> None:
+        """whole: what is stored of it is what its tokens say, and may be kept."""
         assert request.slot is not None
         if self.reuse is not None:
-            self.reuse.leave(request)
+            self.reuse.leave(request, whole)
         slot, stored = request.slot, request.stored
         request.slot, request.stored = None, 0
         self._slots.append(slot)
-        if stored:
-            self.room.memory.forget(slot, stored)
+        self.room.memory.forget(slot, stored)
 
     def _admit(self) -> None:
         while self.waiting and self._slots:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
-from coattn.index.base import Index
+from coattn.index.base import Index, listed_rows
 from coattn.index.heard import Heard
 from coattn.index.rest import Rest
 from coattn.ops.average import Average
@@ -84,6 +85,9 @@ class Averages(Index):
 
     def observed(self, layer: int) -> Average:
         return Average(self.values[layer], 1 - self.alpha, self.alpha)
+
+    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
+        return [listed_rows(self.values[layer], table)]
 
     def release(self) -> None:
         if hasattr(self, "values"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
@@ -51,8 +53,26 @@ class Index(Part):
         """Moving averages of weights that the GPU's attention keeps up in every decode step, where wanted."""
         return None
 
+    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
+        """Puts back what the attention of a decode step's layer changes in place, as it is now."""
+        return []
+
     def commit(self, step: Step) -> None:
         """The step is over."""
 
+    def recount(self, slot: int, keep: int) -> None:
+        """A step that failed has told of more blocks than a sequence of `keep` tokens has."""
+
     def truncate(self, slot: int, keep: int) -> None:
         """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void."""
+
+
+def listed_rows(values: Tensor, table: StepTable) -> Callable[[], None]:
+    """Puts back the rows of `values`, one for each block of GPU memory, that a decode step attends to, as they are."""
+    listed = table.column("gpu_blocks").long().flatten()
+    kept = values[listed]
+
+    def put_back() -> None:
+        values[listed] = kept
+
+    return put_back

@@ -154,6 +154,9 @@ class PromptCodes(Index):
         if self.means is not None:
             self.means.recount(self.cache, slot, blocks)
 
+    def recount(self, slot: int, keep: int) -> None:
+        self.truncate(slot, keep)
+
     def truncate(self, slot: int, keep: int) -> None:
         self.counted(slot, keep // self.cache.block)
 

@@ -248,10 +248,16 @@ class Sketch(Index):
         self.fitted.pop(slot, None)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
+    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
+        return [self.pools[layer].saved(table.seq)] if layer in self.pools else []
+
+    def recount(self, slot: int, keep: int) -> None:
+        self.means.recount(self.cache, slot, keep // self.cache.block)
+
     def truncate(self, slot: int, keep: int) -> None:
         """Codes of the blocks that are left stay good; the mean value is counted again, and the pool is filled anew."""
         self.forget(slot)
-        self.means.recount(self.cache, slot, keep // self.cache.block)
+        self.recount(slot, keep)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.spec import CacheSpec
-from coattn.index.base import Index
+from coattn.cache.step_table import StepTable
+from coattn.index.base import Index, listed_rows
 from coattn.ops.average import Average
 from coattn.types import LayerShape
 
@@ -48,6 +50,9 @@ class EntryWeights(Index):
 
     def observed(self, layer: int) -> Average:
         return Average(self.memory[layer][:, :, 0], self.keep, self.gain(layer), summed=True)
+
+    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
+        return [listed_rows(self.memory[layer][:, :, 0], table)]
 
     @abstractmethod
     def gain(self, layer: int) -> float:

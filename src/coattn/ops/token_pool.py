@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -115,6 +116,18 @@ class TokenPool:
     def cold(self, seq: Tensor, n: int) -> Tensor:
         """Like `hot`: the others of the pools."""
         return self.place_of[seq.long(), :, :n] >= COLD
+
+    def saved(self, seq: Tensor) -> Callable[[], None]:
+        """Puts back what attention changes of the pools of sequences `seq`, as it is now."""
+        slots = seq.long()
+        written = (self.place_of, self.age, self.coming, self.read, self.above, self.best, self.told, self.heard)
+        kept = [x[slots] for x in written]
+
+        def put_back() -> None:
+            for x, known in zip(written, kept, strict=True):
+                x[slots] = known
+
+        return put_back
 
     def touch(self, seq: Tensor, wanted: Tensor) -> None:
         """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young, and are cold

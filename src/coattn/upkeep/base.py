@@ -65,5 +65,16 @@ class Upkeep(Part):
     def commit(self, step: Step) -> None:
         """The step is over."""
 
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        """By sequence: what it remembers of what is being read. A step that fails leaves it as it was."""
+        return ()
+
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        """A step that was planned did not happen -> sequences of which it cannot be as before.
+
+        replayed: all its layers ran, in a graph, `after` included; else that of none did.
+        """
+        return set()
+
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """All but the first `keep` of the `length` tokens of a sequence are about to be forgotten."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -197,6 +197,12 @@ class Fit(Upkeep):
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
                 bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
             renew_pool(pool, table.seq)
+
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        return self._moments, self._last
+
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        return set(step.slots) if replayed else set()  # pools have gone on
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """A sequence that leaves its slot is fitted again when it comes back, to the queries that it reads then."""

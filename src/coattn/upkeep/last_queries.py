@@ -82,6 +82,9 @@ class LastQueries(Upkeep):
                 own = torch.cat([before.q, own])[-self.rule.window :]
             heard[layer] = Heard(own.clone(), history + end - start, scale)
 
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        return (self._heard,)
+
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Where tokens of the prompt itself are taken back, everything that is left is attended until the next turn."""
         if slot in self._read and keep < self._read[slot][0]:

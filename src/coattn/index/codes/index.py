@@ -162,6 +162,9 @@ class Codes(Index):
                     keys = cache.gpu.memory[layer][cache.gpu.block_id(slot, b), :, 0].transpose(0, 1)
                     self._store(layer, [cache.host.table.owned[slot][b]], keys)
 
+    def recount(self, slot: int, keep: int) -> None:
+        self.truncate(slot, keep)
+
     def truncate(self, slot: int, keep: int) -> None:
         blocks, reading = keep // self.cache.block, self.cache.reading
         if reading is not None:

@@ -243,6 +243,9 @@ class Entries(Upkeep):
         self.lists.show(slots)
         self.lists.make_room()
 
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        return self.stale, self.heard
+
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._give_up(slot)
         self._finish([slot])

@@ -198,6 +198,12 @@ class Evict(Upkeep):
         for each in (self.gpu.memory[layer], memory):
             each[to, head, :, row] = each[at[:, None], head, :, offset[:, None]]
 
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        if step.phase is not Phase.DECODE:
+            self._asked = None
+            self._found.clear()
+        return set(step.slots) if replayed else set()  # what was dropped is gone
+
     def report(self, step: Step) -> dict[str, Any]:
         """Entries that the last decode step attended to: its own tokens and what had stayed."""
         return {"attended_gpu": float(self.cache.tables.host("gpu_lens")[: step.seqs].sum())}

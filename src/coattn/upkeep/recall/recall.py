@@ -126,6 +126,12 @@ class Recall(Upkeep):
     def _interval(self, layer: int) -> int:
         return self.recall_interval if self._intervals is None else self._intervals[layer]
 
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        if replayed:  # a block that became full has a place, and would get another one
+            for slot, history in zip(step.slots, step.history, strict=True):
+                self.residency.forget(slot, history // self.cache.block)
+        return set()
+
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self.residency.forget(slot, keep // self.cache.block)
 
