@@ -7,9 +7,11 @@ full, on a GPU in a thread of its own, while later steps run; a step that comes 
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,6 +31,8 @@ from coattn.ops.note_case import NotedCase, note_case
 from coattn.select.base import Select
 from coattn.select.floors import Floors
 from coattn.types import Selection, Step
+
+log = logging.getLogger("coattn")
 
 NONE = (-1, 0, 0)
 
@@ -63,7 +67,11 @@ class Audit:
         """How often a sketch did not fit any more."""
         self.skipped = 0
         """Steps without a case, since the one before was not done."""
+        self.failed = 0
+        """Audits that raised: they are dropped, and cost their step nothing."""
         self._draws = random.Random(0)
+        self._drawn: object = None
+        """What was drawn before the running step."""
         self._choice = TableMemory({"choice": 0}, 3, spec.device)
         sizes = shape.q_heads // shape.kv_heads, shape.head_dim, cache.block
         # owner: the audit; writer: the step, in the chosen layer; reader: the copy that `commit` starts on the same
@@ -81,7 +89,9 @@ class Audit:
 
     def plan(self, step: Step) -> None:
         """A decode step is about to run: takes up what was found, and chooses the next case."""
-        self._collect(wait=False)
+        self._drawn = self._draws.getstate()
+        with self._dropping():
+            self._collect(wait=False)
         gpu = self.cache.gpu
         floors = [self.floors.floor * self.control.factor(slot) for slot in step.slots]
         self.floors.write(floors)
@@ -96,8 +106,22 @@ class Audit:
         self._choice.write({"choice": named}, {})
         self._choice.upload()
 
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """What is raised inside this block ends the audit that runs, and nothing else."""
+        try:
+            yield
+        except Exception:
+            self.failed += 1
+            self._chosen = None
+            log.warning("an audit failed", exc_info=self.failed == 1)
+
     def note(self, call: Call, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor) -> None:
         """A layer of the step has attended; on a GPU this runs beside what follows, until `joined`."""
+        with self._dropping():
+            self._note(call, table, selection, states, out)
+
+    def _note(self, call: Call, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor) -> None:
         scored = [work.kind == "scored" for work in selection.works]
         if not any(scored):
             return
@@ -119,8 +143,11 @@ class Audit:
     def commit(self, step: Step) -> None:
         """The step is over: the case is measured, here or in a thread."""
         chosen, self._chosen = self._chosen, None
-        if chosen is None:
-            return
+        if chosen is not None:
+            with self._dropping():
+                self._measure_later(chosen)
+
+    def _measure_later(self, chosen: Chosen) -> None:
         ids = self.host.table.rows[chosen.slot, : chosen.length // self.cache.block].long()
         if self.cache.spec.device.type != "cuda":
             self._take(chosen, self._measure(chosen, ids, None))
@@ -136,7 +163,9 @@ class Audit:
             self._collect(wait=True)
 
     def abort(self) -> None:
-        """The step failed."""
+        """The step failed: the next one audits what it would have."""
+        if self._drawn is not None:
+            self._draws.setstate(cast("Any", self._drawn))
         self._chosen = None
         self._kept.clear()
 
@@ -158,7 +187,7 @@ class Audit:
         """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
         mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the
         share of cases in which it was where those before it said; refits: sketches that were fitted again because the
-        mass left out had drifted away from its estimate."""
+        mass left out had drifted away from its estimate; failed: audits that raised, which cost their steps nothing."""
         ratios, factors = (
             self.ratios,
             [self.control.factor(slot) for slot in list(self.tallies)] or [self.control.factor(-1)],
@@ -171,10 +200,12 @@ class Audit:
             "floor_factor": round(sum(factors) / len(factors), 4),
             "skipped": self.skipped,
             "refits": self.refits,
+            "failed": self.failed,
         }
 
     def release(self) -> None:
-        self._collect(wait=True)
+        with self._dropping():
+            self._collect(wait=True)
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -183,7 +214,8 @@ class Audit:
         if self._job is None or not (wait or self._job[2].done()):
             return
         chosen, ids, job = self._job
-        found, self._job = job.result(), None
+        self._job = None
+        found = job.result()
         now = self.host.table.rows[chosen.slot, : len(ids)]
         if len(ids) and torch.equal(now.long(), ids):  # else another's blocks were read
             self._take(chosen, found)

@@ -35,7 +35,7 @@ class Between:
     def reading(self, tokens: int) -> Iterator[None]:
         """Decode steps run between the layers of the chunks that are read inside this block, of so many tokens; none
         where there are 0."""
-        self.told()
+        self._pass_on()
         if not tokens or self._pace.layers == 1:
             yield
             return
@@ -46,8 +46,14 @@ class Between:
         finally:
             runtime.between = None
 
+    def _pass_on(self) -> None:
+        try:
+            self.told()
+        except Exception:
+            self._counts["failed_hooks"] += 1  # whoever listens costs no step anything
+
     def _decode_between(self, tokens: int) -> None:
-        self.told()  # of the step before: the layer after it has been launched, so the GPU is at work
+        self._pass_on()  # of the step before: the layer after it has been launched, so the GPU is at work
         requests = self._loop.scheduler.passed(tokens)
         while requests:
             with self._runner.runtime.aside():

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from coattn.decode.runner import Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.between import Between

@@ -131,7 +131,14 @@ class Conversation:
                     f"attention_mask hides tokens in the middle of sequence {slot}, which are already stored.",
                     "Only the last tokens of a sequence can be taken back; start again without past_key_values.",
                 )
-        for slot, (keep, length) in enumerate(zip(kept, lengths, strict=True)):
-            if keep < length:
-                self.runtime.truncate(slot, length, keep)
+        back = [
+            (slot, length, keep) for slot, (keep, length) in enumerate(zip(kept, lengths, strict=True)) if keep < length
+        ]
+        if not all(self.runtime.goes_back(slot, keep) for slot, _, keep in back):
+            raise UnsupportedError(
+                "Tokens cannot be taken back from a window whose older tokens were overwritten by them.",
+                "Start again without past_key_values.",
+            )
+        for slot, length, keep in back:
+            self.runtime.truncate(slot, length, keep)
         self.real = past.clone()
