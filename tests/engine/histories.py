@@ -87,7 +87,9 @@ class History:
             self.llm.close()
         if not self.disturbed:
             return []
-        return self._compare_with_full() if self.whole else self._compare_with_undisturbed()
+        if self.whole:
+            return self._compare_with_full()
+        return [] if self.row == "random" else self._compare_with_undisturbed()  # whose draws go on
 
     def _compare_with_full(self) -> list[str]:
         wrong = []

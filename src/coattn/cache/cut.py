@@ -28,6 +28,9 @@ def bring_back(cache: KVCache, slot: int, length: int, keep: int) -> None:
 
 def close_up(cache: KVCache, gpu: RecentTokens, slot: int, length: int, keep: int) -> None:
     """What the ring has overwritten stays gone; the entries that are left move to the front, in order."""
+    if not keep:
+        gpu.shrink(slot, 0)
+        return
     entries = gpu.stored(slot)
     # sinks have their places by position, the others count from the end
     left = entries[torch.where(entries < gpu.first_tokens, entries, entries + length - gpu.count(slot)) < keep]
