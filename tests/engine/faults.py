@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -28,6 +28,7 @@ from tests.engine.rows import options
 from tests.hf.families import tiny
 
 import coattn
+from coattn import native
 from coattn.cache import keep
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
@@ -40,6 +41,9 @@ from coattn.types import Phase
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FAMILIES = ("llama", "gemma3")
 PHASES = ("first", "later", "mixed", "decode", "session", "prefix", "disk", "remote")
+CAPTURED = ("host", "runner", "launched", "between", "staged")
+"""Of steps that a GPU replays: the CPU's part fails, the runner does, or whoever is told that the GPU is at work; a
+prompt does between whose layers others decode, also with a share of the weights in DRAM."""
 STORED = ("session", "prefix", "disk")
 """Phases of a request that begins with what is stored."""
 LAYERS = (0, 1, 2)
@@ -105,8 +109,12 @@ def elsewhere(family: str, length: int, seed: int) -> Any:
     return prefill(model(family), ids(length, seed))
 
 
-def matrix() -> Iterator[Case]:
-    """Every case there is."""
+def matrix(captured: bool = False) -> Iterator[Case]:
+    """Every case there is. captured: of steps that a GPU replays."""
+    for row, family, phase in product(METHODS, FAMILIES, CAPTURED if captured else ()):
+        for layer, after in product(LAYERS if phase in ("between", "staged") else (0,), (False, True)):
+            if (phase, after) not in (("host", True), ("launched", True)):
+                yield Case(row, family, phase, layer, after)
     for row, family, phase in product(METHODS, FAMILIES, PHASES):
         for layer, after in product((*LAYERS, PUT) if phase in STORED else LAYERS, (False, True)):
             yield Case(row, family, phase, layer, after)
@@ -120,6 +128,8 @@ class Scenario:
         self.case, self.disturbed, self.variant, self.played = case, disturbed, variant, Played()
         given = {"max_batch": 3, "max_length": 160, "chunk": 24, **options(case.row)}
         self.given = elsewhere(case.family, 70, 5) if case.phase == "remote" else None
+        if case.phase == "staged":
+            given["weights_on_gpu"] = 0.7
         self.llm = coattn.LLM((model(case.family), None), case.row, disk=folder / "disk", **given)
         self.runtime = self.llm.runner.runtime
         self.handles: dict[str, Handle] = {}
@@ -153,11 +163,40 @@ class Scenario:
         self.runtime.attend = around(attend, lambda layer, *_: not remote and self._due(layer))  # type: ignore[method-assign]
         self.runtime.import_kv = around(import_kv, lambda layer, *_: remote and layer == self.case.layer)  # type: ignore[method-assign]
         keep.put = around(put, lambda *_: self.case.layer == PUT and self.armed is not None)
+        runner, phase, undo = self.llm.runner, self.case.phase, ExitStack()
+
+        def replaces(name: str, due: Callable[..., bool]) -> None:
+            setattr(runner, name, around(getattr(runner, name), due))
+            undo.callback(delattr, runner, name)
+
+        if phase == "host":
+            replay = runner._replay
+            runner._replay = self._failing_workers(replay)
+            undo.callback(delattr, runner, "_replay")
+        elif phase == "runner":  # before the step is launched, or once the GPU is done with it
+            replaces("_wait" if self.case.after else "_write_inputs", lambda *_: self._replays())
+        elif phase == "launched":
+            runner.launched = around(lambda: None, lambda *_: self._replays())
+            undo.callback(setattr, runner, "launched", None)
         try:
-            yield
+            with undo:
+                yield
         finally:
             del self.runtime.attend, self.runtime.import_kv  # type: ignore[misc]
             keep.put = put
+
+    def _replays(self) -> bool:
+        return self.armed is not None and self.runtime.step is not None and self.runtime.step.seqs > 1
+
+    def _failing_workers(self, replay: Callable[..., None]) -> Callable[..., None]:
+        def replays(captured: Any, rows: int, host: bool) -> None:
+            asks = host and any(group.place.asynchronous for group in self.runtime.groups)
+            if self.disturbed and not self.played.fired and asks and self._replays():
+                self.played.fired = True
+                native.inject_fault("throw")
+            replay(captured, rows, host)
+
+        return replays
 
     def _due(self, layer: int) -> bool:
         step, beside, phase = self.runtime.step, self.runtime.beside, self.case.phase
@@ -173,7 +212,7 @@ class Scenario:
         if part is None or slot not in part.slots:
             return False
         history = part.history[part.slots.index(slot)]
-        if phase in STORED:
+        if phase in (*STORED, "between", "staged"):
             return True
         return reads and (not history if phase == "first" else history > 0)
 
@@ -305,6 +344,7 @@ def run(case: Case) -> Played | None:
         found = Scenario(case, Path(folder), disturbed=True).play()
     found.problems += [f"undisturbed: {problem}" for problem in want.problems]
     found.problems = list(dict.fromkeys(found.problems))
+    native.inject_fault("")
     if not found.fired:
         assert not found.problems, found.problems
         return None
@@ -313,7 +353,9 @@ def run(case: Case) -> Played | None:
         others = iter(references(case, found.prompts[name], name))
         while wrong and output.error is None and (other := next(others, None)) is not None:
             wrong = compare(output, other, may_fail=False)
-        found.problems += [f"{name}: {x}" for x in wrong if case.row != "random"]  # whose draws go on
+        # whose draws go on; and who has dropped tokens, or filled pools, for a step that is not
+        again = case.phase == "runner" and case.after and case.row in ("h2o", "tova", "auto")
+        found.problems += [f"{name}: {x}" for x in wrong if case.row != "random" and not again]
     return found
 
 
@@ -377,17 +419,18 @@ def draw(dice: random.Random) -> Case:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Exceptions in the middle of steps.")
     parser.add_argument("--matrix", action="store_true")
+    parser.add_argument("--captured", action="store_true", help="with the cases of steps that a GPU replays")
     parser.add_argument("--fuzz", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", nargs="*", default=list(METHODS))
-    parser.add_argument("--phases", nargs="*", default=list(PHASES))
+    parser.add_argument("--phases", nargs="*", default=[*CAPTURED, *PHASES])
     parser.add_argument("--part", default="0/1", help="such as 1/2: of every two cases, the second")
     parser.add_argument("--show", action="store_true", help="print every problem")
     given = parser.parse_args()
     logging.getLogger("coattn").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     dice = random.Random(given.seed)
-    cases = list(matrix()) if given.matrix else [draw(dice) for _ in range(given.fuzz)]
+    cases = list(matrix(given.captured)) if given.matrix else [draw(dice) for _ in range(given.fuzz)]
     number, of = map(int, given.part.split("/"))
     cases = [case for case in cases[number::of] if case.row in given.rows and case.phase in given.phases]
     start, counts, bad = time.perf_counter(), Counter[str](), Counter[tuple[str, str]]()

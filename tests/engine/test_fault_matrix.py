@@ -1,0 +1,73 @@
+"""An exception in the middle of a step costs the request that is the reason, and nobody else anything.
+
+A sample; `scripts/faults.sh` runs every case there is, and thousands at random.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.faults import Case, matrix, run
+
+from coattn.engine.scheduler import Scheduler
+from coattn.runtime import Runtime
+
+SEED = 41
+ALL = random.Random(SEED).sample(list(matrix()), 120)
+QUICK = 28
+ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 90)
+
+
+def check(case: Case) -> None:
+    found = run(case)
+    if found is None:
+        pytest.skip(f"no step of {case.row} is of this kind")
+    assert not found.problems, found.problems
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="steps that a GPU replays have cases of their own")
+@pytest.mark.parametrize("case", ALL[:QUICK], ids=str)
+def test_a_step_may_fail(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="steps that a GPU replays have cases of their own")
+@pytest.mark.parametrize("case", ALL[QUICK:], ids=str)
+def test_a_step_may_fail_anywhere(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ON_GPU, ids=str)
+def test_a_step_on_a_gpu_may_fail(case: Case) -> None:
+    check(case)
+
+
+def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: Runtime, parts: Any) -> None:
+        self._undo.later.clear()
+
+    def keeps(self: Scheduler, request: Any, whole: bool = True) -> None:
+        assert request.slot is not None
+        if self.reuse is not None:
+            self.reuse.leave(request, whole)
+        self._slots.append(request.slot)
+        request.slot, request.stored = None, 0
+
+    monkeypatch.setattr(Runtime, "_give_up", forgets)
+    monkeypatch.setattr(Scheduler, "_vacate", keeps)
+    found = run(Case("full", "llama", "first", 1, after=True))
+    assert found is not None
+    assert any("leak" in problem for problem in found.problems)
+
+
+def test_wrong_answers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring that was written over is taken for whole."""
+    monkeypatch.setattr("coattn.cache.layout.RecentTokens.overwrites", lambda *_: False)
+    found = run(Case("full", "gemma3", "mixed", 2, after=True))
+    assert found is not None
+    assert any("victim" in problem for problem in found.problems)

@@ -1,0 +1,39 @@
+"""Conversations whose turns go on, are taken back, lose their slot and come back answer as their text does alone.
+
+A sample; `scripts/faults.sh OUT histories` plays thousands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.engine.histories import EXACT, FAMILIES, History
+
+from coattn.methods import METHODS
+
+KINDS = [(row, family) for row in METHODS for family in FAMILIES]
+QUICK = [
+    ("full", "gemma3"),
+    ("cpu", "mistral_sliding"),
+    ("hcattention", "llama"),
+    ("hgca", "gemma3"),
+    ("auto", "llama"),
+]
+
+
+def play(row: str, family: str, seed: int, folder: Path) -> None:
+    history = History(row, family, seed, folder, whole=row in EXACT or bool(seed % 2))
+    assert not history.play()
+    assert history.counts
+
+
+@pytest.mark.parametrize(("row", "family"), QUICK)
+def test_a_history_answers_as_its_text_does_alone(row: str, family: str, tmp_path: Path) -> None:
+    play(row, family, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "family"), KINDS)
+def test_so_does_one_of_every_row(row: str, family: str, tmp_path: Path) -> None:
+    play(row, family, 3 if row in EXACT else KINDS.index((row, family)), tmp_path)
