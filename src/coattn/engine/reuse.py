@@ -128,8 +128,9 @@ class Reuse:
             futures.wait([load.future for load in loads], return_when=futures.FIRST_COMPLETED)
 
     def _ready(self, readers: list[Request]) -> list[Request]:
-        for request in readers if self.cold is not None else ():
-            self._try(request, lambda each=request: self.beginnings.bring(each, self.cold))  # type: ignore[misc]
+        cold = self.cold
+        for request in readers if cold is not None else ():
+            self._try(request, lambda each=request: self.beginnings.bring(each, cold))  # type: ignore[misc, arg-type]
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
             if not self._try(request, lambda each=request: self.beginnings.waits(each, ahead)):  # type: ignore[misc]
