@@ -42,14 +42,20 @@ def small(layers: int = 2, seed: int = 0) -> PreTrainedModel:
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Token i is byte i; 256 ends a text."""
-    letters = {letter: i for i, letter in enumerate(_byte_letters())}
-    inner = Tokenizer(models.BPE(vocab=letters, merges=[]))
+def tokenizer(*pairs: str, generation_prompt: str = "") -> PreTrainedTokenizerFast:
+    """Token i is byte i; 256 ends a text.
+
+    pairs: two letters each, which are one token, from 257 on. generation_prompt: what the chat template begins an
+    answer with.
+    """
+    vocabulary = {letter: i for i, letter in enumerate(_byte_letters())} | {"<end>": END}
+    vocabulary |= {pair: END + 1 + i for i, pair in enumerate(pairs)}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[(pair[0], pair[1]) for pair in pairs]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<end>"])
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}" + generation_prompt + "{% endif %}"
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", chat_template=template)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.engine.only import Only
 from tests.engine.small import END, VOCAB, greedy, llm, prompt
 
 from coattn import SamplingParams
@@ -75,23 +76,6 @@ def test_an_answer_has_its_least_length() -> None:
         assert late.text.startswith(stop)
         with pytest.raises(ConfigError, match="260"):
             engine.generate(prompt(9), greedy(2, logit_bias={VOCAB: 1}))
-
-
-class Only:
-    """A guide that lets one text through, then the end token."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids, self.at = ids, 0
-
-    def mask(self) -> torch.Tensor:
-        token = self.ids[self.at] if self.at < len(self.ids) else END
-        flags = torch.zeros(-(-VOCAB // 32) * 32, dtype=torch.int64)
-        flags[token] = 1
-        words = (flags.view(-1, 32) << torch.arange(32)).sum(-1)
-        return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-
-    def accept(self, token: int) -> None:
-        self.at += 1
 
 
 def test_a_guide_decides_and_the_others_do_not_notice() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.only import Only
 from tests.engine.rows import options, resumes
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
+from coattn.engine.prompts import encode_chat
 from coattn.engine.session_file import SUFFIX, Sessions
 from coattn.errors import BusyError, ConfigError, InputError
 from coattn.methods import METHODS
@@ -84,6 +86,60 @@ def test_chats_go_through_the_template(tmp_path: Path) -> None:
         session.save()
         session.close()
         assert llm.session("chat").messages == said
+
+
+AX = 257
+"""The token of `ax` in `chatting`."""
+
+
+def chatting(folder: Path, method: str = "cpu") -> coattn.LLM:
+    """An engine whose template has a generation prompt, as those of real models have."""
+    given = {"max_batch": 2, "max_length": 160, "chunk": 32, "session_dir": folder, **options(method)}
+    return coattn.LLM((small(1), tokenizer("ax", generation_prompt="assistant: ")), method, **given)
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop", "kept"),
+    [
+        (b"I see. 1xG and more", {"stop": ("1xG",)}, "I see. "),
+        ([*b"so b", AX, *b" on"], {"stop": ("x",)}, "so ba"),
+        (b"stop", {"stop": ("stop",)}, ""),
+        ("caf\u00e9!?".encode(), {"stop": ("!",)}, "caf\u00e9"),
+        (b"yes; no", {"stop_token_ids": (ord(";"),)}, "yes"),
+        (b"whole", {"stop": ("never",)}, "whole"),
+    ],
+    ids=["tokens", "inside a token", "nothing left", "two bytes", "stop token", "none"],
+)
+def test_what_a_stop_string_cuts_off_is_not_part_of_the_conversation(
+    answer: Any, stop: dict[str, Any], kept: str, tmp_path: Path
+) -> None:
+    new = [{"role": "user", "content": "go on"}]
+    with chatting(tmp_path) as llm:
+        session = llm.session("chat")
+        handle = session.submit([{"role": "user", "content": "hello"}], greedy(40, **stop), guide=Only(list(answer)))
+        assert handle.result().text == kept
+        assert session.messages[-1] == {"role": "assistant", "content": kept}
+        whole = encode_chat([*session.messages, *new], llm.tokenizer)
+        assert session.whole(new) == whole
+        session.save()
+        want = session.ask(new, PARAMS)
+        assert want.token_ids == llm.submit(whole, PARAMS, salt=b"nobody's").result().token_ids
+        assert want.cached_tokens >= 16, "what was said before is still stored"
+        for table in llm.reuse.tables:
+            table.check_integrity()
+    with chatting(tmp_path) as llm:
+        again = llm.session("chat")
+        assert again.whole(new) == whole
+        found = again.ask(new, PARAMS)
+        assert (found.token_ids, found.cached_tokens) == (want.token_ids, want.cached_tokens)
+
+
+def test_a_text_goes_on_after_what_a_stop_string_left_of_it(tmp_path: Path) -> None:
+    with chatting(tmp_path) as llm:
+        session = llm.session()
+        session.submit("one", greedy(40, stop=("x",)), guide=Only([*b" b", AX, *b" c"])).result()
+        assert session.tokens == list(b"one ba")
+        assert session.whole(" two") == list(b"one ba two")
 
 
 @pytest.fixture(scope="module")

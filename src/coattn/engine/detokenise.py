@@ -41,6 +41,14 @@ class Pieces:
         self.emitted += len(piece)
         return piece
 
+    def part_of(self, text: str) -> tuple[int, str]:
+        """How many of the first tokens say a beginning of `text`, and what of it they do not say."""
+        for count in range(len(self.ids), 0, -1):
+            said = self._decode(self.ids[:count])
+            if text.startswith(said):
+                return count, text[len(said) :]
+        return 0, text
+
     def _by_stream(self, token: int) -> str:
         try:
             piece: str = self._stream.step(self._backend, token) or ""
@@ -127,6 +135,10 @@ class TextStream:
     @property
     def text(self) -> str:
         return "".join(self.parts)
+
+    def kept(self) -> tuple[int, str]:
+        """How many of the tokens have only text before the stop string, and what the next one has before it."""
+        return self._pieces.part_of(self.text)
 
     def heed(self, counts: bool) -> None:
         """Whether stop strings count from here on."""

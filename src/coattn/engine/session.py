@@ -120,11 +120,12 @@ class Session:
             llm.sessions.path(name)
             with llm.engine.paused():
                 parked, tensors = llm.reuse.stored_by(self.number)
-            tensors["tokens"] = torch.tensor(self._tokens, dtype=torch.int64)
+            stored = [] if parked is None else parked.tokens
+            for name_of, ids in (("tokens", self._tokens), ("stored", stored)):
+                tensors[name_of] = torch.tensor(ids, dtype=torch.int64)
             facts = {
                 "made for": llm.fingerprints(),
                 "row": _plain(llm.composed.describe()),
-                "stored": 0 if parked is None else len(parked.tokens),
                 "clean": 0 if parked is None else parked.clean,
                 "messages": self._messages,
                 "text": self._text,
@@ -184,9 +185,22 @@ class Session:
         output = handle.output()
         if output.finish_reason == "error":
             return
-        self._tokens = handle.request.tokens(0, handle.request.total)
+        self._tokens = self._said(handle, chat=bool(messages))
         self._messages = [*messages, {"role": "assistant", "content": output.text}] if messages else []
         self._text = text + output.text if messages else ""
+
+    def _said(self, handle: Handle, chat: bool) -> list[int]:
+        """The conversation with this turn. As in its text, a stop string is not part of it, nor a chat's stop token.
+
+        So the cache may have more stored than this; the next turn then goes on from the last block that is the same.
+        """
+        request = handle.request
+        tokens = request.tokens(0, request.total)
+        if handle.text.stopped:
+            kept, rest = handle.text.kept()
+            return tokens[: len(tokens) - handle.new_tokens + kept] + encode_text(rest, self.llm.tokenizer)
+        stopped = request.finish_reason == "stop" and tokens[-1] in request.params.stop_token_ids
+        return tokens[:-1] if chat and stopped else tokens
 
     def _follow(self, prompt: Any) -> tuple[list[int], Messages, str]:
         """The tokens of the whole conversation with a new turn; of a chat its messages and its text so far."""
@@ -215,15 +229,16 @@ class Session:
         row = _plain(llm.composed.describe())
         if facts["row"] != row:
             raise InputError(f"it was written under method {facts['row']['method']!r} with other parameters")
-        ids, stored, clean = tensors.pop("tokens"), facts["stored"], facts["clean"]
-        tokens = ids.tolist()
-        if ids.ndim != 1 or ids.is_floating_point() or not all(0 <= token < llm.vocabulary for token in tokens):
-            raise InputError("its tokens are not the model's")
-        if not 0 <= clean <= stored <= len(tokens) <= llm.max_length:
-            raise InputError(f"it has {len(tokens):,} tokens, but {llm.max_length:,} is the most")
+        tokens, stored = (_ids(tensors.pop(name), llm.vocabulary) for name in ("tokens", "stored"))
+        most = max(len(tokens), len(stored))
+        if most > llm.max_length:
+            raise InputError(f"it has {most:,} tokens, but {llm.max_length:,} is the most")
+        clean = facts["clean"]
+        if not 0 <= clean <= len(stored):
+            raise InputError("its numbers are out of range")
         with llm.engine.paused():
             if stored:
-                parked = unpack(llm.reuse.runtime, tensors, tokens[:stored], clean)
+                parked = unpack(llm.reuse.runtime, tensors, stored, clean)
                 llm.reuse.put_back(self.number, parked)
             else:
                 llm.reuse.close(self.number)
@@ -233,6 +248,14 @@ class Session:
         self._tokens, self._messages, self._text, self._turn = [], [], "", None
         with self.llm.engine.paused():
             self.llm.reuse.close(self.number)
+
+
+def _ids(found: torch.Tensor, vocabulary: int) -> list[int]:
+    """Raises InputError for what is not token ids."""
+    ids = found.tolist() if found.ndim == 1 and not found.is_floating_point() else [-1]
+    if not all(0 <= token < vocabulary for token in ids):
+        raise InputError("its tokens are not the model's")
+    return ids
 
 
 def _plain(found: Any) -> Any:

@@ -15,7 +15,7 @@ from coattn.engine import sealed
 from coattn.errors import InputError
 from coattn.models.cache import cache_dir
 
-FORMAT = "coattn-session-1"
+FORMAT = "coattn-session-2"
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SAVED_HINT = "Delete it and start again, or open it as it was saved."
