@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+from tests.engine.only import Only
 from tests.engine.small import greedy, llm, prompt, small
 
 from coattn import SamplingParams
@@ -61,8 +65,6 @@ def test_what_cannot_be_fed_is_refused() -> None:
 
 
 def test_a_beginning_of_a_prompt_is_what_reading_it_alone_gives() -> None:
-    import torch
-
     model = small()
     for chunk in (7, 32, 64):
         whole, part = prefill_ends(model, WHOLE, (len(WHOLE), SPLIT), chunk)
@@ -82,3 +84,57 @@ def test_a_beginning_of_a_prompt_is_what_reading_it_alone_gives() -> None:
 def test_sizes_are_checked() -> None:
     with pytest.raises(ConfigError, match="sizes"):
         llm(sizes=(5,), max_batch=4)
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_a_stream_has_the_log_probabilities_of_the_answer(count: int) -> None:
+    asked = greedy(6, feed=WHOLE[-count:], logprobs=2)
+    with llm(reuse=False) as engine:
+        whole = engine.generate(WHOLE[:-count], asked)[0]
+        parts = list(engine.stream(WHOLE[:-count], asked))
+    assert whole.logprobs is not None
+    assert len(whole.logprobs) == 6
+    for part in parts:
+        assert len(part.logprobs or ()) == len(part.token_ids)
+    assert sum((part.logprobs or () for part in parts), ()) == whole.logprobs
+
+
+@pytest.mark.parametrize("asked", [{"presence_penalty": 1.5}, {"frequency_penalty": 1.5}])
+def test_penalties_count_neither_fed_tokens_nor_what_was_drawn_in_their_place(asked: dict[str, float]) -> None:
+    """They count the answer alone, so fed tokens weigh as those of a prompt."""
+    with llm(reuse=False) as engine:
+        for seed in range(8):
+            ids = prompt(30, seed=seed)
+            read = engine.generate(ids, greedy(12, ignore_eos=True, **asked))[0]
+            fed = engine.generate(ids[:20], greedy(12, ignore_eos=True, feed=ids[20:], **asked))[0]
+            assert fed.token_ids == read.token_ids
+
+
+def test_the_least_length_and_random_numbers_are_those_of_the_answer_alone() -> None:
+    with llm(reuse=False) as engine:
+        eager = greedy(20, logit_bias={256: 100.0}, min_new_tokens=5, feed=WHOLE[SPLIT:])
+        assert engine.generate(WHOLE[:SPLIT], eager)[0].new_tokens == 6, "the end token is the sixth"
+        drawn = {"max_new_tokens": 8, "temperature": 1.0, "seed": 7}
+        read = engine.generate(WHOLE, SamplingParams(**drawn))[0]
+        fed = engine.generate(WHOLE[:SPLIT], SamplingParams(**drawn, feed=WHOLE[SPLIT:]))[0]
+        assert fed.token_ids == read.token_ids
+        plain = engine.generate(WHOLE, greedy(20, ignore_eos=True))[0]
+        late = greedy(20, ignore_eos=True, stop=(plain.text[:2],), min_new_tokens=6)
+        assert engine.generate(WHOLE, late)[0].new_tokens == 20
+        found = engine.generate(WHOLE[:SPLIT], replace(late, feed=WHOLE[SPLIT:]))[0]
+        assert found.new_tokens == 20, "no stop string counts before the sixth token of the answer"
+
+
+def test_a_guide_knows_the_answer_alone() -> None:
+    class Asked(Only):
+        times = 0
+
+        def mask(self) -> torch.Tensor:
+            self.times += 1
+            return super().mask()
+
+    guide = Asked(list(b"yes, "))
+    with llm() as engine:
+        found = engine.submit(WHOLE[:SPLIT], greedy(9, feed=WHOLE[SPLIT:]), guide=guide).result()
+    assert found.text == "yes, "
+    assert (guide.times, guide.at) == (6, 6), "five letters and the end, and none of those that were fed"

@@ -17,7 +17,10 @@ BITS = 32
 
 
 class Guide(Protocol):
-    """Decides which tokens may come next in one answer. Used by the thread that steps."""
+    """Decides which tokens may come next in one answer. Used by the thread that steps.
+
+    It is neither asked nor told about tokens that are fed before the answer.
+    """
 
     def mask(self) -> Tensor:
         """`[ceil(vocab / 32)]` int32 on the host: bit i of number j is set where token `32 j + i` may come."""
@@ -38,8 +41,10 @@ class Draws:
     ) -> None:
         self.params, self.prompt, self.ends, self.guide = params, prompt, ends, guide
         self.random = random.Random(params.seed)
+        self.fed = len(params.feed)
+        """Tokens that are still fed: what is drawn in their place counts for nothing."""
         self.drawn = 0
-        """Tokens so far, where `min_new_tokens` asks."""
+        """Tokens of the answer so far, where `min_new_tokens` asks."""
         self.seen: Tensor | None = None
         """`[vocab]` bool on the logits' device; a row of the batch it was last drawn in."""
         self.counts: Tensor | None = None
@@ -63,7 +68,7 @@ class Adjust:
             for row, each in enumerate(who)
             if each.params.min_new_tokens
         ]
-        self._guided = [(row, each.guide) for row, each in enumerate(who) if each.guide is not None]
+        self._guided = [(row, each, each.guide) for row, each in enumerate(who) if each.guide is not None]
         biases = [(row, token, value) for row, each in enumerate(who) for token, value in each.params.logit_bias]
         self._biases = _triples(biases, device) if biases else None
         if self._repeating:
@@ -96,18 +101,21 @@ class Adjust:
             if each.held:
                 scores[row, ends] = -torch.inf
         self.failed.clear()
-        masks = {row: mask for row, guide in self._guided if (mask := self._mask(row, guide)) is not None}
+        asked = [(row, guide) for row, each, guide in self._guided if not each.fed]
+        masks = {row: mask for row, guide in asked if (mask := self._mask(row, guide)) is not None}
         if masks:
             rows, bits = self._index(list(masks)), torch.stack(list(masks.values())).to(self.device)
             scores[rows] = scores[rows].masked_fill(~unpack(bits, self.vocab), -torch.inf)
         return scores
 
     def note(self, tokens: Tensor) -> None:
-        """These tokens `[n]` came."""
+        """These tokens `[n]` were drawn."""
         if self._repeating:
             self._seen[torch.arange(len(self._seen), device=self.device), tokens[self._seen_rows]] = True
         if self._charged:
-            self._counts[torch.arange(len(self._counts), device=self.device), tokens[self._count_rows]] += 1
+            own = [not each.fed for _, each in self._charged]
+            counted = 1 if all(own) else torch.tensor(own, dtype=torch.float32, device=self.device)
+            self._counts[torch.arange(len(self._counts), device=self.device), tokens[self._count_rows]] += counted
 
     def _mask(self, row: int, guide: Guide) -> Tensor | None:
         try:

@@ -39,8 +39,8 @@ class Handle:
         self._deltas: deque[RequestOutput] | None = deque() if streams else None
         self.owner: object = None
         """Kept alive as long as the handle is."""
-        self._shown = len(request.params.feed)
-        """Tokens that deltas have told of."""
+        self._shown = 0
+        """Tokens of the answer that deltas have told of."""
 
     @property
     def id(self) -> int:
@@ -53,7 +53,7 @@ class Handle:
     @property
     def feeding(self) -> bool:
         """Whether the next token is known beforehand."""
-        return len(self.request.output) < len(self.request.params.feed)
+        return self.draws.fed > 0
 
     @property
     def new_tokens(self) -> int:
@@ -95,14 +95,14 @@ class Handle:
     def output(self) -> RequestOutput:
         """Everything so far."""
         logprobs = None if self.logprobs is None else tuple(self.logprobs)
-        own = tuple(self.request.output[len(self.request.params.feed) :])
-        return output_of(self.request, self.text.text, own, logprobs)
+        return output_of(self.request, self.text.text, self._answer(0), logprobs)
 
     def take(self, drawn: Drawn) -> bool:
         """Adds a token. True when it ends the answer; then `request.finish_reason` is still to be told with `tell`."""
         request = self.request
         if self.feeding:
             request.output.append(request.params.feed[len(request.output)])
+            self.draws.fed -= 1
             return False
         request.output.append(drawn.token)
         if self.logprobs is not None and drawn.logprobs is not None:
@@ -116,7 +116,7 @@ class Handle:
             request.finish_reason = "stop"
         else:
             if request.params.min_new_tokens:
-                self.text.heed(len(request.output) >= request.params.min_new_tokens)
+                self.text.heed(self.new_tokens >= request.params.min_new_tokens)
             piece = self.text.push(drawn.token)
             if self.text.stopped:
                 request.finish_reason = "stop"
@@ -135,14 +135,17 @@ class Handle:
 
     def _tell(self, piece: str) -> None:
         if self._deltas is not None:
-            tokens = tuple(self.request.output[self._shown :])
             logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
-            self._shown = len(self.request.output)
-            self._deltas.append(output_of(self.request, piece, tokens, logprobs))
+            self._deltas.append(output_of(self.request, piece, self._answer(self._shown), logprobs))
+            self._shown = self.new_tokens
         elif not self.done:
             return
         if self._notify is not None:
             self._notify()
+
+    def _answer(self, start: int) -> tuple[int, ...]:
+        """Its tokens from `start` on, without those that were fed."""
+        return tuple(self.request.output[len(self.request.params.feed) + start :])
 
     def _drive(self) -> None:
         if not self._step() and not self.done:

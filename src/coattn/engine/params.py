@@ -49,7 +49,7 @@ class SamplingParams:
     """Goes on after the model's end tokens."""
     feed: tuple[int, ...] = ()
     """Token ids that follow the prompt, one decode step each, whatever the model would say. The answer comes after
-    them; `max_new_tokens` and the output count it alone."""
+    them; the output, `max_new_tokens`, `min_new_tokens`, penalties, random numbers and a guide know it alone."""
     min_new_tokens: int = 0
     """Before so many tokens no end token can come and no stop string counts."""
     skip_special_tokens: bool = True

@@ -98,7 +98,7 @@ class _Batch:
         """The columns, on the host, as what they mean."""
         drawn = []
         for row, (each, (token, largest, *rest)) in enumerate(zip(self.who, rows, strict=True)):
-            each.drawn += 1
+            each.drawn += not each.fed
             logprobs = None
             if each.params.logprobs is not None:
                 count = min(each.params.logprobs, self.vocab)
@@ -115,7 +115,8 @@ class _Batch:
         shares = scores.softmax(-1)
         if self.min_p is not None:
             shares = drop_unlikely(shares, self.min_p)
-        numbers = torch.tensor([each.random.random() for each in self.drawing], dtype=torch.float64)
+        drawn = [0.0 if each.fed else each.random.random() for each in self.drawing]
+        numbers = torch.tensor(drawn, dtype=torch.float64)
         return pick(shares, numbers.to(self.device))
 
     def _rows(self, which: list[bool]) -> Tensor | None:
