@@ -22,13 +22,10 @@ from coattn.ops.blockwise import HELP
 from coattn.part import Part
 from coattn.parts import AXES, PARTS
 from coattn.runtime import Runtime
-from coattn.serve.measured import from_results
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 """Columns of a help page, whatever the terminal."""
-QUALITY = "sweep_qwen2.5_coder_16k.json"
-"""The results that the page of `coattn serve` quotes."""
 MADE = "<!-- Made by scripts/make_reference.py (`make docs`). Do not edit. -->"
 
 
@@ -55,7 +52,6 @@ def stale(root: Path) -> dict[str, str]:
         "docs/concepts.md": fill(root, "docs/concepts.md", parts=parts_table(), step=step_source()),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/methods.md": methods_page(),
-        "src/coattn/serve/measured.json": from_results(root / "results" / QUALITY),
     }
     return {name: text for name, text in pages.items() if _read(root / name) != text}
 

@@ -16,7 +16,6 @@ import pytest
 from tests.serve.running import Running, serving
 
 from coattn.serve.guide import Grammars
-from coattn.serve.measured import measured
 from coattn.serve.routes.page import files
 from coattn.serve.schema.chat import ResponseFormat
 from coattn.serve.settings import Settings
@@ -54,15 +53,6 @@ def test_the_page_needs_no_key_but_the_rest_does() -> None:
         assert server.client.get("/").status_code == 200
         assert server.client.get("/page/main.js").status_code == 200
         assert server.client.get("/v1/coattn/live").status_code == 401
-
-
-def test_fidelity_is_quoted_for_the_same_parameters_only() -> None:
-    found = measured("scout", {"budget": 2048, "window_blocks": 2})
-    assert found is not None
-    assert found["kl"] > 0
-    assert (Path(__file__).parents[2] / found["source"]).exists()
-    assert measured("scout", {"budget": 512, "window_blocks": 2}) is None
-    assert measured("mine", {}) is None
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from coattn.engine.llm import LLM
 from coattn.engine.request import Request
 from coattn.serve.answer.head import fingerprint
 from coattn.serve.context import Context
-from coattn.serve.measured import measured
 from coattn.trace.blocks import Seen, cells
 from coattn.trace.step import StepTrace
 
@@ -46,7 +45,6 @@ def status(context: Context) -> Json:
             "max_batch": llm.runner.slots,
             "max_waiting": llm.engine.callers.max_waiting,
             "captured": llm.not_captured is None,
-            "fidelity": None if row["exact"] else measured(row["method"], row["params"]),
         }
     return {**found, "live": live(context)}
 

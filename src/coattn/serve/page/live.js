@@ -35,11 +35,7 @@ function about(status) {
 
 function kind(status) {
   if (!status.method) return "";
-  if (status.exact) return "exact";
-  const found = status.fidelity;
-  if (!found) return "lossy; its fidelity with these parameters is not measured";
-  const ratio = found.perplexity_ratio.toFixed(4);
-  return `lossy: KL ${found.kl.toPrecision(2)}, perplexity x ${ratio} (${found.model}, ${found.tokens.toLocaleString()} tokens)`;
+  return status.exact ? "exact" : "lossy";
 }
 
 function draw(state) {
