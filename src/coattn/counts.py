@@ -9,27 +9,37 @@ from coattn.group import Group
 from coattn.types import Step, Tier
 
 
-def report(groups: Sequence[Group], step: Step) -> dict[str, Any]:
-    """What the parts say of the last decode step; of the method's own layers where they say the same.
+def reports(groups: Sequence[Group], step: Step) -> list[dict[str, Any]]:
+    """What the parts of each group say of the last decode step. May wait for the GPU."""
+    return [_report(group, step) for group in groups]
+
+
+def report(groups: Sequence[Group], said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The `reports` of groups as one; of the method's own layers where they say the same.
 
     Where those lie on several devices, bytes are added up and other numbers are the mean over the layers.
     """
     found: dict[str, Any] = {}
     for window in (True, False):
-        own = [group for group in groups if (group.cache.spec.shape.sliding_window is not None) is window]
-        found |= _together([(len(group.cache.spec.layers), report_of(group, step)) for group in own])
+        found |= _together(
+            [
+                (len(group.cache.spec.layers), own)
+                for group, own in zip(groups, said, strict=True)
+                if (group.cache.spec.shape.sliding_window is not None) is window
+            ]
+        )
     return found
 
 
-def attended(groups: Sequence[Group], step: Step) -> tuple[int, int]:
+def attended(groups: Sequence[Group], step: Step, said: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
 
-    Codes that are scored on the GPU count there, by their bytes.
+    said: the groups' `reports`. Codes that are scored on the GPU count there, by their bytes.
     """
     layers = sum(len(group.cache.spec.layers) for group in groups)
     gpu = host = 0.0
-    for group in groups:
-        found, most = report_of(group, step), group.select.most()
+    for group, found in zip(groups, said, strict=True):
+        most = group.select.most()
         own, other = found["attended_gpu"], found["attended_host"]
         if most is not None and not other:  # sequences of about the same length, or an estimate
             own = min(own, most * step.seqs)
@@ -115,7 +125,7 @@ def _free(groups: Iterable[Group]) -> dict[Tier, int | None]:
     return found
 
 
-def report_of(group: Group, step: Step) -> dict[str, Any]:
+def _report(group: Group, step: Step) -> dict[str, Any]:
     """Of one group; entries attended among it."""
     cache = group.cache
     gpu, host = 0.0, 0

@@ -426,7 +426,7 @@ class Runtime:
 
     def report(self, step: Step) -> dict[str, Any]:
         """What the parts say of the last decode step. May wait for the GPU."""
-        found = counts.report(self.groups, step)
+        found = counts.report(self.groups, counts.reports(self.groups, step))
         for audit in self.audits():
             found["audit"] = audit.report()
         return found
@@ -444,7 +444,7 @@ class Runtime:
 
         Codes that are scored on the GPU count there, by their bytes.
         """
-        return counts.attended(self.groups, step)
+        return counts.attended(self.groups, step, counts.reports(self.groups, step))
 
     def token_bytes(self) -> tuple[int, int]:
         """Bytes of one token of all layers, on the GPU and in DRAM."""

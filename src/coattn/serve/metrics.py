@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,8 +12,6 @@ from coattn.engine.request import RequestOutput
 from coattn.serve.engine import EngineThread
 
 Values = Iterable[tuple[tuple[str, ...], float]]
-WATCH = 60.0
-"""Seconds after a scrape in which the engine keeps looking at single steps."""
 FIRST = (
     0.001,
     0.005,
@@ -97,7 +94,6 @@ class _Engine:
         self.engine, self._name = engine, name
 
     def collect(self) -> Iterator[Metric]:
-        self.engine.watched = time.monotonic() + WATCH
         ready = GaugeMetricFamily("coattn:ready", "Whether requests are taken.")
         ready.add_metric([], float(self.engine.condition == "ready"))
         yield ready
@@ -131,7 +127,6 @@ class _Engine:
         yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
         yield from _audit(report["audit"], name)
         yield from self._tiers(llm, report)
-        yield from self._step()
 
     def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
         held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
@@ -144,28 +139,6 @@ class _Engine:
             if whole and free.get(tier) is not None
         ]
         yield _gauge("kv_cache_usage_perc", "Share of a tier's KV memory that sequences have. 1 is full.", used, "tier")
-
-    def _step(self) -> Iterator[Metric]:
-        trace = None if self.engine.sample is None else self.engine.sample.trace
-        if trace is None:
-            return
-        moved = [((link,), getattr(trace, f"{link}_bytes")) for link in ("hbm", "pcie", "dram")]
-        yield _gauge("step_bytes", "Bytes that the last sampled decode step moved over a link.", moved, "link")
-        entries = [((tier,), getattr(trace, f"attended_{tier}")) for tier in ("gpu", "host")]
-        yield _gauge(
-            "step_attended_entries", "Entries that step attended to, averaged over the layers.", entries, "tier"
-        )
-        for what, value, text in (
-            ("step_seconds", trace.seconds, "Length of the last sampled decode step."),
-            ("step_gpu_idle_ratio", trace.gpu_idle, "Share of that step in which the GPU waited."),
-            (
-                "step_cpu_attention_seconds",
-                trace.cpu_busy * trace.seconds,
-                "Time of that step that CPU attention took.",
-            ),
-            ("step_sequences", trace.sequences, "Sequences of that step."),
-        ):
-            yield _gauge(what, text, [((), value)])
 
 
 def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coattn import counts
 from coattn.runtime import Runtime
 from coattn.trace.step import StepTrace, Timing
 from coattn.types import Step
@@ -9,10 +10,11 @@ from coattn.types import Step
 
 def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) -> StepTrace:
     """A decode step that has been done, with the bytes that it needed at least."""
-    gpu, host = runtime.attended(step)
+    said = counts.reports(runtime.groups, step)
+    gpu, host = counts.attended(runtime.groups, step, said)
     token, host_token = runtime.token_bytes()
     by_cpu = any(group.place.asynchronous for group in runtime.groups)
-    rows = runtime.report(step).get("row_entries")
+    rows = counts.report(runtime.groups, said).get("row_entries")
     if rows is not None:
         # positions and weights there, sums back in float32
         crossing = sum(s.q_heads * s.head_dim * 4 for s in runtime.layers) * step.seqs

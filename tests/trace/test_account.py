@@ -1,0 +1,30 @@
+"""What a trace asks of the parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.engine.small import greedy, llm, prompt
+
+
+@pytest.mark.parametrize("method", ["cpu", "scout"])
+def test_each_part_reports_once_for_a_trace(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report may copy from the GPU, layer by layer."""
+    asked: Counter[int] = Counter()
+    with llm(method) as engine:
+        engine.generate(prompt(40), greedy(4, ignore_eos=True))
+        for group in engine.runner.runtime.groups:
+            for part in group.all():
+                said = part.report
+
+                def report(step, said=said, number=id(part)):  # type: ignore[no-untyped-def]
+                    asked[number] += 1
+                    return said(step)
+
+                monkeypatch.setattr(part, "report", report)
+        trace = engine.trace()
+        assert trace is not None
+        assert trace.attended_gpu + trace.attended_host > 0
+        monkeypatch.undo()
+    assert set(asked.values()) == {1}
