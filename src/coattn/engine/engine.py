@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
+from coattn.engine.step_lock import StepLock
 from coattn.engine.work import Decode, Forward, Refuse
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
@@ -72,7 +72,7 @@ class Engine:
         self._ids = itertools.count()
         self.closers: list[Callable[[], None]] = []
         """Called after the runner was closed."""
-        self._lock = threading.Lock()
+        self._lock = StepLock()
         """Held while a step runs. Not reentrant: a stream that is collected in the middle of one only leaves mail."""
 
     @property
@@ -149,9 +149,14 @@ class Engine:
                 raise
             return True
 
+    @property
+    def stepping(self) -> bool:
+        """Whether the calling thread is inside a step, as a callback is."""
+        return self._lock.own
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No step runs inside this block; waits for the one that does."""
+        """No step runs inside this block; waits for the one that does. Raises EngineError in a callback of one."""
         with self._lock:
             yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,12 +285,14 @@ class LLM:
         Kernels for prompts are chosen and compiled too, which can take ten seconds the first time in a process.
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
-        warm(self._layers, self.max_length)
-        return self.runner.warm_up(sizes)
+        with self.engine.paused():
+            warm(self._layers, self.max_length)
+            return self.runner.warm_up(sizes)
 
     def trace(self) -> StepTrace | None:
-        """Where the time of the last decode step went."""
-        return self.runner.trace()
+        """Where the time of the last decode step went. Waits for a step that runs on another thread."""
+        with nullcontext() if self.engine.stepping else self.engine.paused():
+            return self.runner.trace()
 
     def report(self) -> dict[str, Any]:
         """The method, KV bytes per tier now and at most, who runs and waits, and counts since the start.
