@@ -14,7 +14,7 @@ from coattn import LLM
 from coattn.chat.base import Asked
 from coattn.chat.local import Local
 from coattn.chat.talk import Talk
-from coattn.errors import InputError
+from coattn.errors import BudgetError, InputError
 
 ASKED = Asked(8, 0.0, 1.0)
 
@@ -53,6 +53,47 @@ def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Loc
     for end in (2, 4):
         want = partner.llm.generate(talk.messages[:end], greedy(8))[0].text
         assert talk.messages[end]["content"] == want
+
+
+def test_a_switch_that_cannot_go_back_either_says_why_and_the_conversation_is_saved(tmp_path: Path) -> None:
+    reasons: list[str] = []
+
+    def open(method: str | None) -> LLM:
+        if reasons:
+            raise BudgetError(reasons.pop(0), "Free some.")
+        return llm(method or "full", max_batch=1, session_dir=tmp_path)
+
+    partner = Local(open, "full", "talk")
+    desk = Desk("hello", "/method cpu", "are you there?")
+    reasons += ["There is no room for cpu.", "There is no room for full."]
+    try:
+        talk = desk.talk(partner)
+    finally:
+        partner.close()
+    assert talk.failed == 2
+    first, hint, then, *_ = desk.told
+    assert "There is no room for cpu" in first
+    assert "There is no room for full" in first
+    assert "tart" in hint
+    assert "closed" in then
+    with llm("full", session_dir=tmp_path) as again:
+        assert again.session("talk").messages == talk.messages, "of the turn that was answered"
+
+
+def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) -> None:
+    def open(method: str | None) -> LLM:
+        if method == "cpu":
+            raise BudgetError("There is no room.", "Free some.")
+        return llm(method or "full", max_batch=1, session_dir=tmp_path)
+
+    partner = Local(open, "full")
+    desk = Desk("hello", "/method cpu", "are you there?")
+    try:
+        talk = desk.talk(partner)
+    finally:
+        partner.close()
+    assert desk.told == ["error: There is no room.", "hint: Free some."]
+    assert len(talk.messages) == 4
 
 
 def test_several_lines_and_files(partner: Local, tmp_path: Path) -> None:

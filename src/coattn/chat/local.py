@@ -8,7 +8,7 @@ from dataclasses import replace
 from coattn.chat.base import Asked, Messages, Stats
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
-from coattn.errors import InputError
+from coattn.errors import EngineError, InputError
 
 
 class Local:
@@ -62,17 +62,23 @@ class Local:
     def switch(self, method: str) -> str:
         self.llm.close()
         try:
-            self.llm = self._open(method)
-            self._method = method
-        except BaseException:
-            self.llm = self._open(self._method)
+            self._reopen(method)
+        except BaseException as error:
+            try:
+                self._reopen(self._method)
+            except Exception as again:
+                why = f"{method!r} could not be opened, nor what was open before it: {error} {again}"
+                raise EngineError(why, "Leave with /quit, and start again.") from error
             raise
-        finally:
-            self.session = self.llm.session(self._name, restore=False)
+        self._method = method
         if self.stats is not None:
             self.stats = replace(self.stats, method=method)
         row = self.llm.composed.describe()
         return f"now under {row['method']} ({'exact' if row['exact'] else 'lossy'})"
+
+    def _reopen(self, method: str | None) -> None:
+        self.llm = self._open(method)
+        self.session = self.llm.session(self._name, restore=False)
 
     def close(self) -> None:
         try:
