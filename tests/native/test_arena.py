@@ -93,6 +93,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> dict[int, int]:
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return pieces
 
 
@@ -110,6 +111,42 @@ def test_what_grows_is_registered_piece_by_piece_until_nobody_has_it(monkeypatch
     del view
     gc.collect()
     assert pieces == {}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_gpu_is_done_with_memory_before_it_is_unregistered(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of the last call may still read it. A GPU that has failed reads no more."""
+    pieces = stand_in(monkeypatch)
+    there: list[tuple[torch.device, int]] = []
+
+    def wait(device: torch.device) -> None:
+        there.append((device, len(pieces)))
+        if broken:
+            raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    device = torch.device("cuda", 1)
+    arena = native.Arena(8 << 20, device)
+    arena.grow(1 << 20)
+    arena.grow(5 << 20)
+    del arena
+    gc.collect()
+    assert there == [(device, 2)]
+    assert pieces == {}
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_reads_memory_nobody_has_any_more_reads_it_to_its_end() -> None:
+    arena = native.Arena(64 << 20, torch.device("cuda"))
+    arena.grow(64 << 20)
+    view = arena.memory()
+    view.fill_(3)
+    torch.cuda._sleep(200_000_000)
+    copy = view.to("cuda", non_blocking=True)
+    del arena, view
+    gc.collect()
+    assert bool((copy == 3).all())
 
 
 def test_memory_that_cuda_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Arena:
         self.touch_seconds = self.register_seconds = 0.0
         if device is not None:
             # the arena is kept until its memory is no longer registered
-            weakref.finalize(self, _unregister, self._pieces, self._arena).atexit = False
+            weakref.finalize(self, _unregister, self._pieces, self._arena, device).atexit = False
 
     @property
     def base(self) -> int:
@@ -115,9 +115,14 @@ def _register(address: int, nbytes: int, device: torch.device) -> None:
     )
 
 
-def _unregister(pieces: list[int], _arena: Any) -> None:
-    for address in pieces:
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+def _unregister(pieces: list[int], _arena: Any, device: torch.device) -> None:
+    """Waits for the GPU first: kernels of the last call may still read what is about to be unmapped."""
+    try:
+        if pieces:
+            torch.cuda.synchronize(device)
+    finally:
+        for address in pieces:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
