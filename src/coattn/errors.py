@@ -47,6 +47,10 @@ class BusyError(CoattnError):
     """A line that is full: as many requests wait as may. Later there will be room."""
 
 
+class SessionBusyError(BusyError):
+    """A session that is still answering: it takes one turn at a time."""
+
+
 class TransferError(CoattnError):
     """A prompt that another process was to read: that process is gone, late, another model's, or does not want to."""
 

@@ -93,6 +93,31 @@ def test_a_full_line_is_a_503_that_says_when_to_come_back(monkeypatch: pytest.Mo
         assert server.post(CHAT, {**HELLO, "n": 3}).status_code == 200
 
 
+def test_more_answers_than_there_will_ever_be_room_for_are_a_400() -> None:
+    with serving(max_batch=2, max_waiting=2) as server:
+        for path, body in ((CHAT, {**HELLO, "n": 5}), ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2})):
+            refused = server.post(path, body)
+            assert refused.status_code == 400, path
+            error = refused.json()["error"]
+            assert error["code"] == "too_many_answers"
+            assert "at most 4" in error["message"]
+        assert server.post(CHAT, {**HELLO, "n": 4}).status_code == 200
+
+
+def test_a_session_that_is_still_answering_is_a_409(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(max_batch=2) as server:
+        slow(server, monkeypatch)
+        asking = send(server, {**LONG, "session_id": "talk"})
+        server.until(lambda: bool(server.llm.engine.scheduler.running))
+        refused = server.post(CHAT, {**HELLO, "session_id": "talk"})
+        assert refused.status_code == 409
+        assert refused.json()["error"]["code"] == "session_busy"
+        assert server.post(CHAT, {**HELLO, "session_id": "another"}).status_code == 200
+        asking.close()
+        server.until_idle()
+        assert server.post(CHAT, {**HELLO, "session_id": "talk"}).status_code == 200
+
+
 def test_deadlines_of_clients_and_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Settings(port=0, names=("small",), request_timeout=0.6)) as server:
         assert server.post(CHAT, HELLO).status_code == 200

@@ -16,7 +16,7 @@ from coattn.engine.parked import unpack
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
 from coattn.engine.request import RequestOutput
 from coattn.engine.session_file import SAVED_HINT
-from coattn.errors import BusyError, ConfigError, InputError
+from coattn.errors import ConfigError, InputError, SessionBusyError
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM
@@ -174,7 +174,7 @@ class Session:
         if self.closed:
             raise InputError("This session is closed.", "Open another one with LLM.session().")
         if self.answering:
-            raise BusyError("This session is still answering.", "Wait for its answer, or cancel it.")
+            raise SessionBusyError("This session is still answering.", "Wait for its answer, or cancel it.")
         self._fold()
 
     def _fold(self) -> None:

@@ -57,11 +57,13 @@ class Call:
 
     def __init__(self, engine: EngineThread, wanted: int) -> None:
         self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
-        room = self.llm.engine.room
+        room, waiting = self.llm.engine.room, self.llm.engine.callers.max_waiting
+        most = None if waiting is None else self.llm.runner.slots + waiting
+        if most is not None and wanted > most:
+            said = f"This asks for {wanted:,} answers, but the server takes at most {most:,} at a time."
+            raise ApiError(400, said, param="n", code="too_many_answers")
         if room is not None and room - sum(each.wanted for each in engine.calls if not each.handles) < wanted:
-            raise explain(
-                BusyError(f"{self.llm.engine.callers.max_waiting:,} requests wait already.", "Try again later.")
-            )
+            raise explain(BusyError(f"{waiting:,} requests wait already.", "Try again later."))
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None

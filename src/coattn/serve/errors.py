@@ -14,6 +14,7 @@ from coattn.errors import (
     ConfigError,
     DeadlineError,
     InputError,
+    SessionBusyError,
     TransferError,
     UnsupportedError,
 )
@@ -71,6 +72,8 @@ def unavailable(message: str, code: str) -> ApiError:
 def explain(error: CoattnError) -> ApiError:
     """An error of the engine as a client should see it."""
     message = f"{error.sentence} {error.hint}".strip()
+    if isinstance(error, SessionBusyError):
+        return ApiError(409, message, code="session_busy")
     if isinstance(error, BusyError):
         return unavailable(message, "queue_full")
     if isinstance(error, TransferError):
