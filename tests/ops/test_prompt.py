@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from tests.dense import dense
 
 from coattn.ops.prompt import Mask, attend_prompt, choice, kernels
 from coattn.ops.prompt import attend as attending
-from coattn.ops.prompt.choice import Measured, measure, sample
+from coattn.ops.prompt.choice import measure, sample
 from coattn.ops.prompt.kernels import KERNELS, Kernel
 from coattn.ops.prompt.mask import Shape
 from coattn.ops.reference.attend_causal import attend_causal
@@ -26,13 +24,6 @@ MASKS = [
     Mask(window=3, sinks=100, softcap=6.0),
     Mask(window=500, sinks=2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    choice._kept.clear()
-    yield
-    choice._kept.clear()
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -121,21 +112,64 @@ def test_a_kernel_with_wrong_numbers_is_never_chosen(monkeypatch: pytest.MonkeyP
     assert found["broken"].refused == "no engine for this"
     assert found["right"].refused is None
     assert found["right"].tflops is not None
-    times = {each.kernel: each.ms for each in found.values() if each.ms is not None}
-    assert set(times) == {"right"}
+    assert [kernel.name for kernel in choice.KERNELS[:-1] if choice.is_right(kernel, shape)] == ["right"]
 
 
-def test_tiles_need_a_clear_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = Shape(torch.device("cuda"), torch.bfloat16, 32, 8, 128, 5000, 40000)
-    for cudnn, flash, wanted in ((1.0, 2.0, "cudnn"), (1.0, 1.02, None), (None, 1.0, None)):
-        rows = (Measured("cudnn", ms=cudnn), Measured("flash", ms=flash))
-        monkeypatch.setattr(choice, "measure", lambda asked, rows=rows: rows)
-        found = choice.tile_kernel(shape)
-        assert (found.name if found else None) == wanted
-    assert choice.tile_kernel(Shape(torch.device("cuda"), torch.bfloat16, 32, 8, 128, 1500, 40000)) is None
-    assert choice.tile_kernel(Shape(torch.device("cuda"), torch.float32, 32, 8, 128, 5000, 40000)) is None
-    windowed = Shape(torch.device("cuda"), torch.bfloat16, 32, 8, 128, 5000, 40000, Mask(window=10))
-    assert choice.tile_kernel(windowed) is None
+def gpu(tokens: int, keys: int, mask: Mask, dtype: torch.dtype = torch.bfloat16) -> Shape:
+    return Shape(torch.device("cuda"), dtype, 32, 8, 128, tokens, keys, mask)
+
+
+@pytest.mark.parametrize(
+    ("generation", "broken", "tiles", "others"),
+    [
+        ((9, 0), (), "cudnn", "own"),
+        ((9, 0), ("cudnn",), None, "own"),
+        ((9, 0), ("cudnn", "own"), None, "flash"),
+        ((12, 0), (), "cudnn", "own"),
+        ((8, 6), (), None, "flash"),
+        ((8, 6), ("flash",), None, "own"),
+    ],
+)
+def test_the_choice_hangs_on_the_gpu_and_the_shape_and_on_no_clock(
+    generation: tuple[int, int],
+    broken: tuple[str, ...],
+    tiles: str | None,
+    others: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: set[Shape] = set()
+
+    def is_right(kernel: Kernel, shape: Shape) -> bool:
+        tried.add(shape)
+        return kernel.name not in broken
+
+    monkeypatch.setattr(choice, "capability", lambda _: generation)
+    monkeypatch.setattr(choice, "is_right", is_right)
+    monkeypatch.setattr(choice, "time", None)
+    found = choice.tile_kernel(gpu(5000, 40000, Mask()))
+    assert (found.name if found else None) == tiles
+    assert choice.best(gpu(2048, 2048, Mask())).name == (tiles or others)
+    for tokens, keys in ((130, 130), (900, 40000), (1800, 70000)):
+        assert choice.best(gpu(tokens, keys, Mask())).name == others
+    assert max(shape.tokens * shape.keys for shape in tried) <= 2048 * 2048, "a try is small"
+    assert choice.best(gpu(900, 9000, Mask(softcap=30.0))).name == "own", "nobody else has it"
+    assert choice.tile_kernel(gpu(1500, 40000, Mask())) is None
+    assert choice.tile_kernel(gpu(5000, 40000, Mask(), torch.float32)) is None
+    assert choice.tile_kernel(gpu(5000, 40000, Mask(window=10))) is None
+
+
+def test_a_kernel_is_tried_once_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask) -> AttnState:
+        calls.append((len(q), len(k)))
+        return KERNELS[-1].run(q, k, v, scale, mask)
+
+    kernel = Kernel("counted", lambda _: None, run)
+    shape = Shape(torch.device("cpu"), torch.float32, 4, 2, 16, 64, 64)
+    assert choice.is_right(kernel, shape)
+    assert choice.is_right(kernel, shape)
+    assert calls == [(64, 64)]
 
 
 def test_against_float64() -> None:

@@ -37,10 +37,10 @@ def doctor(as_json: bool) -> None:
 
 
 def prompt_attention() -> dict[str, Any]:
-    """Who attends to prompts, by a measurement of a fraction of a second: 32 heads of an 8B model on a GPU, else 8."""
+    """Who attends to prompts, and each kernel's speed, measured in a fraction of a second: 32 heads of an 8B model on a
+    GPU, else 8."""
     from coattn.hf.load import choose_device, choose_dtype
-    from coattn.ops.prompt.choice import measure, tile_kernel
-    from coattn.ops.prompt.kernels import KERNELS
+    from coattn.ops.prompt.choice import best, measure, tile_kernel
     from coattn.ops.prompt.mask import Mask, Shape
 
     device = choose_device("auto")
@@ -53,9 +53,7 @@ def prompt_attention() -> dict[str, Any]:
         names = ("cpu", "reference")
     rows = measure(shape, names)
     right = [row for row in rows if row.ms is not None]
-    if device.type == "cuda" and tile_kernel(shape) is None:
-        right = [row for row in right if row.kernel != KERNELS[0].name]
-    chosen = min(right, key=lambda row: row.ms or 0.0).kernel if right else KERNELS[-1].name
+    chosen = (tile_kernel(shape) or best(shape)).name
     rates = ", ".join(f"{row.kernel} {row.tflops:.3g}" for row in right)
     passed = "; ".join(f"{row.kernel}: {row.refused}" for row in rows if row.refused and device.type == "cuda")
     what = f"{shape.tokens:,} queries over {shape.keys:,} keys, {str(dtype).removeprefix('torch.')}"

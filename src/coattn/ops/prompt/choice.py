@@ -1,7 +1,7 @@
-"""Which kernel a shape gets: by a short measurement on the device, made when the shape is first seen, and checked.
+"""Which kernel a shape gets: by a table, so that two processes on the same kind of GPU choose alike and round alike.
 
-Shapes are measured by their powers of two, up to a size at which rates do not change any more. What was found is kept
-for the life of the process.
+Before a kernel is first used it is tried on a few random numbers: one that PyTorch cannot run here, or that is wrong,
+is passed over.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,13 +17,15 @@ from torch import Tensor
 from coattn.ops.prompt.kernels import KERNELS, PIECES, TILES, Kernel
 from coattn.ops.prompt.mask import Mask, Shape
 
+HOPPER = (9, 0)
+"""From this generation on cuDNN gets tiles. TFLOP/s on an H200, head size 128, bfloat16, 2,048 queries and more: cuDNN
+597 to 668, own 414 to 436, flash 319 to 347 (docs/log/prompts.md). Newer GPUs are taken to be alike; on older ones,
+where none was measured, flash attention comes first: it was written for them."""
+FASTEST, FASTEST_BEFORE = ("cudnn", "own", "flash", "reference"), ("flash", "own", "cudnn", "reference")
 LEAST_TOKENS = 128
-"""Queries from which the choice is worth a measurement; fewer get the first kernel that fits."""
-MOST_TOKENS, MOST_KEYS = 8192, 16384
+"""Fewer queries get the first kernel that fits."""
 FEW_TOKENS, FEW_KEYS = 512, 2048
-"""What stands for all chunks that are too short for tiles: in steps that also decode, sizes change all the time."""
-GAIN = 1.05
-"""How much faster a kernel for tiles must be: merging what the tiles give costs a few percent."""
+"""What kernels are tried on that take any numbers."""
 ROWS = 32
 """Queries whose result is compared with a plain computation in float32."""
 LSE_ERROR, OUT_ERROR = 1e-3, 2e-2
@@ -45,17 +48,14 @@ class Measured:
     out_error: float | None = None
 
 
-_kept: dict[Shape, tuple[Measured, ...]] = {}
-
-
 def best(shape: Shape) -> Kernel:
-    """The fastest kernel that gives the right numbers."""
+    """The first kernel of the device's table that takes a shape and gives the right numbers."""
     fits = [kernel for kernel in KERNELS if kernel.refuses(shape) is None]
     if len(fits) <= 2 or shape.device.type == "cpu" or shape.tokens < LEAST_TOKENS:
         return fits[0]  # nothing to choose from but the reference, or nothing to gain
-    found = measure(representative(shape))
-    times = {each.kernel: each.ms for each in found if each.ms is not None}
-    return min(fits, key=lambda kernel: times.get(kernel.name, float("inf")))
+    order = FASTEST if capability(shape.device) >= HOPPER else FASTEST_BEFORE
+    fits.sort(key=lambda kernel: order.index(kernel.name))
+    return next((kernel for kernel in fits if is_right(kernel, probe(shape))), fits[-1])
 
 
 def tile_kernel(shape: Shape) -> Kernel | None:
@@ -63,44 +63,50 @@ def tile_kernel(shape: Shape) -> Kernel | None:
     kernel = KERNELS[0]
     if shape.device.type != "cuda" or not shape.mask.plain or shape.tokens < TILES[-1] or shape.keys < PIECES[-1]:
         return None
-    tile = next(size for size in TILES if size <= shape.tokens)
-    keys = next(size for size in PIECES if size <= min(shape.keys, MOST_KEYS))
-    asked = replace(shape, tokens=tile, keys=keys, mask=Mask(False))
-    if kernel.refuses(asked) is not None:
+    if capability(shape.device) < HOPPER:
         return None
-    times = {each.kernel: each.ms for each in measure(asked) if each.ms is not None}
-    own = times.pop(kernel.name, None)
-    return kernel if own is not None and all(GAIN * own <= other for other in times.values()) else None
+    asked = replace(shape, tokens=TILES[-1], keys=TILES[-1], mask=Mask(False))
+    return kernel if kernel.refuses(asked) is None and is_right(kernel, asked) else None
 
 
-def representative(shape: Shape) -> Shape:
-    """The shape that is measured in its place."""
-    if LEAST_TOKENS <= shape.tokens < TILES[-1]:
-        keys = FEW_KEYS if shape.keys < MOST_KEYS // 2 else MOST_KEYS
-        return replace(shape, tokens=FEW_TOKENS, keys=keys)
-    tokens, keys = (min(_power(n), most) for n, most in ((shape.tokens, MOST_TOKENS), (shape.keys, MOST_KEYS)))
-    return replace(shape, tokens=tokens, keys=max(tokens, keys) if shape.mask.causal else keys)
+def probe(shape: Shape) -> Shape:
+    """A small shape on which a kernel is tried in place of `shape`: the same but for its numbers of tokens."""
+    if shape.tokens in TILES and shape.keys in PIECES:
+        return replace(shape, tokens=TILES[-1], keys=TILES[-1])
+    return replace(shape, tokens=FEW_TOKENS, keys=FEW_KEYS)
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a GPU: its generation, such as (9, 0)."""
+    return torch.cuda.get_device_capability(device)
+
+
+@cache
+def is_right(kernel: Kernel, shape: Shape) -> bool:
+    """Whether a kernel gives the numbers of a plain computation, tried once in a process; the reference does."""
+    return kernel.name == "reference" or _measure(kernel, shape, *_draw(shape), timed=False).refused is None
 
 
 def measure(shape: Shape, names: tuple[str, ...] | None = None) -> tuple[Measured, ...]:
-    """Every kernel but the reference on random numbers of this shape, or those named. Kept, unless names are given."""
-    if names is None and shape in _kept:
-        return _kept[shape]
+    """Every kernel but the reference on random numbers of this shape, or those named: for people. Nothing is chosen by
+    it."""
+    numbers = _draw(shape)
+    tried = [kernel for kernel in KERNELS if (kernel.name in names if names else kernel.name != "reference")]
+    return tuple(_measure(kernel, shape, *numbers) for kernel in tried)
+
+
+def _draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v: the same for the same shape."""
     generator = torch.Generator(shape.device).manual_seed(0)
 
     def draw(rows: int, heads: int) -> Tensor:
         size = (rows, heads, shape.head_dim)
         return torch.randn(size, generator=generator, device=shape.device, dtype=torch.float32).to(shape.dtype)
 
-    q, k, v = draw(shape.tokens, shape.q_heads), draw(shape.keys, shape.kv_heads), draw(shape.keys, shape.kv_heads)
-    tried = [kernel for kernel in KERNELS if (kernel.name in names if names else kernel.name != "reference")]
-    found = tuple(_measure(kernel, shape, q, k, v) for kernel in tried)
-    if names is None:
-        _kept[shape] = found
-    return found
+    return draw(shape.tokens, shape.q_heads), draw(shape.keys, shape.kv_heads), draw(shape.keys, shape.kv_heads)
 
 
-def _measure(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> Measured:
+def _measure(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor, timed: bool = True) -> Measured:
     reason = kernel.refuses(shape)
     if reason is not None:
         return Measured(kernel.name, reason)
@@ -118,6 +124,8 @@ def _measure(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> M
         if not (lse_error <= LSE_ERROR and out_error <= OUT_ERROR):
             wrong = f"its log-sum-exp differs by {lse_error:.1e}, its output by {out_error:.1e}"
             return Measured(kernel.name, wrong, lse_error=lse_error, out_error=out_error)
+        if not timed:
+            return Measured(kernel.name, None, None, first, None, lse_error, out_error)
         del state
         ms = _time(lambda: kernel.run(q, k, v, scale, shape.mask), shape.device)
     except Exception as error:  # a kernel that this machine's PyTorch cannot run
@@ -159,8 +167,3 @@ def _time(run: Callable[[], object], device: torch.device) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _power(count: int) -> int:
-    """The largest power of two that is not larger."""
-    return 1 << (count.bit_length() - 1)
