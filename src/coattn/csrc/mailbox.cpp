@@ -50,7 +50,7 @@ struct Mailbox::Server {
   std::string error;                  // of `finished`; written before it
 
   void loop() {
-    owner->pool.pin_caller();
+    const auto seat = owner->pool.pin_caller();
     uint32_t seen = 0;
     while (true) {
       seen = armed.wait_past(seen, 2'000'000, 256);

@@ -72,7 +72,7 @@ uint64_t AsyncQueue::submit(std::function<void(WorkerPool&)> job) {
 }
 
 void AsyncQueue::loop() {
-  pool_.pin_caller();
+  const auto seat = pool_.pin_caller();
   uint32_t seen = posted_.load();
   while (true) {
     std::unique_lock lock(mutex_);

@@ -91,8 +91,13 @@ std::vector<int> WorkerPool::cpus() const {
   return ids;
 }
 
-void WorkerPool::pin_caller() const {
-  if (!oversubscribed_ && !cpus_.empty()) pin(pthread_self(), cpus_[0].id);
+std::unique_lock<std::mutex> WorkerPool::pin_caller() {
+  std::unique_lock seat(pinned_, std::try_to_lock);
+  if (seat.owns_lock() && !oversubscribed_ && !cpus_.empty()) {
+    std::lock_guard lock(run_mutex_);
+    pin(pthread_self(), cpus_[0].id);
+  }
+  return seat;
 }
 
 void WorkerPool::seat_caller() {

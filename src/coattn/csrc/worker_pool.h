@@ -9,7 +9,7 @@
 //   error_           that worker -> caller    published by its state, rethrown by run()
 //   stop_            destructor -> workers    written before start_ advances for the last time
 //   spin_ns_         anybody -> workers       how long they spin before they sleep; orders nothing
-//   cpus_            run() under run_mutex_   where workers are pinned; [0] is the caller's
+//   cpus_            under run_mutex_         where workers are pinned; [0] is the caller's
 //
 // Worker w enters job e by changing its state from 2 (e - 1) to 2 e + 1, and only then reads job_ and ctx_.
 // The caller may reuse them once every state is 2 e; that wait is the barrier. In a job whose work is claimed
@@ -87,8 +87,9 @@ class WorkerPool {
   // Of the running job's worker `worker` only.
   Scratch& scratch(int worker) { return seats_[worker].scratch; }
 
-  // Pins the calling thread to worker 0's CPU, for a thread that lives to feed this pool.
-  void pin_caller() const;
+  // Pins the calling thread to worker 0's CPU, for a thread that lives to feed this pool. One at a time: while it
+  // keeps what this returns, others stay where the scheduler puts them, or two that spin would share a CPU.
+  [[nodiscard]] std::unique_lock<std::mutex> pin_caller();
 
   // Held while a job runs; fork() takes it so that a child never inherits half a job.
   std::mutex& run_mutex() { return run_mutex_; }
@@ -114,6 +115,7 @@ class WorkerPool {
   std::atomic<int64_t> spin_ns_;
   std::unique_ptr<Seat[]> seats_;
   mutable std::mutex run_mutex_;
+  std::mutex pinned_;  // held by the caller that is pinned
 
   alignas(128) EventWord start_;
   Job job_ = nullptr;

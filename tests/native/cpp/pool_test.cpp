@@ -1,3 +1,6 @@
+#include <pthread.h>
+#include <sched.h>
+
 #include <atomic>
 #include <numeric>
 #include <stdexcept>
@@ -92,6 +95,48 @@ TEST(pool_callers_take_turns) {
   }
   for (auto& t : callers) t.join();
   CHECK(total == 800);
+}
+
+// The caller of a job may change where workers sit while another thread looks for its CPU.
+TEST(pool_pins_callers_while_jobs_run) {
+  WorkerPool pool(2, 50);
+  std::atomic<bool> stop{false};
+  std::thread runs([&] {
+    while (!stop.load()) pool.run(Join::all, [](int, int) {});
+  });
+  for (int i = 0; i < 200; ++i) {
+    std::thread([&] { const auto seat = pool.pin_caller(); }).join();
+  }
+  stop.store(true);
+  runs.join();
+}
+
+TEST(pool_pins_one_caller_at_a_time) {
+  WorkerPool pool(1);
+  cpu_set_t all;
+  CHECK(pthread_getaffinity_np(pthread_self(), sizeof(all), &all) == 0);
+  const auto cpus = [] {
+    cpu_set_t set;
+    CHECK(pthread_getaffinity_np(pthread_self(), sizeof(set), &set) == 0);
+    return CPU_COUNT(&set);
+  };
+  for (int i = 0; i < 2; ++i) {  // who ends gives the seat to the next
+    std::thread([&] {
+      const auto seat = pool.pin_caller();
+      CHECK(seat.owns_lock());
+      CHECK(cpus() == 1);
+      int other = 0;
+      bool second = true;
+      std::thread([&] {
+        // else it has what the thread that made it has
+        CHECK(pthread_setaffinity_np(pthread_self(), sizeof(all), &all) == 0);
+        second = pool.pin_caller().owns_lock();
+        other = cpus();
+      }).join();
+      CHECK(!second);
+      CHECK(other == CPU_COUNT(&all));
+    }).join();
+  }
 }
 
 TEST(pool_starts_and_stops) {
