@@ -112,6 +112,73 @@ def test_after_a_step_that_failed_the_next_one_is_right() -> None:
         staged.close()
 
 
+def slots_hold_the_first(staged: StagedWeights) -> None:
+    """What a captured step relies on: it has no copy for the first layers."""
+    assert staged.held == [0, 1]
+    for j in range(SLOTS):
+        assert torch.equal(staged.slots[j][: staged.sizes[j]], staged.host[j])
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a fault"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_whatever_ends_a_step_the_slots_hold_the_first_layers(fault: BaseException) -> None:
+    model = small(layers=7).to(CPU)
+    staged = StagedWeights(model, 0.0, CPU)
+
+    def raises(*_: Any) -> None:
+        raise fault
+
+    for layer in model.model.layers:
+        for register in (layer.register_forward_pre_hook, layer.register_forward_hook):
+            hook = register(raises)
+            with pytest.raises(type(fault)), torch.no_grad():
+                model(torch.randint(0, 250, (1, 5)), use_cache=False)
+            hook.remove()
+            slots_hold_the_first(staged)
+    staged.close()
+
+
+def test_a_layer_called_by_itself_takes_a_slot_until_settled() -> None:
+    model = small(layers=5).to(CPU)
+    staged = StagedWeights(model, 0.0, CPU)
+    hook = model.model.layers[4].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.model.layers[4]()
+    hook.remove()
+    assert staged.held == [4, 1]
+    staged.settle()
+    slots_hold_the_first(staged)
+    staged.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_may_run_inside_a_layer_of_another(fails: bool) -> None:
+    """As decode steps do between the layers of a prompt: the outer layer finds its weights again."""
+    model = small(layers=7).to(CPU)
+    ids, other = torch.randint(0, 250, (1, 5)), torch.randint(0, 250, (1, 3))
+    with torch.no_grad():
+        want, inner = model(ids, use_cache=False).logits, model(other, use_cache=False).logits
+        for at in range(7):
+            staged = StagedWeights(model, 0.0, CPU)
+            handle: list[Any] = []
+
+            def run(*_: Any, staged: StagedWeights = staged, handle: list[Any] = handle) -> None:
+                handle.pop().remove()  # once
+                if not fails:
+                    assert torch.equal(model(other, use_cache=False).logits, inner)
+                    return
+                fault = model.model.layers[5].register_forward_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    model(other, use_cache=False)
+                fault.remove()
+
+            # inside the layer: its projections have run, its output and its MLP have not
+            handle.append(model.model.layers[at].self_attn.o_proj.register_forward_pre_hook(run))
+            assert torch.equal(model(ids, use_cache=False).logits, want)
+            assert not handle
+            slots_hold_the_first(staged)
+            staged.close()
+
+
 @pytest.mark.parametrize("share", [*SHARES, 1.0])
 def test_bytes_are_those_of_the_split(share: float) -> None:
     model = small(layers=10)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from coattn.cache.host_memory import host_memory
 from coattn.hf.architectures import attention_modules
+from coattn.hf.fuse.same import replaced
 from coattn.hf.fuse.siblings import NAMES
 from coattn.hf.query import layer_of
 
@@ -74,7 +77,10 @@ class StagedWeights:
     Owner: this object. Writer of a slot: the copy of the layer that is next in it, on a side stream, after the last
     kernel of the layer before in the slot (the side stream waits for the layers' stream there). Reader: the layer's
     kernels, after its copy (the layers' stream waits for an event). Between steps slot k holds the k-th staged layer,
-    and no copy is on its way: the decoder's last act is to wait for the side stream.
+    and no copy is on its way, however the step ended (`settle`): a captured step has no copies for these layers.
+
+    A step may run inside a layer of another one, as long as both run layer by layer: the inner one gives the slots back
+    as it found them. A captured step cannot, so engines with staged weights run none between the layers of a prompt.
     """
 
     def __init__(self, model: PreTrainedModel, share: float, device: torch.device) -> None:
@@ -87,6 +93,7 @@ class StagedWeights:
         staged = [layers[i] for i in self.split.staged]
         self._pieces = [list(_pieces(layer)) for layer in staged]
         self._moved: list[tuple[nn.Parameter, torch.device]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._hooks: list[Any] = []
         self._running = False
         self._events: dict[int, Any] = {}
@@ -112,12 +119,17 @@ class StagedWeights:
         for j, layer in enumerate(staged):
             self._hooks.append(layer.register_forward_pre_hook(self._before(j)))
             self._hooks.append(layer.register_forward_hook(self._after(j)))
-        if staged:
-            self._hooks.append(self.decoder.register_forward_pre_hook(self._begin))
-            self._hooks.append(self.decoder.register_forward_hook(self._end, always_call=True))
+        self._undo = ExitStack()
+        if staged:  # not a hook: those are left out after an interrupt
+            self._undo.enter_context(replaced(self.decoder, self._step(self.decoder.forward)))
+
+    def settle(self) -> None:
+        """Slot k holds the k-th staged layer again, whatever was interrupted. Costs nothing where it does."""
+        self._hold(range(len(self.slots)))
 
     def close(self) -> None:
-        """Every parameter where it was before, as far as that device has room."""
+        """Every parameter and buffer where it was before, as far as that device has room."""
+        self._undo.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -128,7 +140,9 @@ class StagedWeights:
                     piece.parameter.data = piece.within(self.host[j]).to(piece.home)
             for parameter, home in self._moved:
                 parameter.data = parameter.data.to(home)
-        self._pieces, self._moved = [], []
+            for module, name, buffer in self._buffers:
+                module._buffers[name] = buffer
+        self._pieces, self._moved, self._buffers = [], [], []
         self.slots = self.slots[:0]
 
     def report(self) -> dict[str, int]:
@@ -148,26 +162,47 @@ class StagedWeights:
                 parameter.data = parameter.data.to(self.device)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(self.device)
+                if buffer.device != self.device:
+                    self._buffers.append((module, name, buffer))
+                    module._buffers[name] = buffer.to(self.device)
 
-    def _begin(self, *_: Any) -> None:
-        self._running = True
-        self.copies.clear()
+    def _step(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The decoder's forward call, after which the slots are as the next step, or the one around it, needs them."""
 
-    def _end(self, *_: Any) -> None:
-        self._running = False
+        @wraps(forward)
+        def step(*args: Any, **options: Any) -> Any:
+            inside, before = self._running, list(self.held)
+            if not inside:
+                self.copies.clear()
+            self._running = True
+            try:
+                return forward(*args, **options)
+            finally:
+                self._running = inside
+                self._hold(before if inside else range(len(self.slots)))
+
+        return step
+
+    def _hold(self, layers: Iterable[int]) -> None:
+        """These staged layers, one for each slot, are in them, and no copy is on its way."""
+        self._join()
+        for j in layers:
+            if self.held[j % SLOTS] != j:
+                self._copy(j)
+
+    def _join(self) -> None:
+        """What follows on the current stream comes after every copy that nobody has waited for."""
+        for ready in self._events.values():
+            torch.cuda.current_stream(self.device).wait_event(ready)
         self._events.clear()
-        if self._side is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._side)
 
     def _before(self, j: int) -> Any:
         def wait(*_: Any) -> None:
             ready = self._events.pop(j, None)
             if ready is not None:
                 torch.cuda.current_stream(self.device).wait_event(ready)
-            if self.held[j % SLOTS] != j:  # a layer called by itself, or after a step that failed
-                if self._side is not None:
-                    torch.cuda.current_stream(self.device).wait_stream(self._side)
+            if self.held[j % SLOTS] != j:  # a layer called by itself, or after a step that ran inside another
+                self._join()
                 self._copy(j)
 
         return wait
@@ -194,6 +229,7 @@ class StagedWeights:
 
     def _copy(self, j: int) -> None:
         slot = j % SLOTS
+        self.held[slot] = -1  # neither, should this be interrupted
         self.slots[slot][: self.sizes[j]].copy_(self.host[j], non_blocking=True)
         self.held[slot] = j
         self.copies.append(j)
