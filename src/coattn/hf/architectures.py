@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.errors import UnsupportedError
+from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.types import LayerShape, Rope
 
 if TYPE_CHECKING:
@@ -75,24 +76,38 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
     kv_heads = int(getattr(config, "num_key_value_heads", None) or q_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // q_heads)
     softcap = getattr(config, "attn_logit_softcapping", None)
+    embeddings, dtype = model.get_input_embeddings(), activation_dtype(model)
     shapes = []
     for i, module in enumerate(attention_modules(model)):
-        weight = next(module.parameters())
+        weight = first_of(module)
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if device is None:
+            device = embeddings.weight.device if weight is None else weight.device
         shapes.append(
             LayerShape(
                 q_heads,
                 kv_heads,
                 head_dim,
-                model.dtype if not weight.dtype.is_floating_point else weight.dtype,
-                torch.device(device) if device is not None else weight.device,
+                dtype,
+                torch.device(device),
                 sliding_window(config, i),
                 float(softcap) if softcap is not None else None,
-                _mark(weight),
+                None if weight is None else _mark(weight),
                 _rope(model, i),
             )
         )
     return shapes
+
+
+def activation_dtype(model: PreTrainedModel) -> torch.dtype:
+    """In which the model computes keys and values: that of its embeddings, however its other weights are stored."""
+    for dtype in (model.get_input_embeddings().weight.dtype, getattr(model.config, "dtype", None)):
+        if dtype in COMPUTED:
+            return dtype
+    raise UnsupportedError(
+        "The embeddings are quantised, and the model's config does not say in which dtype it computes.",
+        "Set model.config.dtype, for example to torch.bfloat16.",
+    )
 
 
 def _rope(model: PreTrainedModel, layer: int) -> Rope | None:
@@ -112,8 +127,8 @@ def _rope(model: PreTrainedModel, layer: int) -> Rope | None:
 
 
 def _mark(weight: torch.Tensor) -> float | None:
-    """The norm of a few thousand weights, which rounding to another dtype hardly changes."""
-    if weight.is_meta or not weight.dtype.is_floating_point:
+    """The norm of a few thousand weights, which rounding to another dtype hardly changes; None of quantised ones."""
+    if weight.is_meta or not is_plain(weight):
         return None
     weight = getattr(weight, "on_host", weight)  # of a layer whose turn on the GPU may not have come
     return float(weight.detach().flatten()[:4096].float().norm())

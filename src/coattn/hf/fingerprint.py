@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from coattn.errors import UnsupportedError
+from coattn.hf.stored import stored
 
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "use_cache")
 """Of a configuration: what changes nothing that is stored."""
@@ -28,9 +32,12 @@ _known: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], str]] = weakref.We
 
 
 def weights_fingerprint(model: Any) -> str:
-    """Of all weights, bit by bit, and their dtypes. Reads each of them, where it lies; again only when one changed."""
+    """Of all weights, bit by bit, and their dtypes: the same while steps run, also of those that are brought in for them.
+
+    Reads each of them, where it lies; again only when one changed.
+    """
     try:
-        versions = tuple(weight._version for weight in model.parameters())
+        versions = tuple(weight._version for _, weight in stored(model))
     except RuntimeError:  # weights that were made in inference mode have none
         return _weights(model)
     if _known.get(model, (None, ""))[0] != versions:
@@ -46,9 +53,20 @@ def read_by(model: Any) -> str:
 @torch.no_grad()
 def _weights(model: Any) -> str:
     lines = []
-    for name, weight in sorted(model.named_parameters(), key=lambda item: item[0]):
-        lines.append(f"{name} {weight.dtype} {list(weight.shape)} {'' if weight.is_meta else _sums(weight)}")
+    for name, weight in sorted(stored(model), key=lambda item: item[0]):
+        # a layer's parameters may be staging memory, which holds another layer
+        for part, x in _inner(name, getattr(weight, "on_host", weight)):
+            lines.append(f"{part} {x.dtype} {list(x.shape)} {'' if x.is_meta else _sums(x)}")
     return _hash("\n".join(lines))
+
+
+def _inner(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a quantised form that is a tensor subclass; else the tensor itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for each in tensor.__tensor_flatten__()[0]:
+        yield from _inner(f"{name}.{each}", getattr(tensor, each))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -76,7 +94,14 @@ def fingerprints(model: Any, tokenizer: Any) -> dict[str, str]:
 
 
 def _sums(weight: Tensor) -> str:
-    bits = weight.detach().contiguous().view(BITS[weight.element_size()]).flatten()
+    try:
+        bits = weight.detach().contiguous().view(BITS[weight.element_size()]).flatten()
+    except (NotImplementedError, RuntimeError, TypeError):
+        raise UnsupportedError(
+            f"Weights of type {type(weight).__name__} cannot be read bit by bit, so files made for the model cannot be "
+            "told from another's.",
+            "Do without sessions on disk, the disk tier and transfer, or use another quantisation.",
+        ) from None
     some = bits[:: max(1, len(bits) // SAMPLE)][:SAMPLE].to(torch.int64)
     order = torch.arange(1, len(some) + 1, device=some.device)
     found = torch.stack([bits.sum(dtype=torch.int64), some.sum(), (some * order).sum()])

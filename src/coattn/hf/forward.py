@@ -17,6 +17,7 @@ from coattn.hf.architectures import attention_modules, check_family, describe_la
 from coattn.hf.attention import Attends
 from coattn.hf.borders import Borders
 from coattn.hf.logits import head
+from coattn.hf.stored import first_of
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ class Session:
         self.modules = attention_modules(model)
         self.decoder: Any = model.get_decoder()
         self.device = cast("torch.device", model.get_input_embeddings().weight.device)
-        self.head_device = cast("torch.device", model.get_output_embeddings().weight.device)
+        head_weight = first_of(model.get_output_embeddings())
+        self.head_device: torch.device = self.device if head_weight is None else head_weight.device
         """Where logits are."""
-        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.vocabulary = int(model.get_output_embeddings().out_features)
         self._runtime: Attends | None = None
         self._looking = False
         config = model.config

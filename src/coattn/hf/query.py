@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coattn.errors import UnsupportedError
+from coattn.hf.stored import is_plain
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def _project(module: Any, shape: LayerShape, hidden: Tensor) -> Tensor:
         return cast("Tensor", (q * module.scaling if module.config.model_type == "opt" else q).view(size))
     if hasattr(module, "qkv_proj"):  # Phi-3: all queries, then keys, then values
         both, rows = module.qkv_proj, shape.q_heads * shape.head_dim
+        if type(both) is not nn.Linear or not is_plain(both.weight):
+            return cast("Tensor", both(hidden)[..., :rows].view(size))
         bias = None if both.bias is None else both.bias[:rows]
         return functional.linear(hidden, both.weight[:rows], bias).view(size)
     # GPT-NeoX: query, key and value of a head, then the next head's

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coattn.errors import ConfigError
 from coattn.hf.quiet import quiet
+from coattn.hf.stored import stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,7 +135,6 @@ def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTr
 
 def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that a decode step must read: all but the rows of the embedding it does not look up."""
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
-    total = sum(p.nbytes for p in model.parameters())
-    return int(total if table is head else total - table.nbytes)
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    total = sum(weight.nbytes for _, weight in stored(model))
+    return int(total if table is getattr(head, "weight", None) else total - table.nbytes)

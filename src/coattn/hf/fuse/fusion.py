@@ -17,6 +17,7 @@ from coattn.hf.fuse.forms import eps_of, gate_form, linear_form, norm_form, rota
 from coattn.hf.fuse.layer import LayerForm, layer_form
 from coattn.hf.fuse.same import is_plain_linear, replaced, same
 from coattn.hf.fuse.siblings import Siblings, find_siblings
+from coattn.hf.stored import first_of
 from coattn.ops.current import current
 
 ROTARY = "apply_rotary_pos_emb"
@@ -32,7 +33,8 @@ class Fusion:
         self._rotary: list[Any] = []
         self.summary: dict[str, int] = {}
         """How many of each kind are fused."""
-        self._probe = next(self.model.parameters())
+        self.dtype = session.layers[0].dtype
+        self._probe: Tensor = self.model.get_input_embeddings().weight
         for module in list(self.model.modules()):
             found = find_siblings(module)
             if found:
@@ -79,7 +81,7 @@ class Fusion:
             if not any(module in each.members for each in self._all_siblings()):
                 self._try("linears", module, linear_form(module), module.in_features)
         elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-            self._try("gates", module, gate_form(module), int(module.gate_proj.in_features))  # type: ignore[union-attr, arg-type]
+            self._try("gates", module, gate_form(module), int(self.model.config.hidden_size))
 
     def _try(self, kind: str, module: nn.Module, form: Callable[..., Any], width: int) -> None:
         with self._beside(module):
@@ -115,7 +117,8 @@ class Fusion:
     @contextmanager
     def _beside(self, module: nn.Module) -> Iterator[None]:
         """Random numbers are on the module's device inside this block, which may be another than the first layers'."""
-        before, self._probe = self._probe, next(module.parameters())
+        before, own = self._probe, first_of(module)
+        self._probe = before if own is None else own
         try:
             with current(self._probe.device):
                 yield
@@ -138,7 +141,7 @@ class Fusion:
         return cos, sin
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self._probe.device, dtype=torch.float32).to(self.model.dtype)
+        return torch.randn(shape, device=self._probe.device, dtype=torch.float32).to(self.dtype)
 
 
 class _Pretend:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coattn.hf.stored import is_plain
+
 SLACK = 4
 """Relative error allowed, in units of the dtype's last place: sums in another order."""
 
@@ -44,5 +46,6 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def is_plain_linear(module: object) -> bool:
-    """A linear layer that nothing hooks into."""
-    return type(module) is nn.Linear and not hasattr(module, "_hf_hook") and not module._forward_hooks
+    """A linear layer that nothing hooks into, and whose weights are not quantised."""
+    hooked = hasattr(module, "_hf_hook") or (isinstance(module, nn.Module) and bool(module._forward_hooks))
+    return type(module) is nn.Linear and not hooked and is_plain(module.weight)
