@@ -105,6 +105,12 @@ def attention_forward(
             f"but the config says {shape.q_heads}, {shape.kv_heads} and {shape.head_dim}.",
             "Models whose layers differ from their config are not supported.",
         )
+    if key.dtype != shape.dtype and key.dtype.itemsize >= shape.dtype.itemsize:
+        computed, kept = (str(dtype).removeprefix("torch.") for dtype in (key.dtype, shape.dtype))
+        raise UnsupportedError(
+            f"Layer {layer} computes keys in {computed}, but the KV cache was made for {kept} and would round them.",
+            "Change the model's dtype before it is attached or given to an engine, and use no autocast.",
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     tokens = attachment.tokens
     with torch.no_grad():

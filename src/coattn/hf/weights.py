@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from coattn.cache.host_memory import host_memory
+from coattn.errors import ConfigError
 from coattn.hf.architectures import attention_modules
 from coattn.hf.fuse.same import replaced
 from coattn.hf.fuse.siblings import NAMES
 from coattn.hf.query import layer_of
+from coattn.hf.stored import stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,6 +93,7 @@ class StagedWeights:
         began."""
         layers = _layers(model)
         staged = [layers[i] for i in self.split.staged]
+        _refuse_packed(staged)
         self._pieces = [list(_pieces(layer)) for layer in staged]
         self._moved: list[tuple[nn.Parameter, torch.device]] = []
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
@@ -237,6 +240,18 @@ class StagedWeights:
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
     return [layer_of(model, module) for module in attention_modules(model)]
+
+
+def _refuse_packed(layers: Iterable[nn.Module]) -> None:
+    """Raises ConfigError where weights are not parameters whose bytes can be copied."""
+    for name, weight in (each for layer in layers for each in stored(layer)):
+        if type(weight) is not nn.Parameter:
+            form = type(weight).__name__ if isinstance(weight, nn.Parameter) else "buffers"
+            raise ConfigError(
+                f"weights_on_gpu is given, but the weights of {name} are quantised in a form that cannot be moved layer "
+                f"by layer ({form}).",
+                "Leave weights_on_gpu out, or load the model without quantisation or in FP8.",
+            )
 
 
 def _pieces(layer: nn.Module) -> Iterator[Piece]:
