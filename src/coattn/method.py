@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from coattn.cache.config import CacheConfig
 from coattn.errors import ConfigError, MethodError
@@ -86,13 +88,20 @@ class Composed:
     params: Mapping[str, Any]
     """Every parameter of the row with its value, defaults included."""
     exact: bool
-    """Whether its result equals full attention."""
+    """Whether its result equals full attention, as far as the row decides it; `over` adds the model's part."""
     blockwise: Blockwise | None = None
     """How prompts are read, where not as a whole: of every method, by `prefill_block`, `anchor` and `question`."""
 
     def describe(self) -> dict[str, Any]:
         """The method, whether it is exact, and its parameters, as reports name them."""
         return {"method": self.method.name, "exact": self.exact, "params": dict(self.params)}
+
+    def over(self, stored: Iterable[torch.dtype], computed: torch.dtype) -> Composed:
+        """The row over a model. It is exact only if every layer's KV is stored as it is computed.
+
+        stored: dtype of each layer's KV cache. computed: dtype of the model's activations.
+        """
+        return replace(self, exact=self.exact and all(dtype == computed for dtype in stored))
 
     def build(self) -> Parts:
         """New part objects: one set per running cache."""

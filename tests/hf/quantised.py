@@ -14,9 +14,9 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.scale = nn.Parameter(linear.weight.abs().amax().float() / 400, requires_grad=False)
-        packed = (linear.weight / self.scale).to(torch.float8_e4m3fn)
-        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), linear.bias
+        scale = linear.weight.abs().amax().float() / 400
+        self.weight = nn.Parameter((linear.weight / scale).to(torch.float8_e4m3fn), requires_grad=False)
+        self.scale, self.bias = nn.Parameter(scale, requires_grad=False), linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, (self.weight.float() * self.scale).to(x.dtype), self.bias)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf.families import tiny
+from tests.hf.families import FAMILIES, tiny
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel, TextStreamer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -230,6 +230,21 @@ def test_other_families_are_refused_by_name() -> None:
         coattn.attach(tiny("llama").model, "full"),
     ):
         pass
+
+
+def test_language_models_inside_others_are_refused_alike_by_all() -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {**FAMILIES["gemma3"][1], "sliding_window": 19}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14})
+    wrapped = Gemma3ForConditionalGeneration(config).eval()
+    said = "family 'gemma3' hold a language model \\('gemma3_text'\\) inside"
+    with pytest.raises(UnsupportedError, match=said), coattn.attach(wrapped, "full"):
+        pass
+    for options in ({}, {"weights_on_gpu": 0.5}):
+        with pytest.raises(UnsupportedError, match=said):
+            coattn.LLM((wrapped, None), "full", **options)
 
 
 def test_training_is_refused() -> None:

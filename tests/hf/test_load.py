@@ -160,7 +160,9 @@ def scramble(folder: Path) -> None:
 
 BROKEN: dict[str, Callable[[Path], object]] = {
     "does not know the model type": edit_config(model_type="xyzzy"),
-    "is not a causal language model": edit_config(model_type="t5"),
+    "family 't5'": edit_config(model_type="t5"),
+    "family 'gemma3' hold a language model": edit_config(model_type="gemma3", text_config={"num_hidden_layers": 1}),
+    "family 'mistral3' hold a language model": edit_config(model_type="mistral3"),
     "needs code of its own": edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}),
     "lack model.layers.2.input_layernorm.weight and 8 more": edit_config(num_hidden_layers=3),
     "The model of": edit_config(intermediate_size=48),

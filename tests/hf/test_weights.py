@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import nn
 import coattn
 from coattn.errors import ConfigError
 from coattn.hf.architectures import describe_layers
+from coattn.hf.fingerprint import _weights
 from coattn.hf.fuse.siblings import Siblings, join
 from coattn.hf.random_model import random_model
 from coattn.hf.weights import SLOTS, StagedWeights, split
@@ -254,6 +256,38 @@ def test_layers_are_told_apart_by_their_own_weights_wherever_they_lie() -> None:
     staged = StagedWeights(model, 0.0, CPU)
     assert [shape.mark for shape in describe_layers(model)] == want
     staged.close()
+
+
+def test_the_fingerprint_is_the_same_before_during_and_after() -> None:
+    model = small(layers=6).to(CPU)
+    want, found = _weights(model), []
+    for share in (0.0, 0.5):
+        staged = StagedWeights(model, share, CPU)
+        found.append(_weights(model))
+        hook = model.model.layers[3].register_forward_pre_hook(lambda *_: found.append(_weights(model)))
+        with torch.no_grad():
+            model(torch.randint(0, 250, (1, 5)), use_cache=False)
+        hook.remove()
+        staged.close()
+        found.append(_weights(model))
+    assert found == [want] * 6
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("shares", [(None, 0.0), (0.0, None), (0.0, 0.8)])
+def test_sessions_go_on_wherever_the_weights_lie(shares: tuple[float | None, ...], tmp_path: Path) -> None:
+    said, answers = prompt(20), []
+    for share in shares:
+        given = {"max_batch": 1, "max_length": 128, "block": 8, "session_dir": tmp_path, "weights_on_gpu": share}
+        with coattn.LLM((small(layers=5), tokenizer()), "full", **given) as engine:
+            session = engine.session("talk")
+            if not session.tokens:
+                session.ask(said, greedy(4))
+                session.save()
+            turn = session.ask(prompt(3), greedy(4))
+            assert turn.cached_tokens == 20 + 3
+            answers.append(turn.token_ids)
+    assert answers[0] == answers[1]
 
 
 def test_without_a_gpu_it_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

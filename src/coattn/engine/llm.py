@@ -30,6 +30,7 @@ from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
 from coattn.engine.weights import check_share, stage
 from coattn.errors import InputError
+from coattn.hf.architectures import activation_dtype
 from coattn.hf.fingerprint import fingerprints, read_by
 from coattn.hf.forward import Session, end_tokens
 from coattn.hf.load import Loaded
@@ -147,12 +148,14 @@ class LLM:
                 undo.callback(self.devices.borders.close)
             session = undo.enter_context(Session(loaded.model, self.devices.borders))
             self.ledger = self.devices.ledger(session, host)
-            self.composed = wanted.settle(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
+            settled = wanted.settle(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
+            self.composed = settled.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)
+            undo.callback(self.runner.close)
             self.not_captured, self.not_mixed = runtime.uncaptured(), runtime.unmixed()
             key = tier.key(loaded.model, session.layers)
             folder = tier.open(key)

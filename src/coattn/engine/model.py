@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from coattn.errors import ConfigError
+from coattn.hf.architectures import check_family
 from coattn.hf.forward import longest
 from coattn.hf.load import Loaded, load
 from coattn.part import check_count
@@ -26,9 +27,11 @@ def open_model(
         if value != "auto":
             raise ConfigError(f"{name} was given beside a model that is loaded already.", f"Leave {name} out.")
     if isinstance(model, Loaded):
+        check_family(model.model)
         return model
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], torch.nn.Module):
         module: Any = model[0]
+        check_family(module)
         return Loaded(module, model[1], getattr(module, "name_or_path", "") or type(module).__name__, None)
     raise ConfigError(
         f"The model is a {type(model).__name__}.", "Give a name, a folder, a Loaded, or (model, tokenizer)."

@@ -33,14 +33,25 @@ INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""
 
 
+def check_config(config: Any) -> None:
+    """Raises UnsupportedError naming a family that coattn does not run. Needs no weights."""
+    kind = getattr(config, "model_type", type(config).__name__)
+    if kind in FAMILIES:
+        return
+    supported = f"Supported: {', '.join(sorted(FAMILIES.values()))}."
+    inner = getattr(getattr(config, "text_config", None), "model_type", None)
+    if inner is not None:
+        raise UnsupportedError(
+            f"Checkpoints of family {kind!r} hold a language model ({inner!r}) inside one that also takes images or "
+            "sound, and coattn runs only checkpoints of a language model alone.",
+            f"Choose a checkpoint that holds text alone. {supported}",
+        )
+    raise UnsupportedError(f"Models of family {kind!r} are not supported.", supported)
+
+
 def check_family(model: PreTrainedModel) -> None:
     """Raises UnsupportedError naming the family or the option that coattn does not run."""
-    kind = getattr(model.config, "model_type", type(model).__name__)
-    if kind not in FAMILIES:
-        raise UnsupportedError(
-            f"Models of family {kind!r} are not supported.",
-            f"Supported: {', '.join(sorted(FAMILIES.values()))}.",
-        )
+    check_config(model.config)
     if model.training:
         raise UnsupportedError(
             "The model is in training mode, and coattn is for inference.", "Call model.eval() first."

@@ -14,7 +14,7 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
 from coattn.hf import attention
 from coattn.hf.ahead import Ahead
-from coattn.hf.architectures import attention_modules, check_family, describe_layers
+from coattn.hf.architectures import activation_dtype, attention_modules, check_family, describe_layers
 from coattn.hf.cache import CoattnCache, refusal
 from coattn.hf.conversation import Conversation
 from coattn.hf.slow import warn_if_slow
@@ -43,8 +43,9 @@ class Attachment:
     def __init__(self, model: PreTrainedModel, method: str | Method, ledger: Ledger, params: dict[str, Any]) -> None:
         check_family(model)
         self.model, self.ledger = model, ledger
-        self.composed = compose(find_method(method), **params)
         self.layers = describe_layers(model)
+        stored = (shape.dtype for shape in self.layers)
+        self.composed = compose(find_method(method), **params).over(stored, activation_dtype(model))
         self.modules = attention_modules(model)
         self.signature = inspect.signature(model.get_decoder().forward)
         self.probes: list[Probe] = []

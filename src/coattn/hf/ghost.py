@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from coattn.hf.architectures import check_config
 from coattn.hf.hub import reachable
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
@@ -26,6 +27,7 @@ def ghost(name: str, dtype: torch.dtype) -> PreTrainedModel:
         with quiet():
             local = isinstance(where, Path) or not reachable(where)
             config = AutoConfig.from_pretrained(where, trust_remote_code=False, local_files_only=local, **of)
+            check_config(config)
             with torch.device("meta"):
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from coattn.errors import ConfigError, ModelError
+from coattn.hf.architectures import check_config
 from coattn.hf.fastest import bfloat16_is_faster
 from coattn.hf.hub import reachable
 from coattn.hf.quiet import quiet
@@ -91,6 +92,7 @@ def load(
             local = isinstance(where, Path) or not reachable(where)
             shared = {"trust_remote_code": False, "local_files_only": local}
             config = AutoConfig.from_pretrained(where, **shared)
+            check_config(config)  # before any weight is fetched
             part = "tokenizer"
             tokenizer = AutoTokenizer.from_pretrained(where, config=config, **shared)
             part = "model"
