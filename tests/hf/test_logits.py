@@ -15,7 +15,10 @@ from coattn.hf.logits import head
 SCALED: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteConfig", {**GROUPED, "logits_scaling": 8.0}),
     "cohere": ("CohereConfig", {**GROUPED, "logit_scale": 0.0625}),
-    "qwen3_moe": ("Qwen3MoeConfig", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
 }
 """Families that scale their logits, and a mixture of experts, whether or not an engine runs them."""
 

@@ -62,7 +62,7 @@ def test_wider_keys_than_the_cache_holds_are_refused() -> None:
     model = tiny("llama", dtype=torch.bfloat16)
     with coattn.attach(model, "full"):
         model.float()  # a cache of the dtype that was there would round
-        with pytest.raises(UnsupportedError, match="keys in float32.*bfloat16"), torch.no_grad():
+        with pytest.raises(UnsupportedError, match=r"keys in float32.*bfloat16"), torch.no_grad():
             model(IDS)
 
 
@@ -90,7 +90,7 @@ def test_weights_that_cannot_be_read_are_refused_in_one_sentence(tmp_path: Path)
 def test_weights_on_gpu_is_refused_where_weights_are_not_plain_parameters(form: str) -> None:
     model = quantise(small(layers=6), FORMS[form])
     before = {name: x.data_ptr() for name, x in model.state_dict().items() if type(x) is torch.Tensor}
-    with pytest.raises(ConfigError, match="weights_on_gpu.*quantised"):
+    with pytest.raises(ConfigError, match=r"weights_on_gpu.*quantised"):
         StagedWeights(model, 0.0, CPU)
     assert before == {name: x.data_ptr() for name, x in model.state_dict().items() if type(x) is torch.Tensor}
 

@@ -113,7 +113,7 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
 def activation_dtype(model: PreTrainedModel) -> torch.dtype:
     """In which the model computes keys and values: that of its embeddings, however its other weights are stored."""
     for dtype in (model.get_input_embeddings().weight.dtype, getattr(model.config, "dtype", None)):
-        if dtype in COMPUTED:
+        if isinstance(dtype, torch.dtype) and dtype in COMPUTED:
             return dtype
     raise UnsupportedError(
         "The embeddings are quantised, and the model's config does not say in which dtype it computes.",

@@ -32,7 +32,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], str]] = weakref.We
 
 
 def weights_fingerprint(model: Any) -> str:
-    """Of all weights, bit by bit, and their dtypes: the same while steps run, also of those that are brought in for them.
+    """Of all weights, bit by bit, and their dtypes: the same while steps run and bring weights in.
 
     Reads each of them, where it lies; again only when one changed.
     """

@@ -23,25 +23,26 @@ def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """
     # the class of mixtures has every field that any family's forward call looks for
     found = MoeModelOutputWithPast(last_hidden_state=cast("Any", hidden[None]))
-    stand_in = _replaced(model, model.get_decoder(), lambda *_, **__: found)
-    return cast("Tensor", type(model).forward(stand_in, return_dict=True).logits[0]).float()
+    copy = _stand_in(model, model.get_decoder(), lambda *_, **__: found)
+    return cast("Tensor", type(model).forward(copy, return_dict=True).logits[0]).float()
 
 
-def _replaced(module: nn.Module, child: nn.Module, by: Callable[..., Any]) -> Any:
-    """The module with another child, at whatever depth: a shallow copy, since others may be using the model."""
+def _stand_in(module: nn.Module, child: Any, by: Callable[..., Any]) -> Any:
+    """The module with another child, at whatever depth: a shallow copy, since others may be using the model.
+
+    None where the child is not in it.
+    """
     if module is child:
         return by
-    made = object.__new__(type(module))
-    found = {name: _replaced(each, child, by) for name, each in module._modules.items() if _within(child, each)}
-    made.__dict__ = {**module.__dict__, "_modules": {**module._modules, **found}}
-    return made
-
-
-def _within(child: nn.Module, module: nn.Module | None) -> bool:
-    """Whether the child is the module, or is in it outside of lists: decoders are."""
-    if module is None or isinstance(module, nn.ModuleList):
-        return False
-    return module is child or any(_within(child, each) for each in module._modules.values())
+    for name, each in module._modules.items():
+        if each is None or isinstance(each, nn.ModuleList):  # a decoder is in no list
+            continue
+        made = _stand_in(each, child, by)
+        if made is not None:
+            copy = object.__new__(type(module))
+            copy.__dict__ = {**module.__dict__, "_modules": {**module._modules, name: made}}
+            return copy
+    return None
 
 
 def logit_chunks(model: PreTrainedModel, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -248,8 +248,8 @@ def _refuse_packed(layers: Iterable[nn.Module]) -> None:
         if type(weight) is not nn.Parameter:
             form = type(weight).__name__ if isinstance(weight, nn.Parameter) else "buffers"
             raise ConfigError(
-                f"weights_on_gpu is given, but the weights of {name} are quantised in a form that cannot be moved layer "
-                f"by layer ({form}).",
+                f"weights_on_gpu is given, but the weights of {name} are quantised in a form ({form}) that cannot be "
+                "moved layer by layer.",
                 "Leave weights_on_gpu out, or load the model without quantisation or in FP8.",
             )
 
