@@ -96,7 +96,8 @@ def reading(kind: str, folder: Path, **options: Any) -> Iterator[Process]:
     try:
         yield process
     finally:
-        process.kill()
+        if process.process.is_alive():  # the test may have killed it
+            process.kill()
 
 
 class Server(Process):

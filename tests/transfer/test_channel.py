@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -122,3 +126,74 @@ def test_a_wait_ends_when_its_tick_says_so() -> None:
 
     with pytest.raises(TimeoutError):
         server.receive(tired)
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_a_wait_for_a_descriptor_ends_when_its_tick_says_so(way: str) -> None:
+    server, client = pair()
+    assert isinstance(server, Channel)
+    assert isinstance(client, Channel)
+    tick = in_time(0.2)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(fill, client, tick) if way == "out" else threads.submit(server.receive_fd, tick)
+        try:
+            with pytest.raises(TimeoutError, match="too late"):
+                waiting.result(3)
+        finally:
+            server.shutdown()  # else a thread that waits in the system would wait for ever
+
+
+def in_time(seconds: float) -> Callable[[int], None]:
+    end = time.monotonic() + seconds
+
+    def tick(_: int) -> None:
+        if time.monotonic() > end:
+            raise TimeoutError("too late")
+
+    return tick
+
+
+def fill(channel: Channel, tick: Callable[[int], None]) -> None:
+    """Sends a descriptor where there is no more room for one."""
+    channel._write = lambda *_: None  # type: ignore[method-assign]
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            channel.link.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+    channel.send({"op": "a"}, tick, fd=0)
+
+
+def test_descriptors_arrive() -> None:
+    server, client = pair()
+    assert isinstance(server, Channel)
+    assert isinstance(client, Channel)
+    with tempfile.TemporaryFile() as file:
+        client.send({"op": "a"}, quiet, [memoryview(b"rest")], file.fileno())
+        assert server.receive(quiet) == {"op": "a"}
+        found = server.receive_fd(quiet)
+        assert os.path.sameopenfile(found, file.fileno())
+        os.close(found)
+    client.send({"op": "b"}, quiet, [memoryview(b"none")])
+    held = bytearray(4)
+    server.read_into(memoryview(held), quiet)
+    assert held == b"rest"
+    assert server.receive(quiet) == {"op": "b"}
+    with pytest.raises(ChannelError, match="no descriptor"):
+        server.receive_fd(quiet)
+
+
+def test_half_a_frame_ends_the_connection() -> None:
+    server, client = pair()
+    assert isinstance(server, Channel)
+    assert isinstance(client, Channel)
+
+    def half() -> Iterator[memoryview]:
+        yield memoryview(b"half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        client.send({"op": "a"}, quiet, half())
+    with pytest.raises(ChannelError):
+        client.send({"op": "b"}, quiet)
+    assert server.receive(quiet) == {"op": "a"}
+    with pytest.raises(ChannelError, match="gone"):
+        server.read_into(memoryview(bytearray(8)), quiet)

@@ -21,7 +21,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 MAGIC = b"coattn1\n"
@@ -66,16 +66,23 @@ class Channel:
     def send(
         self, frame: dict[str, Any], tick: Tick, payload: Iterable[memoryview] = (), fd: int | None = None
     ) -> None:
-        """fd: a file that the receiver gets a descriptor of; Unix sockets only. Raises ChannelError."""
+        """fd: a file that the receiver gets a descriptor of; Unix sockets only. Raises ChannelError.
+
+        A frame that is not sent whole, for whatever reason, ends the connection.
+        """
         text = json.dumps(frame).encode()
         mark = self._mark(self._names[0], self._sent, text)
         self._sent += 1
-        self._write(memoryview(struct.pack("!I", len(text)) + mark + text), tick)
-        if fd is not None:
-            with _faults():
-                socket.send_fds(self.link, [b"F"], [fd])
-        for part in payload:
-            self._write(part, tick)
+        try:
+            self._write(memoryview(struct.pack("!I", len(text)) + mark + text), tick)
+            if fd is not None:
+                held = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+                self._soon(select.POLLOUT, tick, lambda: self.link.sendmsg([b"F"], held, socket.MSG_DONTWAIT))
+            for part in payload:
+                self._write(part, tick)
+        except BaseException:
+            self.shutdown()  # whatever followed half a frame would be taken for the rest of it
+            raise
 
     def receive(self, tick: Tick) -> dict[str, Any]:
         """The next frame, without its payload. Raises ChannelError."""
@@ -97,23 +104,19 @@ class Channel:
 
     def receive_fd(self, tick: Tick) -> int:
         """The descriptor that was sent with the last frame."""
-        self._wait(select.POLLIN, tick)
-        with _faults():
-            _, fds, _, _ = socket.recv_fds(self.link, 1, 1)
-        if len(fds) != 1:
+        size = socket.CMSG_LEN(struct.calcsize("i"))
+        found = self._soon(select.POLLIN, tick, lambda: self.link.recvmsg(1, size, socket.MSG_DONTWAIT))[1]
+        if [(level, kind) for level, kind, _ in found] != [(socket.SOL_SOCKET, socket.SCM_RIGHTS)]:
             raise ChannelError("there is no descriptor")
-        return int(fds[0])
+        (fd,) = struct.unpack("i", found[0][2])
+        return int(fd)
 
     def read_into(self, view: memoryview, tick: Tick) -> None:
         """A part of a payload, straight to where it belongs. Raises ChannelError."""
         done = 0
         while done < len(view):
-            try:
-                with _faults():
-                    count = self.link.recv_into(view[done:], 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._wait(select.POLLIN, tick)
-                continue
+            rest = view[done:]
+            count = self._soon(select.POLLIN, tick, partial(self.link.recv_into, rest, 0, socket.MSG_DONTWAIT))
             if not count:
                 raise ChannelError("the other side is gone")
             done += count
@@ -166,20 +169,20 @@ class Channel:
     def _write(self, view: memoryview, tick: Tick) -> None:
         view, done = view.cast("B") if view.format != "B" else view, 0
         while done < len(view):
-            try:
-                with _faults():
-                    count = self.link.send(view[done:], socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._wait(select.POLLOUT, tick)
-                continue
-            done += count  # what was sent says nothing of who receives: no tick
+            # what was sent says nothing of who receives: no tick
+            done += self._soon(select.POLLOUT, tick, partial(self.link.send, view[done:], socket.MSG_DONTWAIT))
 
-    def _wait(self, event: int, tick: Tick) -> None:
-        with _faults():
-            poller = select.poll()
-            poller.register(self.link, event)
-            poller.poll(1e3 * TICK)
-        tick(0)
+    def _soon(self, event: int, tick: Tick, call: Callable[[], Any]) -> Any:
+        """What a call that does not wait returns, once the socket is ready for it; `tick` is asked until then."""
+        while True:
+            with _faults():
+                try:
+                    return call()
+                except BlockingIOError:
+                    poller = select.poll()
+                    poller.register(self.link, event)
+                    poller.poll(1e3 * TICK)
+            tick(0)
 
 
 @contextlib.contextmanager
@@ -187,8 +190,6 @@ def _faults() -> Any:
     """What a socket raises when the other side is gone, or this one was closed."""
     try:
         yield
-    except BlockingIOError:
-        raise
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise ChannelError(f"the connection is lost ({said})") from None

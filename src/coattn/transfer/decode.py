@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from coattn.engine.prompts import encode
 from coattn.errors import CoattnError, ConfigError, DeadlineError, TransferError
-from coattn.hf.prefilled import Prefilled
+from coattn.hf.prefilled import Prefilled, check_length
 from coattn.part import check_number
 from coattn.transfer.address import Address
 from coattn.transfer.channel import TICK, ChannelError
 from coattn.transfer.lease import LEAST, MOST
-from coattn.transfer.link import Link
+from coattn.transfer.link import FailedError, Link
 from coattn.transfer.watch import WAKE, CancelledError, Watch, check
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("coattn.transfer")
 
 PAUSE = 1.0
-"""Seconds in which an address that failed is not asked again."""
+"""Seconds in which an address that was lost or late is not asked again."""
 READERS = 256
 """Prompts that may wait for their turn at a time, each on a thread that is made when it is first needed."""
 
@@ -76,7 +76,6 @@ class RemotePrefill:
             except TransferError as error:
                 log.warning("%s Until then prompts are read here.", error.sentence)
             except ChannelError as error:
-                link.close()
                 log.warning("%s: %s.", link.address, error)
 
     def read(
@@ -89,11 +88,12 @@ class RemotePrefill:
     ) -> Prefilled | list[int]:
         """A prompt as `LLM.generate` takes it -> the prompt that was read elsewhere, for `LLM.generate`.
 
-        -> its token ids where nobody else could read it; with `fallback=False` that raises TransferError. Also where
-        half of it or more is stored here already, under this `salt`.
+        -> its token ids where nobody else could read it; with `fallback=False` that raises TransferError, or
+        BudgetError where it does not fit there. Also where at least half of it is stored here, under this `salt`.
         timeout: seconds after which it raises DeadlineError. cancelled: asked now and then; true ends it.
         """
         ids = encode(prompt, self._llm.tokenizer, self._llm.vocabulary)
+        check_length(self._llm.model, len(ids))
         if 2 * self._llm.reuse.known(ids, salt) >= len(ids):
             return ids
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -101,25 +101,29 @@ class RemotePrefill:
         def gone() -> bool:
             return self._closed or (cancelled is not None and cancelled())
 
+        kind: type[CoattnError] = TransferError
         why = "No process that reads prompts can be reached.", WAKE
-        for link in self._awake():
-            self._acquire(link, deadline, gone)
+        tried: list[Link] = []
+        while (link := self._acquire(tried, deadline, gone)) is not None:
+            tried.append(link)
             try:
                 found = link.read(ids, Watch(link.address, self._lease, deadline, gone))
-                self.counts["elsewhere_prompts"] += 1
-                self.counts["elsewhere_tokens"] += len(ids)
+                self._count(elsewhere_prompts=1, elsewhere_tokens=len(ids))
                 return found
             except (DeadlineError, CancelledError):
                 raise
             except CoattnError as fault:
-                link.asleep = time.monotonic() + PAUSE
-                self.counts["elsewhere_failed"] += 1
+                self._count(elsewhere_failed=1)
+                if isinstance(fault, FailedError):  # it is there, and may read the next one
+                    kind = fault.kind
+                else:
+                    kind, link.asleep = TransferError, time.monotonic() + PAUSE
                 why = fault.sentence, fault.hint
                 log.warning("%s", fault.sentence)
             finally:
                 self._release(link)
         if not self._fallback:
-            raise TransferError(*why)
+            raise kind(*why)
         return ids
 
     def report(self) -> dict[str, int]:
@@ -142,20 +146,26 @@ class RemotePrefill:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _awake(self) -> list[Link]:
-        """Those to ask, the ones that nobody uses first."""
-        now = time.monotonic()
+    def _acquire(self, tried: Sequence[Link], deadline: float | None, cancelled: Callable[[], bool]) -> Link | None:
+        """The first link to become free of those that were not tried and are not asleep; None where there is none."""
         with self._turn:
-            return sorted((link for link in self._links if link.asleep <= now), key=lambda link: link not in self._free)
-
-    def _acquire(self, link: Link, deadline: float | None, cancelled: Callable[[], bool]) -> None:
-        with self._turn:
-            while link not in self._free:
+            while not self._closed:
+                now = time.monotonic()
+                left = [link for link in self._links if link not in tried and link.asleep <= now]
+                if not left:
+                    return None
+                free = next((link for link in self._free if link in left), None)
+                if free is not None:
+                    self._free.remove(free)
+                    return free
                 self._turn.wait(TICK)
                 check(deadline, cancelled)
-            if self._closed:
-                raise TransferError("This engine is closed.", "")
-            self._free.remove(link)
+        raise TransferError("This engine is closed.", "")
+
+    def _count(self, **more: int) -> None:
+        with self._turn:
+            for name, n in more.items():
+                self.counts[name] += n
 
     def _release(self, link: Link) -> None:
         with self._turn:

@@ -6,12 +6,14 @@ import contextlib
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.errors import BudgetError, CoattnError
 from coattn.probe import Probe
 from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
 from coattn.transfer.layout import Layout, Rows, Span
@@ -36,17 +38,28 @@ class Part:
 
 
 class Job:
-    """One prompt for one caller."""
+    """One prompt for one caller. alive: whether somebody still reads; once nobody does, the caller hears no more."""
 
-    def __init__(self, channel: Channel, way: Source, tokens: Tensor, layout: Layout, lease: Lease) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        way: Source,
+        tokens: Tensor,
+        layout: Layout,
+        lease: Lease,
+        alive: Callable[[], bool],
+    ) -> None:
         self.channel, self.way, self.tokens, self.layout, self.lease = channel, way, tokens, layout, lease
         self._parts: queue.Queue[Part] = queue.Queue(AHEAD)
         self._streams: dict[torch.device, Any] = {}
+        self._alive = alive
+        self._unsent = False
+        """Whether it failed on its way: nothing more is to be read."""
         self.read = threading.Event()
         """Set when the model is no longer used for it."""
 
     def check(self, _: int = 0) -> None:
-        if self.lease.over:
+        if self._unsent or self.lease.over or not self._alive():
             raise GoneError
 
     def put(self, part: Part) -> None:
@@ -66,31 +79,52 @@ class Job:
                 except queue.Empty:
                     self.channel.send({"op": "beat"}, self.check)
                     continue
-                with self._on_side_stream(part.ready):
-                    if part.parts:
-                        self.way.put(self.channel, part.frame, part.parts, self.check)
-                    else:
-                        self.channel.send(part.frame, self.check)
+                try:
+                    self._send(part)
+                except (ChannelError, GoneError):
+                    raise
+                except Exception as error:
+                    self._unsent = True
+                    self.channel.send(failed("It could not be sent", error), self._in_time)
+                    return
                 if part.last:
                     return
         except (ChannelError, GoneError):
-            pass
-        except Exception:
-            log.exception("A prompt could not be sent.")
-        else:
-            return
-        self.lease.drop()
-        self.channel.shutdown()
+            self.lease.drop()
+            self.channel.shutdown()
+
+    def _send(self, part: Part) -> None:
+        with self._on_side_stream(part.ready):
+            if part.parts:
+                self.way.put(self.channel, part.frame, part.parts, self.check)
+            else:
+                self.channel.send(part.frame, self.check)
+
+    def _in_time(self, _: int) -> None:
+        if self.lease.over:
+            raise GoneError
 
     def _on_side_stream(self, ready: Any) -> contextlib.AbstractContextManager[Any]:
         """Copies from a GPU wait for their own layer alone, not for those that were launched after it."""
         if ready is None:
             return contextlib.nullcontext()
         device = ready.device
-        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
         stream.wait_event(ready)
         found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
         return found
+
+
+def failed(what: str, error: Exception) -> Frame:
+    """What a caller is told of an error: its sentence and hint, or else `what` and its name; then the log has more."""
+    if isinstance(error, CoattnError):
+        said = {"why": error.sentence, "hint": error.hint, "budget": isinstance(error, BudgetError)}
+    else:
+        log.error("A prompt failed. %s.", what, exc_info=error)
+        said = {"why": f"{what}: {type(error).__name__}."}
+    return {"op": "failed", **said}
 
 
 class Sends(Probe):

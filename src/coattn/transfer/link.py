@@ -11,7 +11,7 @@ import torch
 
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
-from coattn.errors import CoattnError, InputError, TransferError
+from coattn.errors import BudgetError, CoattnError, InputError, TransferError
 from coattn.hf.fingerprint import read_by
 from coattn.hf.prefilled import Prefilled
 from coattn.transfer.address import Address
@@ -52,14 +52,17 @@ class Link:
             raise TransferError(f"{self.address} cannot be reached: {said}.", WAKE) from None
         self._channel = channel
         known = self._llm.fingerprints()
-        channel.send(introduce(self.address.kind, known, self._shapes, self._llm.vocabulary), watch)
-        answer = channel.receive(watch)
-        if answer["op"] != "opened":
-            self.close()
-            raise InputError(
-                f"{self.address} does not read for this process: {answer.get('why')}",
-                "Start both sides with the same model, dtype and version.",
-            )
+        try:
+            channel.send(introduce(self.address.kind, known, self._shapes, self._llm.vocabulary), watch)
+            answer = channel.receive(watch)
+            if answer["op"] != "opened":
+                raise InputError(
+                    f"{self.address} does not read for this process: {answer.get('why')}",
+                    "Start both sides with the same model, dtype and version.",
+                )
+        except BaseException:
+            self.close()  # what is still said there would be taken for an answer to the first prompt
+            raise
         return channel
 
     def read(self, tokens: Sequence[int], watch: Watch) -> Prefilled:
@@ -86,8 +89,8 @@ class Link:
             scales = self._receive(channel, self._target, layout, memory, watch)
             channel.send({"op": "release"}, watch)
             self._target.drop()
-        except _FailedError as error:
-            raise TransferError(f"{self.address} could not read the prompt: {error}", "") from None
+        except FailedError:
+            raise
         except BaseException as error:
             self.close()  # in the middle of a frame, or with a writer that may still write
             memory = None
@@ -130,7 +133,7 @@ class Link:
             elif op == "failed":
                 channel.send({"op": "release"}, watch)
                 way.drop()
-                raise _FailedError(str(frame.get("why")))
+                raise FailedError(self.address, frame)
             elif op != "beat":
                 raise ChannelError(f"it says {op[:40]!r}")
 
@@ -143,8 +146,13 @@ class Link:
             raise ChannelError("what came is not what was sent")
 
 
-class _FailedError(Exception):
-    """The other side is there, but could not read the prompt."""
+class FailedError(TransferError):
+    """The other side is there, and says in a frame that it could not read the prompt."""
+
+    def __init__(self, where: Address, frame: Frame) -> None:
+        super().__init__(f"{where} could not read the prompt: {frame.get('why')}", str(frame.get("hint", "")))
+        self.kind: type[CoattnError] = BudgetError if frame.get("budget") is True else TransferError
+        """What to raise for whoever asked."""
 
 
 def _rows(frame: Frame, tokens: Sequence[int], queries: Sequence[int], layout: Layout) -> Rows:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.cache.ledger import Ledger
-from coattn.errors import CoattnError, ConfigError, UnsupportedError
+from coattn.errors import ConfigError, EngineError, UnsupportedError
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session, longest
 from coattn.hf.prefilled import check_length, read_prompt
@@ -27,7 +27,7 @@ from coattn.part import check_count
 from coattn.transfer.address import Address, same_user
 from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
 from coattn.transfer.handshake import introduce, mismatch
-from coattn.transfer.job import Job, Part, Sends
+from coattn.transfer.job import Job, Part, Sends, failed
 from coattn.transfer.layout import Layout, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
 from coattn.transfer.transport import Frame, Source, source
@@ -40,6 +40,8 @@ log = logging.getLogger("coattn.transfer")
 
 GREETING = 5.0
 """Seconds in which a caller must have said who it is."""
+PAUSE = 0.5
+"""Seconds until a call that could not be taken is tried again."""
 CALLERS = 64
 """Connections at a time."""
 
@@ -91,15 +93,17 @@ class PrefillServer:
         self._model.start()
 
     def serve(self) -> None:
-        """Takes calls until `stop`."""
+        """Takes calls until `stop`. Raises EngineError if the thread of the model ends before that."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
-        while not self._stopping.is_set():
+        while self._model.is_alive() and not self._stopping.is_set():
             if not poller.poll(1e3 * TICK):
                 continue
             try:
                 link, _ = self._socket.accept()
-            except OSError:
+            except OSError as error:  # such as too many open files: the caller is still there afterwards
+                log.warning("A call could not be taken: %s.", error.strerror)
+                self._stopping.wait(PAUSE)
                 continue
             if len(self._callers) >= CALLERS or (link.family == socket.AF_UNIX and not same_user(link)):
                 link.close()
@@ -112,6 +116,8 @@ class PrefillServer:
             self._threads = [each for each in self._threads if each.is_alive()]
             self._threads.append(threading.Thread(target=self._talk, args=(link,), daemon=True))
             self._threads[-1].start()
+        if not self._stopping.is_set():
+            raise EngineError("The thread that reads prompts has ended.", "Start the process again.")
 
     def stop(self) -> None:
         """Takes no more calls; what is being read goes on. From any thread, or a signal's handler."""
@@ -154,6 +160,10 @@ class PrefillServer:
                 self.counts["tokens"] += len(job.tokens)
             except GoneError:
                 self.counts["failed"] += 1
+            except Exception as error:
+                self.counts["failed"] += 1
+                with contextlib.suppress(GoneError):
+                    job.put(Part(failed("The step failed", error), [], last=True))
             finally:
                 job.read.set()
                 del job  # and what it has not sent
@@ -161,21 +171,10 @@ class PrefillServer:
     def _read(self, job: Job) -> None:
         job.check()
         probe = Sends(job)
-        try:
-            ends = [len(job.tokens)]
-            check_length(self._session.model, ends[0])
-            logits = read_prompt(
-                self._session, self.row, Ledger(*self._budgets), job.tokens, ends, self._chunk, [probe]
-            )[ends[0]]
-        except GoneError:
-            raise
-        except Exception as error:
-            if not isinstance(error, CoattnError):
-                log.exception("A prompt could not be read.")
-            said = error.sentence if isinstance(error, CoattnError) else f"The step failed: {type(error).__name__}."
-            job.put(Part({"op": "failed", "why": said}, [], last=True))
-            raise GoneError from None
-        here = logits.float().cpu()
+        count = len(job.tokens)
+        check_length(self._session.model, count)
+        logits = read_prompt(self._session, self.row, Ledger(*self._budgets), job.tokens, [count], self._chunk, [probe])
+        here = logits[count].float().cpu()
         job.put(Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)], last=True))
 
     def _talk(self, link: socket.socket) -> None:
@@ -197,6 +196,8 @@ class PrefillServer:
                     self._serve_one(channel, way, frame)
         except (ChannelError, GoneError) as error:
             log.debug("A caller is gone: %s.", error)
+        except Exception:
+            log.exception("A caller is given up.")
         finally:
             if way is not None:
                 way.close()
@@ -237,19 +238,20 @@ class PrefillServer:
         way.begin(channel, frame, layout.size, heard)
         ids = torch.empty(count, dtype=torch.int32)
         channel.read_into(raw(ids), heard)
-        job = Job(channel, way, ids.long(), layout, lease)
+        job = Job(channel, way, ids.long(), layout, lease, self._model.is_alive)
         sender = threading.Thread(target=job.send, name="coattn-send", daemon=True)
+        sender.start()
         with self._count:
             self._active += 1
         self._jobs.put(job)
-        sender.start()
         try:
             while channel.receive(heard)["op"] != "release":
                 pass
         finally:
             lease.drop()  # whatever the end was: nothing is written from here on
             sender.join()
-            job.read.wait()
+            while not job.read.wait(TICK) and self._model.is_alive():
+                pass
             way.end()
             with self._count:
                 self._active -= 1

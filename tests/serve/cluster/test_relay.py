@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coattn.serve.cluster.forwarded import REPLICA, TAKEN, Forwarded, Message
+from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, taken
 from coattn.serve.cluster.relay import FullError, LostError, Relay
 from coattn.serve.errors import ApiError
 from coattn.serve.settings import Settings
@@ -103,7 +103,7 @@ class Client:
         return found
 
 
-TAKES: Step = [TAKEN]
+TAKES: Step = [taken("a")]
 GOOD: list[Step] = [TAKES, [start("b"), body(FIRST)], [body(SECOND), body(DONE), body(b"", False)]]
 
 
@@ -129,6 +129,8 @@ def test_a_death_before_the_first_event_is_answered_by_another(before: list[Step
     client = Client(before, GOOD)
     assert (client.status, client.ended) == (200, 1)
     assert client.body.removeprefix(COMMENT) == FIRST + SECOND + DONE
+    known = len(before) > 0 and before[0] is TAKES  # it said that it had the request
+    assert [each.avoid for each in client.asked] == [(), ("a",) if known else ()]
 
 
 def test_a_death_after_the_first_event_ends_the_stream_with_an_error() -> None:

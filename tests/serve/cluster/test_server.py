@@ -14,7 +14,7 @@ from tests.serve.cluster.saved import save
 
 from coattn.errors import CoattnError, ConfigError, ModelError
 from coattn.serve.cluster.affinity import CHAT, TEXT, affinity
-from coattn.serve.cluster.forwarded import HELD, REPLICA, TAKEN, Forwarded, Message
+from coattn.serve.cluster.forwarded import HELD, REPLICA, Forwarded, Message, taken
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.relay import Relay
 from coattn.serve.cluster.server import Server
@@ -60,7 +60,7 @@ def post(body: Any, path: str = CHAT, **headers: str) -> Forwarded:
 
 async def gather(server: Server, asked: Forwarded) -> tuple[int, dict[bytes, bytes], bytes]:
     lists = [each async for each in server.answer(asked)]
-    assert lists.pop(0) == [TAKEN]
+    assert lists.pop(0) == [taken("one")]
     messages = [message for each in lists for message in each]
     head: Message = messages.pop(0)
     return head["status"], dict(head["headers"]), b"".join(each.get("body", b"") for each in messages)

@@ -12,8 +12,6 @@ from coattn.serve.cluster.affinity import NOWHERE, Affinity
 
 Message = MutableMapping[str, Any]
 """Of ASGI."""
-TAKEN: Message = {"type": "coattn.taken"}
-"""The first message of every answer: a replica has the request."""
 REPLICA = "x-coattn-replica"
 """The header that says who answers; in a request, who should."""
 HELD = "held"
@@ -31,6 +29,11 @@ PLAIN = (
     "server",
 )
 """What of a scope can travel."""
+
+
+def taken(name: str) -> Message:
+    """The first message of every answer: the replica of this name has the request."""
+    return {"type": "coattn.taken", REPLICA: name}
 
 
 @dataclass(frozen=True)

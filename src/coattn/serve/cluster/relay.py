@@ -25,7 +25,7 @@ log = logging.getLogger("coattn.serve")
 
 
 class Stream(Protocol):
-    """A replica's answer: lists of ASGI messages, after `TAKEN`."""
+    """A replica's answer: lists of ASGI messages, after `taken`."""
 
     async def __anext__(self) -> list[Message]: ...
     def cancel(self) -> object: ...
@@ -67,6 +67,8 @@ class Relay:
             except LostError:
                 if left and not out.told:
                     log.warning("A replica was lost before its answer began; another one is asked.")
+                    if out.replica:
+                        asked = replace(asked, avoid=(*asked.avoid, out.replica))
                     continue
                 log.warning("A replica was lost and its answer given up.")
                 failed = unavailable("The replica that answered was lost. Send the request again.", "replica_lost")
@@ -88,8 +90,10 @@ class Relay:
     async def _try(self, asked: Forwarded, out: Outward, final: bool) -> str | None:
         """None: answered. Else the replica that takes no requests now."""
         stream, ended = self._open(asked), False
+        out.replica = ""
         try:
-            await asyncio.wait_for(stream.__anext__(), self.line)  # it says that it has the request
+            for taken in await asyncio.wait_for(stream.__anext__(), self.line):
+                out.replica = taken.get(REPLICA, "")
             while True:
                 for message in await stream.__anext__():
                     ended = await out.take(message) or ended

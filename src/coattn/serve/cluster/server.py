@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import MutableHeaders
 
 from coattn.serve.app import build
-from coattn.serve.cluster.forwarded import HELD, REPLICA, TAKEN, Forwarded, Message
+from coattn.serve.cluster.forwarded import HELD, REPLICA, Forwarded, Message, taken
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.rank import Memory
 from coattn.serve.engine import EngineThread
@@ -65,7 +65,7 @@ class Server:
 
     async def answer(self, asked: Forwarded) -> AsyncIterator[list[Message]]:
         """The app's messages, those that came together in one list. Closing this cancels the request."""
-        yield [TAKEN]
+        yield [taken(self.name)]
         queue: asyncio.Queue[Message | None] = asyncio.Queue()
         body: list[Message] = [{"type": "http.request", "body": asked.body, "more_body": False}]
 

@@ -1,0 +1,160 @@
+"""Whatever goes wrong with one prompt is said to its caller; the model reads the next one."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.engine.small import llm, prompt, small, tokenizer
+from tests.transfer.local import local
+
+from coattn.errors import EngineError, TransferError
+from coattn.hf.load import Loaded
+from coattn.hf.prefilled import Prefilled
+from coattn.transfer import prefill, tcp, transport
+from coattn.transfer.address import Address
+from coattn.transfer.channel import Channel
+from coattn.transfer.decode import RemotePrefill
+from coattn.transfer.handshake import introduce
+from coattn.transfer.prefill import PrefillServer
+
+LEASE = 2.0
+Patch = pytest.MonkeyPatch
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+def while_reading(patch: Patch) -> None:
+    patch.setattr(prefill, "read_prompt", broken)
+
+
+def before_reading(patch: Patch) -> None:
+    patch.setattr(prefill, "Sends", broken)
+
+
+def with_the_logits(patch: Patch) -> None:
+    patch.setattr(prefill, "read_prompt", lambda *given: {len(given[3]): SimpleNamespace(float=broken)})
+
+
+def while_hashing(patch: Patch) -> None:
+    patch.setattr(transport, "digest", broken)
+
+
+def before_a_frame(patch: Patch) -> None:
+    patch.setattr(tcp.TcpSource, "put", broken)
+
+
+def before_the_last_frame(patch: Patch) -> None:
+    real = tcp.TcpSource.put
+
+    def put(self: Any, channel: Any, frame: Any, *more: Any) -> None:
+        (broken if frame["op"] == "done" else real)(self, channel, frame, *more)
+
+    patch.setattr(tcp.TcpSource, "put", put)
+
+
+def within_a_frame(patch: Patch) -> None:
+    def half(parts: Any) -> Iterator[memoryview]:
+        yield tcp.raw(parts[0][1])
+        raise RuntimeError("broken")
+
+    patch.setattr(tcp.TcpSource, "put", lambda _, channel, frame, parts, tick: channel.send(frame, tick, half(parts)))
+
+
+def with_a_request(patch: Patch) -> None:
+    patch.setattr(prefill, "Layout", broken)
+
+
+FAULTS: list[tuple[Callable[[Patch], None], str]] = [
+    (while_reading, "could not read the prompt: The step failed: RuntimeError"),
+    (before_reading, "could not read the prompt: The step failed: RuntimeError"),
+    (with_the_logits, "could not read the prompt: The step failed: RuntimeError"),
+    (while_hashing, "could not read the prompt: It could not be sent: RuntimeError"),
+    (before_a_frame, "could not read the prompt: It could not be sent: RuntimeError"),
+    (before_the_last_frame, "could not read the prompt: It could not be sent: RuntimeError"),
+    (within_a_frame, "was lost while it read a prompt"),
+    (with_a_request, "was lost while it read a prompt"),
+]
+
+
+@pytest.mark.parametrize(("fault", "said"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_a_fault_is_said_and_the_next_prompt_is_read(
+    fault: Callable[[Patch], None], said: str, monkeypatch: Patch
+) -> None:
+    with (
+        local() as server,
+        llm() as engine,
+        RemotePrefill(engine, str(server.address), lease=LEASE, fallback=False) as remote,
+    ):
+        assert isinstance(remote.read(prompt(20)), Prefilled)
+        fault(monkeypatch)
+        begun = time.monotonic()
+        with pytest.raises(TransferError, match=said):
+            remote.read(prompt(200), timeout=4 * LEASE)
+        assert time.monotonic() - begun < LEASE, "said, and not found out by silence"
+        monkeypatch.undo()
+        if "lost" in said:
+            remote._links[0].asleep = 0.0
+        assert isinstance(remote.read(prompt(200), timeout=4 * LEASE), Prefilled)
+    assert not server._active, "nobody is waited for"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_models_thread_ends_the_server_ends(monkeypatch: Patch) -> None:
+    def end(*_: Any) -> None:
+        time.sleep(0.2)  # until the second caller waits, too
+        raise SystemExit
+
+    monkeypatch.setattr(prefill, "read_prompt", end)
+    loaded = Loaded(small(), tokenizer(), "small", None)
+    with PrefillServer(loaded, "tcp://127.0.0.1:0") as server, ThreadPoolExecutor(3) as threads:
+        serving = threads.submit(server.serve)
+        with llm() as engine, llm() as another:
+            at = str(server.address)
+            with RemotePrefill(engine, at, lease=LEASE) as one, RemotePrefill(another, at, lease=LEASE) as other:
+                begun = time.monotonic()
+                asking = [threads.submit(each.read, prompt(20), timeout=10 * LEASE) for each in (one, other)]
+                assert [each.result() for each in asking] == [prompt(20)] * 2, "read there by nobody"
+                assert time.monotonic() - begun < 2 * LEASE
+        with pytest.raises(EngineError, match="reads prompts"):
+            serving.result(5)
+
+
+def test_a_caller_that_sends_no_descriptor_is_given_up(tmp_path: Path) -> None:
+    lease = 0.5
+    with local(f"shm://{tmp_path / 'socket'}") as server, llm() as engine:
+        channel = Channel(Address.of(str(server.address)).connect(), b"", called=False, tick=lambda _: None)
+        layers = engine.runner.runtime.layers
+        channel.send(introduce("shm", engine.fingerprints(), layers, engine.vocabulary), lambda _: None)
+        assert channel.receive(lambda _: None)["op"] == "opened"
+        channel.send({"op": "read", "tokens": 20, "lease": lease}, lambda _: None)
+        end = time.monotonic() + 10 * lease
+        while server._callers and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not server._callers, "its lease is over"
+        channel.close()
+
+
+def test_a_process_without_free_descriptors_waits(monkeypatch: Patch) -> None:
+    tried: list[float] = []
+    with local() as server, llm() as engine:
+        real = server._socket
+
+        def accept() -> Any:
+            tried.append(time.monotonic())
+            if tried[-1] - tried[0] < 0.6:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real.accept()
+
+        monkeypatch.setattr(server, "_socket", SimpleNamespace(accept=accept, close=real.close))
+        with RemotePrefill(engine, str(server.address), fallback=False) as remote:
+            assert isinstance(remote.read(prompt(20)), Prefilled)
+    assert 2 <= len(tried) <= 15
