@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from coattn.state import AttnState, merge
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def state_of(scores: torch.Tensor, values: torch.Tensor) -> AttnState:

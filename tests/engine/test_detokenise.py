@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.engine.small import END, tokenizer
 from tokenizers import Tokenizer, decoders, models
 
 from coattn.engine.detokenise import HALF, Pieces, StopText, TextStream
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 TEXT = "naïve café — 日本語 🙂🙃 e\u0301 \u200d end"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 from tests.engine.memory import Blocks
 
 from coattn.engine.params import SamplingParams
@@ -14,6 +13,10 @@ from coattn.engine.room import Room
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.work import Decode, Extend, Refuse
 from coattn.errors import BudgetError, InputError
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 class Play:

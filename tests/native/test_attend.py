@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from coattn import native
+
+pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 LENGTHS = [0, 1, 31, 32, 33, 63, 130]
 COMMON = (64, 128)

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from coattn import native
 from coattn.ops.native.weighted_sum import entries_of
 from coattn.quantise.values import LEVELS, ValueBlocks, pack_values
+
+pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 ELEMENTS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16} | dict.fromkeys(LEVELS)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from coattn.ops.reference.score_pq import score_pq
 from coattn.quantise.basis import Basis
@@ -14,6 +12,10 @@ from coattn.quantise.kmeans import kmeans
 from coattn.quantise.nearest import Nearest, by_distances
 from coattn.quantise.pack import pack, packed_bytes, unpack
 from coattn.types import LayerShape
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def distance(points: torch.Tensor, centroids: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:

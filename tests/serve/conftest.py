@@ -12,7 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.serve.running import Running
 
-MISSING = [name for name in ("fastapi", "uvicorn", "prometheus_client", "llguidance", "openai") if not find_spec(name)]
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "openai", "httpx2")
+MISSING = [name for name in PACKAGES if not find_spec(name)]
 
 
 class Missing(pytest.Module):

@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 from tests.engine.small import llm, small, tokenizer
 
 from coattn.hf.load import Loaded
@@ -101,9 +100,11 @@ def reading(kind: str, folder: Path, **options: Any) -> Iterator[Process]:
 
 
 class Server(Process):
-    """A server whose prompts are read elsewhere, and a client for it."""
+    """A server whose prompts are read elsewhere, and a client for it; needs the extra serve and httpx2."""
 
     def __init__(self, at: str, remote: dict[str, Any], options: dict[str, Any]) -> None:
+        import httpx2 as httpx
+
         super().__init__(serve, at, remote, options)
         self.client = httpx.Client(base_url=self.said, timeout=30, trust_env=False)
         for _ in range(1000):
@@ -113,6 +114,8 @@ class Server(Process):
 
     def ask(self, ids: list[int], tokens: int, timeout: float) -> tuple[int, ...] | str:
         """The answer's ids, or what went wrong."""
+        import httpx2 as httpx
+
         body = {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         try:
             got = self.client.post("/v1/completions", json=body, timeout=timeout)

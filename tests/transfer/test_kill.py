@@ -18,6 +18,9 @@ import pytest
 from tests.engine.small import greedy, llm, prompt
 from tests.transfer.processes import Process, Server, address, prefill, read_prompts
 
+for each in ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx2"):
+    pytest.importorskip(each, reason=f"needs {each}: the extras serve and dev")
+
 KILLS = int(os.environ.get("COATTN_KILLS", "2"))
 """Of each transport."""
 DEADLINE = 30.0
