@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.engine.small import llm, prompt, small, tokenizer
 from tests.serve.running import Running
+from tests.transfer.local import local
 
 import coattn
 from coattn.hf.load import Loaded
@@ -78,6 +79,19 @@ def test_nobody_there(reads: str) -> None:
     with serving("tcp://127.0.0.1:1", fallback=False) as running:
         got = ask(running, prompt(30))
         assert (got.status_code, got.json()["error"]["code"]) == (503, "prefill_unavailable")
+
+
+def test_a_prompt_that_does_not_fit_there_says_so() -> None:
+    with (
+        local(method="cpu", block=8, host_kv="16 KiB") as server,
+        serving(str(server.address), fallback=False) as running,
+    ):
+        got = ask(running, prompt(200))
+        assert (got.status_code, got.json()["error"]["code"]) == (400, "memory_budget_exceeded")
+        assert "could not read the prompt" in got.json()["error"]["message"]
+        running.until_idle()
+        assert ask(running, prompt(20)).status_code == 200, "the next one is read there at once"
+        assert running.llm.report()["elsewhere_prompts"] == 1
 
 
 def test_deadlines_hold_while_another_process_reads(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:

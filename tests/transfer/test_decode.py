@@ -72,7 +72,7 @@ def test_a_model_that_fails_leaves_its_prompts_to_the_other(monkeypatch: pytest.
 @pytest.mark.parametrize("fallback", [True, False])
 @pytest.mark.parametrize("killed", [1, 2])
 def test_processes_killed_in_the_middle(tmp_path: Path, killed: int, fallback: bool) -> None:
-    lease = 2.0
+    lease = 5.0
     with reading("tcp", tmp_path, chunk=1) as one, reading("tcp", tmp_path, chunk=1) as other, llm() as engine:
         with RemotePrefill(engine, [one.said, other.said], lease=lease, fallback=fallback) as remote:
             remote.check()

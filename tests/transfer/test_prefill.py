@@ -24,7 +24,7 @@ from coattn.transfer.decode import RemotePrefill
 from coattn.transfer.handshake import introduce
 from coattn.transfer.prefill import PrefillServer
 
-LEASE = 2.0
+LEASE = 5.0
 Patch = pytest.MonkeyPatch
 
 
