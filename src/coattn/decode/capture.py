@@ -59,7 +59,6 @@ class GraphRunner:
         self.sizes = sizes or capture_sizes(slots)
         self.always_host = False
         """For benchmarks: hand over to the CPU also when nothing lies in DRAM."""
-        self.fusion = Fusion(session)
         self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
         self.best: list[int] | None = None
         """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
@@ -83,6 +82,7 @@ class GraphRunner:
         # before what a rule leaves running beside it
         priority = FIRST if any(group.select.leaves for group in runtime.groups) else 0
         self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
+        self.fusion = Fusion(session)  # last: whoever fails to make a runner finds the weights as they were
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         return self.eager.needs(tokens)
