@@ -182,11 +182,12 @@ class BlockTable:
         self.memory.require(self._next + max(0, more - len(self._free) - self.idle))
 
     def _take(self, count: int) -> list[int]:
-        """Ids that are nobody's yet."""
+        """Ids that are nobody's yet. Raises BudgetError where idle blocks are not given up."""
         if self.memory.fixed:
             lacking = count - len(self._free) - (self.memory.capacity - self._next)
             if lacking > 0:
                 self.reclaim(lacking)
+        self.memory.reserve(self._next + max(0, count - len(self._free)))  # what raises, raises before anything changes
         found: list[int] = []
         while len(found) < count:
             if self._free:
@@ -195,7 +196,6 @@ class BlockTable:
                 found.append(self._next)
                 self._next += 1
         self._given.update(found)
-        self.memory.reserve(self._next)
         return found
 
     def _use(self, i: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +13,12 @@ from coattn.engine.cold import Cold, Load
 from coattn.engine.placing import Placing
 from coattn.engine.prefix import Node, Prefixes, digest, extend_keys, shared
 from coattn.engine.request import Request
+from coattn.engine.sealed import explain
 from coattn.engine.trail import Trail
 from coattn.errors import BudgetError
 from coattn.types import Phase, Step, Tier
+
+log = logging.getLogger("coattn")
 
 
 class Beginnings:
@@ -126,7 +130,10 @@ class Beginnings:
             load, trail.load = trail.load, None
             try:
                 found = cold.store(load, request.tokens(0, request.total))
-            except BudgetError:
+            except Exception as error:  # it reads them itself
+                if not isinstance(error, BudgetError):
+                    log.warning("Blocks from the disk cannot be stored: %s.", explain(error))
+                    cold.counts["failed"] += 1
                 trail.refused = True
                 return
             if found:

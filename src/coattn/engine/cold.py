@@ -5,6 +5,7 @@ Both ways are measured while they are gone: bytes per second of the disk, and se
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.cache import keep
+from coattn.cache import available, keep
+from coattn.cache.ledger import PLACE
 from coattn.engine.disk import READERS, Block, Disk, Found
 from coattn.engine.parked import Parked, memories, pack
 from coattn.engine.prefix import Node, Prefixes
+from coattn.engine.sealed import explain
 from coattn.engine.speed import DiskSpeed, PromptSpeed
+from coattn.errors import BudgetError
 from coattn.runtime import Runtime
 
 PIECE = 64 << 20
 """Bytes that are read before it is decided again; they lie in DRAM beside the budgets until they are stored."""
+
+log = logging.getLogger("coattn")
 
 
 @dataclass
@@ -68,7 +74,14 @@ class Cold:
         return over
 
     def spill(self, nodes: Sequence[Node]) -> None:
-        """Nodes are about to leave memory: those that would be read sooner than computed go to the disk."""
+        """Nodes are about to leave memory: those that would be read sooner than computed go to the disk if they can."""
+        try:
+            self._spill(nodes)
+        except Exception as error:  # whoever needs their room gets it
+            log.warning("Blocks cannot be put on disk: %s.", explain(error))
+            self.counts["failed"] += 1
+
+    def _spill(self, nodes: Sequence[Node]) -> None:
         block = self.prefixes.block
         nodes = [n for n in nodes if self._pays(self._block_bytes, n.number * block, (n.number + 1) * block)]
         new = [node for node in nodes if node.key not in self.disk]
@@ -108,9 +121,14 @@ class Cold:
         return Load(piece, first, self.disk.load(piece))
 
     def store(self, load: Load, tokens: Sequence[int]) -> list[Node]:
-        """What has come becomes nodes, as far as it is what `tokens` would be. Raises BudgetError."""
+        """What has come becomes nodes, as far as it is what `tokens` would be. Raises BudgetError, or what else there is
+        no storing for; then nothing has changed."""
         self._coming.discard(load.keys[0])
-        found, block = load.future.result(), self.prefixes.block
+        failed, block = load.future.exception(), self.prefixes.block
+        if failed is not None:
+            self.disk.refuse(load.keys[0], explain(failed))  # or it would be asked for again at once
+            return []
+        found = load.future.result()
         self.reads.note(found.bytes, found.seconds)
         self.counts["read_bytes"] += found.bytes
         good: list[tuple[bytes, Block]] = []
@@ -133,10 +151,19 @@ class Cold:
         """Nobody waits for it any more."""
         self._coming.discard(load.keys[0])
 
+    def clear(self) -> None:
+        """Nobody waits for anything any more."""
+        self._coming.clear()
+
     def park(self, parked: Parked) -> bool:
-        """A sequence that waits leaves memory. False: it is read again sooner, or there is no room on the disk."""
+        """A sequence that waits leaves memory. False: it is read again sooner, or there is no room for its file, or in
+        DRAM for the copy that is written."""
         size = self._block_bytes * len(parked.groups[-1].ids)
-        if not self._pays(size, 0, len(parked.tokens)):
+        if not self._pays(size, 0, len(parked.tokens)) or not self.disk.takes(size):
+            return False
+        try:
+            available.require(size, "A sequence that waits", PLACE["host"])
+        except BudgetError:
             return False
         name = self.disk.put_apart(pack(self.runtime, parked))
         if name is None:
@@ -146,7 +173,7 @@ class Cold:
         return True
 
     def fetch(self, parked: Parked) -> dict[str, Tensor] | None:
-        """What a sequence was that waits on the disk; None: its file is damaged."""
+        """What a sequence was that waits on the disk; None: its file is gone or damaged."""
         return self.disk.get_apart(parked.away)
 
     def drop(self, parked: Parked) -> None:
@@ -162,7 +189,7 @@ class Cold:
             "bytes": self.disk.held,
             "limit": self.disk.limit,
             **{name: self.disk.counts[name] for name in own},
-            **{name: self.counts[name] for name in ("read_tokens", "read_bytes", "refused_tokens", "parked")},
+            **{name: self.counts[name] for name in ("read_tokens", "read_bytes", "refused_tokens", "parked", "failed")},
             "read_bytes_per_s": self.reads.bytes_per_s(),
             "prompt_tokens_per_s": self.prompts.tokens_per_s(),
         }
@@ -178,9 +205,9 @@ class Cold:
 
     def _hear_probe(self) -> None:
         if self._probe is not None and self._probe.done():
-            found = self._probe.result()
-            self.reads.note(found.bytes, found.seconds)
-            self._probe = None
+            probe, self._probe = self._probe, None
+            if probe.exception() is None:
+                self.reads.note(probe.result().bytes, probe.result().seconds)
 
     def _wrong(self, found: Block, tokens: Sequence[int]) -> str | None:
         """Why a block is not what is stored here of these tokens."""
@@ -202,14 +229,15 @@ class Cold:
         try:
             for table in self.prefixes.tables:
                 taken.append(table.fresh(len(found)))
+            for g, (group, ids) in enumerate(zip(self.runtime.groups, taken, strict=True)):
+                for name, memory in memories(group).items() if ids else ():
+                    parts: Mapping[int, Tensor] = {
+                        layer: torch.cat([each.tensors[f"{g}.{name}.{layer}"] for each in found])
+                        for layer in memory.layers
+                    }
+                    keep.fill(memory, ids, parts)
         except BaseException:
             for table, ids in zip(self.prefixes.tables, taken, strict=False):
                 table.drop(ids)
             raise
-        for g, (group, ids) in enumerate(zip(self.runtime.groups, taken, strict=True)):
-            for name, memory in memories(group).items() if ids else ():
-                parts: Mapping[int, Tensor] = {
-                    layer: torch.cat([each.tensors[f"{g}.{name}.{layer}"] for each in found]) for layer in memory.layers
-                }
-                keep.fill(memory, ids, parts)
         return list(zip(*taken, strict=True))

@@ -1,7 +1,7 @@
 """A folder of blocks that memory has no room for. Knows files and keys, no cache.
 
-One sealed file for each block, named by its key. Files are written by a thread and read by others; nobody waits for a
-write. Whatever is not as it was written is deleted, and was never there.
+One sealed file for each block, named by its key, and one for each sequence that waits here. Files are written by one
+thread, and blocks are read by others; nobody waits for a write. A file that cannot be read is deleted, and was never there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from coattn.engine import sealed
@@ -32,7 +31,8 @@ SUFFIX = ".block"
 APART = "waiting-"
 """Before the names of files that belong to this process alone."""
 QUEUE = 512 << 20
-"""Bytes of blocks that may wait to be written; what comes while they do is lost."""
+"""Bytes of blocks that may wait to be written, and of sequences; what comes while they do is lost. One sequence may be
+larger."""
 READERS = 4
 """Files that are read at a time."""
 
@@ -50,10 +50,15 @@ class Block:
     def bytes(self) -> int:
         return sum(x.nbytes for x in self.tensors.values())
 
+    @property
+    def file_bytes(self) -> int:
+        """Of its file, rather more than it will have: names, shapes and digests are counted by the tensor."""
+        return self.bytes + 1024 + 256 * len(self.tensors) + 8 * len(self.tokens)
+
 
 @dataclass(frozen=True)
 class Found:
-    """Blocks as far as they were good, the bytes of their files, and how long all of it took."""
+    """Blocks as far as they were good, the bytes that were read from files for them, and how long all of it took."""
 
     blocks: Sequence[Block]
     bytes: int
@@ -72,11 +77,13 @@ class Disk:
         self._files: OrderedDict[str, int] = OrderedDict()
         """Bytes by name, the least recently used first."""
         self._held = 0
-        self._queue: list[tuple[int, bytes]] = []
-        """A heap: the beginnings of texts are written first, since nothing is read without them."""
-        self._waiting: dict[bytes, Block] = {}
-        """Of keys in the queue, and the one that is being written."""
-        self._waiting_bytes = 0
+        self._queue: list[tuple[int, str]] = []
+        """A heap of names: the beginnings of texts are written first, since nothing is read without them. A name that
+        is not in `_waiting` any more is passed over."""
+        self._waiting: dict[str, Block] = {}
+        """By name: what is in the queue, and the one that is being written."""
+        self._waiting_bytes = {False: 0, True: 0}
+        """Of blocks, and of sequences."""
         self._claim = _claim(folder)
         self._scan()
         self._writer = ThreadPoolExecutor(1, "coattn-disk-write")
@@ -89,7 +96,7 @@ class Disk:
         return self._held
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._waiting or _name(key) in self._files
+        return _name(key) in self._waiting or _name(key) in self._files
 
     def size(self, key: bytes) -> int:
         """Bytes of a block's file; 0 where there is none yet."""
@@ -105,25 +112,36 @@ class Disk:
             if name in self._files:
                 self._files.move_to_end(name)
                 return True
-            if key in self._waiting:
+            if name in self._waiting:
                 return True
-            while self._waiting_bytes + block.bytes > QUEUE and self._queue and max(self._queue)[0] > number:
+            while self._waiting_bytes[False] + block.bytes > QUEUE and self._queue and max(self._queue)[0] > number:
                 self._lose(max(self._queue))
-            if self._waiting_bytes + block.bytes > QUEUE or block.bytes > self.limit:
+            if self._waiting_bytes[False] + block.bytes > QUEUE or block.file_bytes > self.limit:
                 self.counts["skipped"] += 1
                 return False
-            self._waiting[key] = block
-            self._waiting_bytes += block.bytes
-            heapq.heappush(self._queue, (number, key))
-        self._writer.submit(self._write_next)
+            self._enqueue(number, name, block)
         return True
 
-    def _lose(self, queued: tuple[int, bytes]) -> None:
+    def _lose(self, queued: tuple[int, str]) -> None:
         """A block leaves the queue unwritten; with the lock."""
         self._queue.remove(queued)
         heapq.heapify(self._queue)
-        self._waiting_bytes -= self._waiting.pop(queued[1]).bytes
-        self.counts["skipped"] += 1
+        if self._dequeue(queued[1]):
+            self.counts["skipped"] += 1
+
+    def _enqueue(self, number: int, name: str, block: Block) -> None:
+        """With the lock."""
+        self._waiting[name] = block
+        self._waiting_bytes[name.startswith(APART)] += block.bytes
+        heapq.heappush(self._queue, (number, name))
+        self._writer.submit(self._write_next)
+
+    def _dequeue(self, name: str) -> bool:
+        """A name waits no more; with the lock. False: it did not."""
+        block = self._waiting.pop(name, None)
+        if block is not None:
+            self._waiting_bytes[name.startswith(APART)] -= block.bytes
+        return block is not None
 
     def load(self, keys: Sequence[bytes]) -> Future[Found]:
         """Reads blocks, in order, up to the first that is not there or not good."""
@@ -138,16 +156,31 @@ class Disk:
                     with contextlib.suppress(OSError):
                         os.utime(self.folder / _name(key))
 
+    def takes(self, size: int) -> bool:
+        """Whether a sequence of so many bytes may be put apart while those before it wait to be written."""
+        waiting = self._waiting_bytes[True]
+        return size <= self.limit and (not waiting or waiting + size <= QUEUE)
+
     def put_apart(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Writes tensors now -> the name by which this process gets them back; None: there is no room."""
-        name = f"{APART}{uuid.uuid4().hex}{SUFFIX}"
-        if self._write(name, tensors, {}):
-            return name
-        self.delete(name)
-        return None
+        """Tensors are written when their turn comes, before blocks; nobody may write to them from now on.
+
+        -> the name by which this process gets them back, unless others have needed their room meanwhile; None: there is
+        no room.
+        """
+        name, block = f"{APART}{uuid.uuid4().hex}{SUFFIX}", Block((), tensors)
+        with self._lock:
+            if block.file_bytes > self.limit or not self.takes(block.bytes):
+                self.counts["skipped"] += 1
+                return None
+            self._enqueue(-1, name, block)
+        return name
 
     def get_apart(self, name: str) -> dict[str, Tensor] | None:
-        """What was written under that name; None, and one line in the log, where it is damaged."""
+        """What was put there under that name; None where its file is gone, or cannot be read."""
+        with self._lock:
+            waiting = self._waiting.get(name)
+        if waiting is not None:
+            return dict(waiting.tensors)
         found = self._read(name)
         return None if found is None else found[0]
 
@@ -156,7 +189,7 @@ class Disk:
             self._forget(name)
 
     def refuse(self, key: bytes, why: str) -> None:
-        """A block is not what its key says: it is deleted."""
+        """A block is not what its key says, or cannot be read: it is deleted."""
         self._damaged(_name(key), ValueError(why))
 
     def settle(self) -> None:
@@ -165,36 +198,39 @@ class Disk:
 
     def close(self) -> None:
         """Writes what is in the queue, and lets the folder go."""
+        with self._lock:
+            for name in [name for name in (*self._waiting, *self._files) if name.startswith(APART)]:
+                self._forget(name)
         for pool in (self._loader, self._readers, self._writer):
             pool.shutdown()
-        for name in [name for name in self._files if name.startswith(APART)]:
-            self._forget(name)
         self._claim.close()
 
     def _load(self, keys: list[bytes]) -> Found:
         start = time.perf_counter()
         blocks: list[Block] = []
         read = 0
-        for key, block in zip(keys, self._readers.map(self._block, keys), strict=True):
-            if block is None:
+        for found in self._readers.map(self._block, keys):
+            if found is None:
                 break
-            blocks.append(block)
-            read += self.size(key) or block.bytes
+            blocks.append(found[0])
+            read += found[1]
         return Found(blocks, read, time.perf_counter() - start)
 
-    def _block(self, key: bytes) -> Block | None:
+    def _block(self, key: bytes) -> tuple[Block, int] | None:
+        """A block, and the bytes of its file where that was read."""
+        name = _name(key)
         with self._lock:
-            waiting = self._waiting.get(key)
+            waiting, size = self._waiting.get(name), self._files.get(name, 0)
         if waiting is not None:
-            return waiting
-        found = self._read(_name(key))
+            return waiting, 0
+        found = self._read(name)
         if found is None:
             return None
         tensors, facts = found
         try:
-            return Block(tuple(int(token) for token in facts["tokens"]), tensors)
+            return Block(tuple(int(token) for token in facts["tokens"]), tensors), size
         except (KeyError, TypeError, ValueError) as error:
-            self._damaged(_name(key), error)
+            self._damaged(name, error)
             return None
 
     def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -206,12 +242,12 @@ class Disk:
         except FileNotFoundError:
             with self._lock:
                 self._forget(name)
-        except sealed.DAMAGED as error:
+        except Exception as error:  # whatever it is, the next attempt would meet it again
             self._damaged(name, error)
         return None
 
     def _damaged(self, name: str, error: Exception) -> None:
-        log.warning("A block on disk is damaged and was deleted (%s): %s.", name, sealed.explain(error))
+        log.warning("A file on disk is damaged and was deleted (%s): %s.", name, sealed.explain(error))
         with self._lock:
             self.counts["damaged"] += 1
             self._forget(name)
@@ -220,50 +256,49 @@ class Disk:
         with self._lock:
             if not self._queue:  # it was lost
                 return
-            _, key = heapq.heappop(self._queue)
-            block = self._waiting[key]
+            _, name = heapq.heappop(self._queue)
+            block = self._waiting.get(name)
+        if block is None:
+            return
         try:
-            self._write(_name(key), block.tensors, {"tokens": list(block.tokens)})
+            self._write(name, block)
         finally:
             with self._lock:
-                del self._waiting[key]
-                self._waiting_bytes -= block.bytes
+                if self._waiting.get(name) is block:
+                    self._dequeue(name)
+                else:  # it was deleted meanwhile
+                    self._forget(name)
 
-    def _write(self, name: str, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bool:
-        size = sum(x.nbytes for x in tensors.values())
-        if not self._make_room(size):
-            self.counts["skipped"] += 1
-            return False
-        path = self.folder / name
+    def _write(self, name: str, block: Block) -> None:
+        self._make_room(block.file_bytes)
+        path, facts = self.folder / name, {"tokens": list(block.tokens), "made for": self.made_for, "name": name}
         try:
             # what a failing machine leaves half written is a miss: nothing waits for the disk itself
-            sealed.write(path, tensors, {**facts, "made for": self.made_for, "name": name}, FORMAT, sync=False)
+            sealed.write(path, block.tensors, facts, FORMAT, sync=False)
             size = path.stat().st_size
-        except (OSError, SafetensorError) as error:
+        except Exception as error:
             self.counts["skipped"] += 1
-            log.warning("A block cannot be written to %s: %s.", self.folder, sealed.explain(error))
-            return False
+            log.warning("A file cannot be written to %s: %s.", self.folder, sealed.explain(error))
+            return
         with self._lock:
             self._files[name] = size
             self._held += size
             self.counts["written"] += 1
             self.counts["written_bytes"] += size
-        return self._make_room(0)
+        self._make_room(0)
 
-    def _make_room(self, size: int) -> bool:
-        """Deletes what was used least recently until there is room. False: there cannot be."""
+    def _make_room(self, size: int) -> None:
+        """Deletes what was used least recently until there is room for a file of at most `limit` bytes."""
         with self._lock:
             for name in list(self._files) if self._held + size > self.limit else ():
-                if name.startswith(APART):
-                    continue  # somebody waits for it
                 self.counts["deleted"] += 1
                 self._forget(name)
                 if self._held + size <= self.limit:
                     break
-            return self._held + size <= self.limit
 
     def _forget(self, name: str) -> None:
-        """Deletes a file; with the lock."""
+        """Deletes a file, or what would become one; with the lock."""
+        self._dequeue(name)
         self._held -= self._files.pop(name, 0)
         with contextlib.suppress(OSError):
             (self.folder / name).unlink()

@@ -185,7 +185,7 @@ class Engine:
         except BudgetError as error:
             self._restart_torn(everyone, error)
             left = [request for request in everyone if request.slot is not None]
-            if left and not inside and not self.scheduler.preempt():
+            if left and not inside and not self.scheduler.preempt(short=True):
                 self._fail(self._handles(left), error)
             return
         except Exception as error:

@@ -13,7 +13,7 @@ from coattn.cache import keep
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.keep import Kept
 from coattn.engine.prefix import Node
-from coattn.errors import CoattnError, InputError
+from coattn.errors import InputError
 from coattn.runtime import Group, Runtime
 
 
@@ -49,7 +49,7 @@ def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for g, (group, kept) in enumerate(zip(runtime.groups, parked.groups, strict=True)):
         found |= {f"{g}.{name}": x for name, x in kept.tensors.items()}
-        found |= {f"{g}.book.{layer}": x.cpu() for layer, x in _books(group).items()}
+        found |= {f"{g}.book.{layer}": x.to("cpu", copy=True) for layer, x in _books(group).items()}
         for name, memory in memories(group).items():
             for layer, x in keep.contents(memory, kept.ids).items():
                 partial = len(kept.ids) * group.cache.block > len(parked.tokens)
@@ -62,7 +62,8 @@ def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
 
 
 def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], clean: int) -> Parked:
-    """Checks every tensor, then takes blocks and stores. Raises InputError or BudgetError, and nothing has changed."""
+    """Checks every tensor, then takes blocks and stores. Raises InputError or BudgetError, or what else there is no
+    storing for; then it holds no block."""
     groups, fills = [], []
     rest = set(tensors)
     for g, group in enumerate(runtime.groups):
@@ -88,7 +89,7 @@ def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], c
                     books.adopt(int(name.removeprefix("book.")), x)
             for name, memory in memories(group).items():
                 keep.fill(memory, kept.ids, {layer: own[f"{name}.{layer}"] for layer in memory.layers})
-    except CoattnError:
+    except BaseException:
         for table, ids in taken:
             table.drop(ids)
         raise

@@ -50,6 +50,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
+        self._short = False
+        """Whether a step has run out of memory that counts as free, and nobody has ended since."""
         self._slots = list(range(slots))
 
     def add(self, request: Request) -> None:
@@ -101,11 +103,16 @@ class Scheduler:
         else:
             self.running.remove(request)
             self._vacate(request)
+            self._short = False
 
-    def preempt(self) -> bool:
-        """Takes the memory of the running request with the last rank, unless it is the only one."""
+    def preempt(self, short: bool = False) -> bool:
+        """Takes the memory of the running request with the last rank, unless it is the only one.
+
+        short: a step has run out of memory that counts as free, and would again: it comes back when another has ended.
+        """
         if len(self.running) < 2:
             return False
+        self._short |= short
         request = self.running.pop()
         self._vacate(request)
         request.preemptions += 1
@@ -132,7 +139,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and self._slots:
-            if self.running and not self._fits_beside(self.waiting[0]):
+            if self.running and (self._short or not self._fits_beside(self.waiting[0])):
                 return
             request = self.waiting.pop(0)
             request.slot = min(self._slots) if self.reuse is None else self.reuse.slot_for(request, self._slots)

@@ -109,6 +109,6 @@ def _digest(name: str, x: Tensor) -> str:
     return made.hexdigest()
 
 
-def explain(error: Exception) -> str:
+def explain(error: BaseException) -> str:
     """What is wrong with a file, in a few words."""
     return " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__

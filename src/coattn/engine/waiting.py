@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -13,8 +14,11 @@ from coattn.cache.ledger import PLACE
 from coattn.engine.cold import Cold
 from coattn.engine.parked import Parked, averages_of, pack, unpack
 from coattn.engine.prefix import Node, Prefixes
-from coattn.errors import BudgetError, InputError
+from coattn.engine.sealed import explain
+from coattn.errors import BudgetError
 from coattn.runtime import Runtime
+
+log = logging.getLogger("coattn")
 
 
 class Waiting:
@@ -36,15 +40,22 @@ class Waiting:
         return list(self._parked)
 
     def park(self, number: int, slot: int, tokens: list[int], clean: int, nodes: Sequence[Node]) -> None:
-        """What a slot has stored of these tokens waits under a number. nodes: of its first blocks."""
+        """What a slot has stored of these tokens waits under a number. nodes: of its first blocks.
+
+        Where that fails, nothing waits, and the tokens are read again.
+        """
         self._close(number)
         groups = []
-        for group in self.runtime.groups:
-            kept = keep.take(group.cache, slot, len(tokens), averages_of(group))
+        try:
+            for group in self.runtime.groups:
+                groups.append(keep.take(group.cache, slot, len(tokens), averages_of(group)))
+        except Exception as error:
+            _log_loss(error)
+            return
+        for group, kept in zip(self.runtime.groups, groups, strict=True):
             table = keep.table_of(group.cache)
             if table is not None:
                 table.hold(kept.ids)
-            groups.append(kept)
         parked = Parked(tokens, clean, groups, list(nodes))
         self.prefixes.use(parked.nodes)
         self._parked[number] = parked
@@ -63,13 +74,15 @@ class Waiting:
         return None if number is None else self._parked.get(number)
 
     def bring(self, parked: Parked) -> Parked | None:
-        """The same with its blocks in place. None: it is damaged, or there is no room; it is gone then."""
+        """The same with its blocks in place. None: it cannot be had, or there is no room; it is gone then."""
         if parked.in_place:
             return parked
         found = self.cold.fetch(parked) if parked.away and self.cold is not None else parked.moved
         try:
             back = None if found is None else unpack(self.runtime, found, parked.tokens, parked.clean)
-        except (BudgetError, InputError):
+        except Exception as error:  # its tokens are read again
+            if not isinstance(error, BudgetError):
+                _log_loss(error)
             back = None
         self.drop(parked)
         return back
@@ -122,6 +135,8 @@ class Waiting:
                 self.cold.drop(parked)
         self._parked.clear()
         self._before.clear()
+        if self.cold is not None:
+            self.cold.clear()
 
     def give_way(self, table: BlockTable) -> bool:
         """The first that is in place gives its blocks. False: there is none."""
@@ -131,8 +146,12 @@ class Waiting:
         number = next((number for number, parked in self._parked.items() if parked.in_place), None)
         if number is None:
             return False
-        moved = table.memory.tier == "gpu" and self._move(self._parked[number])
-        if not moved and not self._move_to_disk(self._parked[number]):
+        parked, moved = self._parked[number], False
+        try:
+            moved = (table.memory.tier == "gpu" and self._move(parked)) or self._move_to_disk(parked)
+        except Exception as error:  # whoever needs its blocks gets them
+            _log_loss(error)
+        if not moved:
             self.drop(self._parked.pop(number))
         return True
 
@@ -161,6 +180,8 @@ class Waiting:
         if self.cold is None or (shared and again) or not self.cold.park(parked):
             return False
         self._give_blocks(parked)
+        for kept in parked.groups:
+            kept.tensors = {}
         return True
 
     def _give_blocks(self, parked: Parked) -> None:
@@ -171,3 +192,7 @@ class Waiting:
                 kept.ids = []
         self.prefixes.leave(parked.nodes)
         parked.nodes = []
+
+
+def _log_loss(error: Exception) -> None:
+    log.warning("A sequence that waits is given up, and its tokens are read again: %s.", explain(error))

@@ -1,0 +1,287 @@
+"""Whatever fails while sequences wait, leave memory or come back: nobody else notices, and nothing leaks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.rows import options
+from tests.engine.small import greedy, prompt, small, tokenizer
+
+import coattn
+from coattn.cache import keep
+from coattn.engine import cold, disk, parked, waiting
+from coattn.engine.disk import APART, Disk
+from coattn.errors import BudgetError
+
+UNIT = 8 * 1 * 2 * 2 * 8 * 4
+"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
+PARAMS, TURN = greedy(4, ignore_eos=True), greedy(12, ignore_eos=True)
+BUDGETS = {"full": {"gpu_kv": 16 * UNIT}, "scout": {"host_kv": 16 * UNIT}}
+
+
+def engine(method: str, folder: Path | None = None, **more: Any) -> coattn.LLM:
+    given = {"max_batch": 2, "max_length": 112, "chunk": 24, **options(method), **BUDGETS[method], **more}
+    llm = coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
+    if llm.reuse.cold is not None:  # prompts count as slow: a second a token
+        llm.reuse.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+    return llm
+
+
+def in_order(llm: coattn.LLM) -> None:
+    for table in llm.reuse.tables:
+        table.check_integrity()
+    assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
+
+
+def give_all_back(llm: coattn.LLM) -> None:
+    """No block is held by anybody once all that waits is closed and all prefixes are given up."""
+    for number in llm.reuse.waiting.numbers():
+        llm.reuse.waiting.close(number)
+    while llm.reuse.prefixes.evict():
+        pass
+    in_order(llm)
+    for table in llm.reuse.tables:
+        assert not table._held
+
+
+class Fault:
+    """Raises at each call, as long as it is asked to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.raised = error, 0
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.raised += 1
+        raise self.error
+
+
+@contextmanager
+def failing(where: Any, name: str, error: BaseException | None = None) -> Iterator[Fault]:
+    fault = Fault(error or RuntimeError("no memory for this"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, fault)
+        yield fault
+
+
+@contextmanager
+def in_time(seconds: float = 60) -> Iterator[None]:
+    """What goes on for ever is interrupted."""
+    import _thread
+
+    alarm = threading.Timer(seconds, _thread.interrupt_main)
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+@pytest.mark.parametrize("method", BUDGETS)
+def test_a_restore_that_fails_holds_no_blocks(method: str, tmp_path: Path) -> None:
+    with engine(method, session_dir=tmp_path) as llm:
+        with llm.session("talk") as session:
+            session.ask(prompt(40, seed=1), PARAMS)
+            session.save()
+        give_all_back(llm)
+        with failing(parked.keep, "fill") as fault:
+            for _ in range(3):
+                with pytest.raises(RuntimeError, match="no memory"):
+                    llm.session("talk")
+        assert fault.raised == 3
+        give_all_back(llm)
+        with llm.session("talk") as session:
+            assert session.ask(prompt(20, seed=2), PARAMS).cached_tokens >= 40
+
+
+@pytest.mark.parametrize("method", BUDGETS)
+def test_blocks_that_nobody_gives_up_end_in_an_error(method: str) -> None:
+    """The bytes are counted as free and cannot be had: one is served, the other refused, and nobody tries for ever."""
+    with engine(method, reuse=False) as llm, in_time():
+        lost = [(table, table.fresh(8)) for table in llm.reuse.tables]
+        asked = [prompt(30, seed=1), prompt(60, seed=2)]
+        found = llm.generate(asked, greedy(20, ignore_eos=True))
+        assert [each.finish_reason for each in found] == ["length", "error"]
+        assert isinstance(found[1].error, BudgetError)
+        assert llm.report()["preemptions"] < 5
+        for table, ids in lost:
+            table.drop(ids)
+        in_order(llm)
+        assert [each.finish_reason for each in llm.generate(asked, PARAMS)] == ["length"] * 2
+
+
+TEXT, MORE = prompt(40, seed=1), prompt(9, seed=2)
+OTHERS = [prompt(96, seed=i) for i in range(5, 7)]
+
+
+@cache
+def undisturbed(method: str) -> tuple[list[Any], list[Any]]:
+    """Answers of a session's two turns, and of other requests."""
+    with engine(method) as llm, llm.session() as session:
+        turns = [session.ask(each, TURN).token_ids for each in (TEXT, MORE)]
+        return turns, [llm.generate(each, PARAMS)[0].token_ids for each in OTHERS]
+
+
+LEAVING = [
+    (waiting.keep, "take", {"full", "scout"}),
+    (waiting, "pack", {"full"}),
+    (cold, "pack", {"scout"}),
+    (keep, "contents", {"full", "scout"}),
+    (disk.sealed, "write", {"full", "scout"}),
+    (Disk, "put_apart", {"scout"}),
+]
+"""What is called while sequences leave memory, and under which methods."""
+
+
+@pytest.mark.parametrize("where, name, methods", LEAVING, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize("method", BUDGETS)
+def test_a_sequence_that_cannot_leave_is_read_again(
+    method: str, where: Any, name: str, methods: set[str], tmp_path: Path
+) -> None:
+    """A session's blocks are needed, and what takes them elsewhere fails."""
+    turns, answers = undisturbed(method)
+    with engine(method, tmp_path) as llm, llm.session() as session:
+        assert llm.reuse.cold is not None
+        with failing(where, name) as fault:
+            assert session.ask(TEXT, TURN).token_ids == turns[0]
+            found = [llm.generate(each, PARAMS)[0] for each in OTHERS]
+            llm.reuse.cold.disk.settle()
+            in_order(llm)
+        assert bool(fault.raised) == (method in methods)
+        assert [each.error for each in found] == [None, None]
+        assert [each.token_ids for each in found] == answers
+        back = session.ask(MORE, TURN)
+        assert back.error is None
+        if method == "full":
+            assert back.token_ids == turns[1]
+        give_all_back(llm)
+        assert not list(tmp_path.glob(APART + "*"))
+
+
+def test_a_request_that_loses_its_slot_and_cannot_wait_reads_again() -> None:
+    """Two outgrow what they share: the last loses its slot, and what it has cannot be kept."""
+    asked, params = [prompt(16, seed=i) for i in range(2)], greedy(90, ignore_eos=True)
+    given: dict[str, Any] = {"max_batch": 2, "max_length": 112, "chunk": 24, "block": 8}
+    with coattn.LLM((small(1), tokenizer()), "full", **given) as llm:
+        want = [each.token_ids for each in llm.generate(asked, params)]
+    with engine("full", gpu_kv=22 * UNIT) as llm:
+        with failing(waiting.keep, "take") as fault:
+            found = llm.generate(asked, params)
+        assert fault.raised
+        assert [each.token_ids for each in found] == want
+        give_all_back(llm)
+
+
+READING = [OSError(5, "Input/output error"), MemoryError(), RuntimeError("no memory for this"), AssertionError("never")]
+
+
+@pytest.mark.parametrize("error", READING, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "where, name", [(disk.sealed, "read"), (Disk, "_read"), (Disk, "_block")], ids=["file", "read", "block"]
+)
+def test_reading_that_fails_costs_nobody_anything(where: Any, name: str, error: Exception, tmp_path: Path) -> None:
+    """A prompt's blocks are on the disk, and the thread that reads them fails, however it does."""
+    with engine("full", tmp_path) as llm:
+        (want,) = llm.generate(OTHERS[0], PARAMS)
+        for i in range(3):
+            llm.generate(prompt(90, seed=50 + i), PARAMS)
+        assert llm.reuse.cold is not None
+        llm.reuse.cold.disk.settle()
+        with failing(where, name, error) as fault, in_time():
+            bystander = llm.submit(prompt(9, seed=3), PARAMS)
+            found = llm.submit(OTHERS[0], PARAMS)
+            assert bystander.result().error is None
+            assert found.result().token_ids == want.token_ids
+        assert fault.raised
+        assert llm.report()["disk"]["damaged"] > 0
+        give_all_back(llm)
+
+
+def test_blocks_that_cannot_be_stored_are_computed(tmp_path: Path) -> None:
+    with engine("full", tmp_path) as llm:
+        (want,) = llm.generate(OTHERS[0], PARAMS)
+        for i in range(3):
+            llm.generate(prompt(90, seed=50 + i), PARAMS)
+        with failing(cold.keep, "fill") as fault, in_time():
+            found = llm.generate(OTHERS[0], PARAMS)[0]
+        assert (found.token_ids, found.cached_tokens) == (want.token_ids, 0)
+        assert fault.raised
+        assert llm.report()["disk"]["failed"] > 0
+        give_all_back(llm)
+
+
+@pytest.mark.parametrize("how", ["gone", "short", "flipped", "unreadable", "unfilled"])
+def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: Path) -> None:
+    with engine("scout", tmp_path) as llm, llm.session() as session:
+        first = session.ask(TEXT, TURN)
+        assert first.token_ids == undisturbed("scout")[0][0]
+        for each in OTHERS:
+            llm.generate(each, PARAMS)
+        assert llm.reuse.cold is not None
+        llm.reuse.cold.disk.settle()
+        (path,) = tmp_path.glob(APART + "*")
+        data = bytearray(path.read_bytes())
+        if how == "gone":
+            path.unlink()
+        elif how == "short":
+            path.write_bytes(data[:-9])
+        elif how == "flipped":
+            data[-1] ^= 1
+            path.write_bytes(data)
+        with failing(disk.sealed, "read") if how == "unreadable" else nullcontext():
+            with failing(parked.keep, "fill") if how == "unfilled" else nullcontext():
+                back = session.ask(MORE, TURN)
+        assert back.error is None
+        # what a method that is not exact has decoded is read again exactly, as a new prompt is
+        with engine("scout") as other:
+            whole = [*TEXT, *first.token_ids, *MORE]
+            assert back.token_ids == other.generate(whole, TURN)[0].token_ids
+        give_all_back(llm)
+        assert not list(tmp_path.glob(APART + "*"))
+
+
+def test_a_session_that_the_disk_has_no_room_for_any_more_reads_its_text_again(tmp_path: Path) -> None:
+    """Its file is the least recently used: blocks of others push it out."""
+    with engine("scout", tmp_path, disk_memory=40_000) as llm, llm.session() as session:
+        first = session.ask(TEXT, TURN)
+        for i in range(8):
+            llm.generate(prompt(96, seed=100 + i), PARAMS)
+        assert llm.reuse.cold is not None
+        llm.reuse.cold.disk.settle()
+        assert llm.report()["disk"]["parked"] == 1
+        assert not list(tmp_path.glob(APART + "*"))
+        back = session.ask(MORE, TURN)
+        with engine("scout") as other:
+            assert back.token_ids == other.generate([*TEXT, *first.token_ids, *MORE], TURN)[0].token_ids
+        give_all_back(llm)
+
+
+def test_what_was_coming_when_all_was_dropped_is_read_the_next_time(tmp_path: Path) -> None:
+    with engine("full", tmp_path) as llm:
+        (want,) = llm.generate(OTHERS[0], PARAMS)
+        for i in range(3):
+            llm.generate(prompt(90, seed=50 + i), PARAMS)
+        assert llm.reuse.cold is not None
+        llm.reuse.cold.disk.settle()
+        with failing(futures, "wait", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+            with held_back(llm.reuse.cold.disk):
+                llm.generate(OTHERS[0], PARAMS)
+        found = llm.generate(OTHERS[0], PARAMS)[0]
+        assert (found.token_ids, found.cached_tokens) == (want.token_ids, 88)
+
+
+@contextmanager
+def held_back(disk: Disk) -> Iterator[None]:
+    """Nothing is read meanwhile."""
+    stop = threading.Event()
+    disk._loader.submit(stop.wait)
+    try:
+        yield
+    finally:
+        stop.set()
