@@ -71,7 +71,7 @@ def failing(where: Any, name: str, error: BaseException | None = None) -> Iterat
 
 
 @contextmanager
-def in_time(seconds: float = 60) -> Iterator[None]:
+def in_time(seconds: float = 30) -> Iterator[None]:
     """What goes on for ever is interrupted."""
     import _thread
 
@@ -79,6 +79,8 @@ def in_time(seconds: float = 60) -> Iterator[None]:
     alarm.start()
     try:
         yield
+    except KeyboardInterrupt:
+        pytest.fail("it goes on for ever")
     finally:
         alarm.cancel()
 
@@ -139,7 +141,7 @@ LEAVING = [
 """What is called while sequences leave memory, and under which methods."""
 
 
-@pytest.mark.parametrize("where, name, methods", LEAVING, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(("where", "name", "methods"), LEAVING, ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.parametrize("method", BUDGETS)
 def test_a_sequence_that_cannot_leave_is_read_again(
     method: str, where: Any, name: str, methods: set[str], tmp_path: Path
@@ -183,7 +185,7 @@ READING = [OSError(5, "Input/output error"), MemoryError(), RuntimeError("no mem
 
 @pytest.mark.parametrize("error", READING, ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize(
-    "where, name", [(disk.sealed, "read"), (Disk, "_read"), (Disk, "_block")], ids=["file", "read", "block"]
+    ("where", "name"), [(disk.sealed, "read"), (Disk, "_read"), (Disk, "_block")], ids=["file", "read", "block"]
 )
 def test_reading_that_fails_costs_nobody_anything(where: Any, name: str, error: Exception, tmp_path: Path) -> None:
     """A prompt's blocks are on the disk, and the thread that reads them fails, however it does."""
@@ -234,9 +236,9 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
         elif how == "flipped":
             data[-1] ^= 1
             path.write_bytes(data)
-        with failing(disk.sealed, "read") if how == "unreadable" else nullcontext():
-            with failing(parked.keep, "fill") if how == "unfilled" else nullcontext():
-                back = session.ask(MORE, TURN)
+        fault = {"unreadable": (disk.sealed, "read"), "unfilled": (parked.keep, "fill")}.get(how)
+        with nullcontext() if fault is None else failing(*fault):
+            back = session.ask(MORE, TURN)
         assert back.error is None
         # what a method that is not exact has decoded is read again exactly, as a new prompt is
         with engine("scout") as other:
@@ -269,9 +271,9 @@ def test_what_was_coming_when_all_was_dropped_is_read_the_next_time(tmp_path: Pa
             llm.generate(prompt(90, seed=50 + i), PARAMS)
         assert llm.reuse.cold is not None
         llm.reuse.cold.disk.settle()
-        with failing(futures, "wait", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-            with held_back(llm.reuse.cold.disk):
-                llm.generate(OTHERS[0], PARAMS)
+        interrupted = failing(futures, "wait", KeyboardInterrupt())
+        with interrupted, held_back(llm.reuse.cold.disk), pytest.raises(KeyboardInterrupt):
+            llm.generate(OTHERS[0], PARAMS)
         found = llm.generate(OTHERS[0], PARAMS)[0]
         assert (found.token_ids, found.cached_tokens) == (want.token_ids, 88)
 

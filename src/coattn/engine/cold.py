@@ -121,8 +121,8 @@ class Cold:
         return Load(piece, first, self.disk.load(piece))
 
     def store(self, load: Load, tokens: Sequence[int]) -> list[Node]:
-        """What has come becomes nodes, as far as it is what `tokens` would be. Raises BudgetError, or what else there is
-        no storing for; then nothing has changed."""
+        """What has come becomes nodes, as far as it is what `tokens` would be. Where it raises BudgetError or whatever
+        storing fails with, nothing has changed."""
         self._coming.discard(load.keys[0])
         failed, block = load.future.exception(), self.prefixes.block
         if failed is not None:

@@ -25,28 +25,39 @@ class Conversations:
 
     def open(self, llm: LLM, name: str | None, salt: bytes, restore: bool) -> Session:
         """See `LLM.session`. Where too many are open, the one that was used least recently is closed."""
+        idle = None
         with self._lock:
             if name is None:
                 return Session(llm, next(self._numbers), None, salt)
             llm.sessions.path(name)
             found = self._named.get((salt, name))
             if found is None:
-                self._make_room()
+                idle = self._too_many()
                 found = Session(llm, next(self._numbers), name, salt)
                 if restore and not salt and llm.sessions.has(name):
                     found.restore()
+            if idle is not None:
+                self._drop(idle)
             self._named.pop((salt, name), None)
             self._named[salt, name] = found  # the least recently used is the first
-            return found
+        if idle is not None:
+            idle.close()  # without the lock: one that is being closed holds its own, and waits for ours
+        return found
 
     def forget(self, session: Session) -> None:
         """A session was closed."""
-        for key in [key for key, each in list(self._named.items()) if each is session]:
+        with self._lock:
+            self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        for key in [key for key, each in self._named.items() if each is session]:
             del self._named[key]
 
-    def _make_room(self) -> None:
-        if len(self._named) >= MOST_SESSIONS:
-            idle = next((each for each in self._named.values() if not each.answering), None)
-            if idle is None:
-                raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
-            idle.close()
+    def _too_many(self) -> Session | None:
+        """Who has to close before another one is opened. Raises BusyError where nobody can."""
+        if len(self._named) < MOST_SESSIONS:
+            return None
+        idle = next((each for each in self._named.values() if not each.answering), None)
+        if idle is None:
+            raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
+        return idle

@@ -1,7 +1,8 @@
 """A folder of blocks that memory has no room for. Knows files and keys, no cache.
 
 One sealed file for each block, named by its key, and one for each sequence that waits here. Files are written by one
-thread, and blocks are read by others; nobody waits for a write. A file that cannot be read is deleted, and was never there.
+thread, and blocks are read by others; nobody waits for a write. A file that cannot be read is deleted, and was never
+there.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def pack(runtime: Runtime, parked: Parked) -> dict[str, Tensor]:
 
 
 def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], clean: int) -> Parked:
-    """Checks every tensor, then takes blocks and stores. Raises InputError or BudgetError, or what else there is no
-    storing for; then it holds no block."""
+    """Checks every tensor, then takes blocks and stores. Where it raises InputError, BudgetError or whatever storing
+    fails with, it holds no block."""
     groups, fills = [], []
     rest = set(tensors)
     for g, group in enumerate(runtime.groups):
