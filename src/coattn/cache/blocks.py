@@ -63,7 +63,7 @@ class BlockMemory:
         """Whether the capacity is final, so that addresses never change."""
         self.arriving: dict[int, torch.cuda.Event] = {}
         """Layers of a host memory that a GPU is still writing to; who reads on another stream waits for the event."""
-        self._tensors = self._allocate(0)
+        self._tensors = self._allocate(0, layers)
 
     def layer_bytes(self, shape: LayerShape) -> int:
         """Bytes of one block of a layer; memories of another layout say otherwise, here and in the next two."""
@@ -219,36 +219,53 @@ class BlockMemory:
         self.fixed = False
 
     def _resize(self, capacity: int) -> None:
-        added = (capacity - self.capacity) * self.block_bytes
+        """Makes one layer after the other anew: meanwhile there is one as it was beside what the ledger counts. DRAM
+        that a GPU reads is one stretch, and all of it lies there twice."""
+        added, had = (capacity - self.capacity) * self.block_bytes, self.capacity
+        keep = min(capacity, had)
+        apart = self.tier == "gpu" or self._device().type != "cuda"
+        pieces = [{i: shape} for i, shape in self.layers.items()] if apart else [dict(self.layers)]
         if added > 0:
-            self.ledger.require(self.tier, added, self.what)
-        keep = min(capacity, self.capacity)
-        fresh = self._allocate(capacity)
-        if added > 0:
+            again = max(sum(map(self.layer_bytes, piece.values())) for piece in pieces)
+            self._check_available(added + had * again)
             self.ledger.take(self.tier, added, self.what)
-        else:
+        try:
+            for piece in pieces:
+                fresh = self._allocate(capacity, piece)
+                for i in piece if keep else ():
+                    fresh[i][:keep] = self._tensors[i][:keep]
+                self._tensors |= fresh
+        except BaseException:
+            if added > 0:
+                self.ledger.give(self.tier, added)
+            self._tensors = {i: x if len(x) <= had else x[:had].clone() for i, x in self._tensors.items()}
+            raise
+        if added < 0:
             self.ledger.give(self.tier, -added)
-        for i in self.layers:
-            if keep:
-                fresh[i][:keep] = self._tensors[i][:keep]
-        self._tensors, self.capacity = fresh, capacity
+        self.capacity = capacity
         if self.side is not None:
             self.side._resize(capacity + self.side.padding if capacity else 0)
 
-    def _allocate(self, blocks: int) -> dict[int, Tensor]:
+    def _device(self) -> torch.device:
+        """The first that is not the CPU; else that."""
+        return next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
+
+    def _check_available(self, nbytes: int) -> None:
+        """Raises BudgetError where the machine's DRAM has not so much left."""
         devices = {shape.device.type for shape in self.layers.values()}
         # a budget that was given is believed: machines exist whose memory grows as it is used
         unsaid = self.ledger.limit(self.tier) is None
-        device = next((s.device for s in self.layers.values() if s.device.type != "cpu"), torch.device("cpu"))
-        lent = self.tier == "host" and lends(blocks * self.block_bytes, device)
+        lent = self.tier == "host" and lends(nbytes, self._device())
         if unsaid and not lent and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
-            available.require(blocks * self.block_bytes, self.what, PLACE[self.tier])
+            available.require(nbytes, self.what, PLACE[self.tier])
+
+    def _allocate(self, blocks: int, layers: Mapping[int, LayerShape]) -> dict[int, Tensor]:
         if self.tier == "gpu":
             # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
             try:
                 return {
                     i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
-                    for i, s in self.layers.items()
+                    for i, s in layers.items()
                 }
             except RuntimeError as error:  # on the host PyTorch has no other for memory that is not there
                 if not isinstance(error, torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
@@ -258,9 +275,10 @@ class BlockMemory:
                     f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, which this machine does not have.",
                     "Shorten the context, lower the batch or the window, or set a budget.",
                 ) from error
-        # layer after layer in one stretch of memory; a GPU of any layer makes all of it readable by GPUs
-        memory, start, tensors = host_memory(blocks * self.block_bytes, device), 0, {}
-        for i, shape in self.layers.items():
+        # layers that are made together lie in one stretch of memory; a GPU of any layer makes it readable by GPUs
+        nbytes = blocks * sum(map(self.layer_bytes, layers.values()))
+        memory, start, tensors = host_memory(nbytes, self._device()), 0, {}
+        for i, shape in layers.items():
             end = start + blocks * self.layer_bytes(shape)
             tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
             start = end

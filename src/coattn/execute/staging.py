@@ -48,7 +48,7 @@ class Staging:
         return HALVES * len({s.device for s in shapes}) * block * max(s.token_bytes for s in shapes)
 
     def reserve(self, wanted: int) -> None:
-        """Grows towards `wanted` blocks per half, as host as the budget allows; at least one. Drops what is staged."""
+        """Grows towards `wanted` blocks per half, as far as the budget allows; at least one. Drops what is staged."""
         if self.blocks and wanted <= self.blocks:
             return
         room = self.ledger.room("gpu")
@@ -59,15 +59,23 @@ class Staging:
             return
         self.ledger.take("gpu", (target - self.blocks) * self.unit, "Bringing blocks in from DRAM")
         self.blocks = target
-        size = (HALVES, target, self.shape.kv_heads, 2, self.block, self.shape.head_dim)
-        for device in self.devices:
-            self._halves[device] = torch.zeros(size, dtype=self.shape.dtype, device=device)
-            if device.type == "cuda":
-                # the zeros are written on the current stream: copies on the side stream come after them, and the
-                # memory is not given to others while such a copy may still be on its way
-                self._halves[device].record_stream(self._stream(device))
-                for half in range(HALVES):
-                    self._mark_free(device, half)
+        self._halves.clear()  # first: nobody needs what is staged, and both would not be within the budget
+        try:
+            for device in self.devices:
+                self._make(device)
+        except BaseException:
+            self.release()
+            raise
+
+    def _make(self, device: torch.device) -> None:
+        size = (HALVES, self.blocks, self.shape.kv_heads, 2, self.block, self.shape.head_dim)
+        self._halves[device] = torch.zeros(size, dtype=self.shape.dtype, device=device)
+        if device.type == "cuda":
+            # the zeros are written on the current stream: copies on the side stream come after them, and the
+            # memory is not given to others while such a copy may still be on its way
+            self._halves[device].record_stream(self._stream(device))
+            for half in range(HALVES):
+                self._mark_free(device, half)
 
     def release(self) -> None:
         self.ledger.give("gpu", self.blocks * self.unit)
