@@ -14,7 +14,7 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
-from coattn.execute.staging import HALVES, Staging
+from coattn.execute.staging import Staging
 from coattn.types import LayerShape, Tier
 
 LAYERS = {i: LayerShape(4, 2, 8, torch.float32, torch.device("cpu")) for i in range(4)}
@@ -104,4 +104,3 @@ def test_staging_drops_what_it_has_before_it_grows() -> None:
     assert ledger.held["gpu"] == live_bytes() - before == 0
     staging.reserve(3)
     assert staging.fill(0, memory("host"), [1, 2]).wait().shape[0] == 3
-    assert HALVES * 3 * 2 * 2 * 4 * 8 * 4 == 3 * staging.unit

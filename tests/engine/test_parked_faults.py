@@ -218,7 +218,7 @@ def test_blocks_that_cannot_be_stored_are_computed(tmp_path: Path) -> None:
         give_all_back(llm)
 
 
-@pytest.mark.parametrize("how", ["gone", "short", "flipped", "unreadable", "unfilled"])
+@pytest.mark.parametrize("how", ["gone", "short", "flipped", "unreadable", "raising", "unfilled"])
 def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: Path) -> None:
     with engine("scout", tmp_path) as llm, llm.session() as session:
         first = session.ask(TEXT, TURN)
@@ -236,7 +236,11 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
         elif how == "flipped":
             data[-1] ^= 1
             path.write_bytes(data)
-        fault = {"unreadable": (disk.sealed, "read"), "unfilled": (parked.keep, "fill")}.get(how)
+        fault = {
+            "unreadable": (disk.sealed, "read"),
+            "raising": (Disk, "get_apart"),
+            "unfilled": (parked.keep, "fill"),
+        }.get(how)
         with nullcontext() if fault is None else failing(*fault):
             back = session.ask(MORE, TURN)
         assert back.error is None
@@ -262,6 +266,35 @@ def test_a_session_that_the_disk_has_no_room_for_any_more_reads_its_text_again(t
         with engine("scout") as other:
             assert back.token_ids == other.generate([*TEXT, *first.token_ids, *MORE], TURN)[0].token_ids
         give_all_back(llm)
+
+
+def test_a_session_that_comes_from_the_disk_leaves_steps_to_others(tmp_path: Path) -> None:
+    want = undisturbed("scout")[0]
+    with engine("scout", tmp_path, host_kv=24 * UNIT) as llm, llm.session() as session:
+        assert session.ask(TEXT, TURN).token_ids == want[0]
+        for i in range(3):
+            llm.generate([prompt(96, seed=5 + 2 * i + j) for j in range(2)], PARAMS)
+        assert llm.reuse.cold is not None
+        llm.reuse.cold.disk.settle()
+        assert list(tmp_path.glob(APART + "*"))
+        stop = threading.Event()
+        for _ in range(disk.READERS):
+            llm.reuse.cold.disk._readers.submit(stop.wait, 60)
+        try:
+            other = llm.submit(prompt(9, seed=3), TURN)
+            while other.request.first is None:
+                llm.step()
+            back = session.submit(MORE, TURN)
+            with in_time():
+                while not other.done:
+                    llm.step()
+            assert back.request.slot is None, "it waits in line while its file is read"
+        finally:
+            stop.set()
+        found = back.result()
+        assert (found.token_ids, found.cached_tokens) == (want[1], len(TEXT) + 11)
+        give_all_back(llm)
+        assert not list(tmp_path.glob(APART + "*"))
 
 
 def test_what_was_coming_when_all_was_dropped_is_read_the_next_time(tmp_path: Path) -> None:

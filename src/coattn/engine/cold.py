@@ -172,9 +172,9 @@ class Cold:
         self.counts["parked"] += 1
         return True
 
-    def fetch(self, parked: Parked) -> dict[str, Tensor] | None:
+    def fetch(self, parked: Parked) -> Future[dict[str, Tensor] | None]:
         """What a sequence was that waits on the disk; None: its file is gone or damaged."""
-        return self.disk.get_apart(parked.away)
+        return self.disk.load_apart(parked.away)
 
     def drop(self, parked: Parked) -> None:
         """Its file goes, if it has one."""

@@ -185,6 +185,10 @@ class Disk:
         found = self._read(name)
         return None if found is None else found[0]
 
+    def load_apart(self, name: str) -> Future[dict[str, Tensor] | None]:
+        """The same, read by a thread."""
+        return self._readers.submit(self.get_apart, name)
+
     def delete(self, name: str) -> None:
         with self._lock:
             self._forget(name)

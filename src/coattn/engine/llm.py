@@ -306,7 +306,8 @@ class LLM:
         copied_bytes: what hits and turns have copied into windows; fetched_bytes: of that, what came out of DRAM;
         sequences_moved: those that left the GPU for DRAM.
         disk: of the disk tier, its bytes, the blocks written, skipped, deleted and damaged, the tokens read from it and
-        those that were computed sooner (refused), sequences that wait there (parked), and both measured speeds.
+        those that were computed sooner (refused), sequences that were put there (parked), what failed on its way to or
+        from memory (failed), and both measured speeds.
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
         devices: what lies on each, with several only.

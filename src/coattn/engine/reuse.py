@@ -72,6 +72,11 @@ class Reuse:
             return parked.groups[number].ids[-most:]
         return self.beginnings.newest(request, number, most)
 
+    def here(self, request: Request, wait: bool) -> bool:
+        """Whether what a request would go on from is in memory by now, not on its way from the disk. wait: until it
+        is."""
+        return all(self.waiting.here(number, wait) for number in (_number(request), request.session))
+
     def admit(self, request: Request) -> None:
         """A request has got an empty slot: it begins with what is stored of its tokens. Where that fails, it reads
         them."""

@@ -141,6 +141,8 @@ class Scheduler:
         while self.waiting and self._slots:
             if self.running and (self._short or not self._fits_beside(self.waiting[0])):
                 return
+            if self.reuse is not None and not self.reuse.here(self.waiting[0], wait=not self.running):
+                return
             request = self.waiting.pop(0)
             request.slot = min(self._slots) if self.reuse is None else self.reuse.slot_for(request, self._slots)
             self._slots.remove(request.slot)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 
 from torch import Tensor
 
@@ -30,6 +32,9 @@ class Waiting:
         self.moved = 0
         """How many have left GPU memory for DRAM so far."""
         self._parked: OrderedDict[int, Parked] = OrderedDict()
+        self._coming: tuple[Parked, Future[dict[str, Tensor] | None]] | None = None
+        """Whose file is read, ahead of its turn; its tensors lie in DRAM beside the budgets until it is brought back or
+        another one is to come."""
         self._before: OrderedDict[int, Parked] = OrderedDict()
         """By session: what it had before the turn that runs, or that was cancelled. Its blocks are the turn's too."""
 
@@ -73,12 +78,36 @@ class Waiting:
         """The same, and it goes on waiting."""
         return None if number is None else self._parked.get(number)
 
+    def here(self, number: int | None, wait: bool) -> bool:
+        """Whether whoever waits under a number can be brought back at once. A file of it is read from now on.
+
+        wait: until it can be.
+        """
+        parked = self.peek(number)
+        if parked is None or not parked.away:
+            return True
+        found = self._fetch(parked)
+        if wait:
+            futures.wait([found])
+        return found.done()
+
+    def _fetch(self, parked: Parked) -> Future[dict[str, Tensor] | None]:
+        assert self.cold is not None
+        if self._coming is None or self._coming[0] is not parked:
+            self._coming = parked, self.cold.fetch(parked)
+        return self._coming[1]
+
+    def _fetched(self, parked: Parked) -> Mapping[str, Tensor] | None:
+        """What its file holds, once that is read. Raises whatever reading fails with."""
+        found, self._coming = self._fetch(parked), None
+        return found.result()
+
     def bring(self, parked: Parked) -> Parked | None:
         """The same with its blocks in place. None: it cannot be had, or there is no room; it is gone then."""
         if parked.in_place:
             return parked
-        found = self.cold.fetch(parked) if parked.away and self.cold is not None else parked.moved
         try:
+            found = self._fetched(parked) if parked.away else parked.moved
             back = None if found is None else unpack(self.runtime, found, parked.tokens, parked.clean)
         except Exception as error:  # its tokens are read again
             if not isinstance(error, BudgetError):
@@ -92,9 +121,9 @@ class Waiting:
         parked = self._parked.get(number)
         if parked is None:
             return None, {}
-        if parked.away and self.cold is not None:
-            found = self.cold.fetch(parked)
-            return (parked, found) if found is not None else (None, {})
+        if parked.away:
+            found = self._fetched(parked)
+            return (parked, dict(found)) if found is not None else (None, {})
         return parked, pack(self.runtime, parked)
 
     def close(self, number: int | None) -> None:
@@ -125,6 +154,8 @@ class Waiting:
         parked.moved = {}
         if self.cold is not None:
             self.cold.drop(parked)
+        if self._coming is not None and self._coming[0] is parked:
+            self._coming = None
         self._give_blocks(parked)
 
     def clear(self) -> None:
@@ -135,6 +166,7 @@ class Waiting:
                 self.cold.drop(parked)
         self._parked.clear()
         self._before.clear()
+        self._coming = None
         if self.cold is not None:
             self.cold.clear()
 
