@@ -30,7 +30,7 @@ class Blocks:
         assert all(room is None or room >= 0 for room in self.free().values()), "above the budget"
 
     def forget(self, slot: int, length: int) -> None:
-        assert self.held.pop(slot) == length
+        assert self.held.pop(slot, 0) == length
 
 
 class Boundless:
