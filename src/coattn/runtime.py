@@ -219,7 +219,7 @@ class Runtime:
         group, table = self._by_layer[layer], self._by_layer[layer].table
         assert table is not None, "begin() comes first"
         if self._undo.eager:
-            self._undo.back += group.index.saved(layer, table)
+            self._undo.back += group.index.saved((layer,), table)
         group.cache.append(layer, k, v, step)
         call = self._call(group, layer, q, scale, step)
         group.schedule.begin(call)
@@ -352,9 +352,9 @@ class Runtime:
     def save(self) -> None:
         """The step that has begun will be replayed, and a part of it that is not the GPU's may fail: what its layers
         change in place is kept until it is over."""
-        for layer, group in self._by_layer.items():
+        for group in self.groups:
             if group.place.asynchronous and group.cache.host is not None and group.table is not None:
-                self._undo.back += group.index.saved(layer, group.table)
+                self._undo.back += group.index.saved(tuple(group.cache.spec.layers), group.table)
 
     def replaying(self) -> None:
         """From now on the layers of the step that has begun run, as they were captured."""

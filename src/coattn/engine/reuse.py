@@ -225,11 +225,7 @@ class Reuse:
         wanted = number in self.sessions if request.finished else not self.runtime.midway(request.slot)
         if number is None or not (wanted and request.stored and self._resumes):
             return
-        try:
-            self.waiting.park(number, request.slot, request.tokens(0, request.stored), trail.clean, trail.nodes)
-        except Exception:
-            log.warning("what a request has stored cannot be kept, and is read again", exc_info=True)
-            self.counts["failed_reuse"] += 1
+        self.waiting.park(number, request.slot, request.tokens(0, request.stored), trail.clean, trail.nodes)
 
     def _go_on(self, request: Request, trail: Trail, parked: Parked, own: bool) -> None:
         """The slot gets a sequence that waited, as far as the request's tokens are the same, and if there is room.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -86,8 +86,8 @@ class Averages(Index):
     def observed(self, layer: int) -> Average:
         return Average(self.values[layer], 1 - self.alpha, self.alpha)
 
-    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
-        return [listed_rows(self.values[layer], table)]
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        return listed_rows(self.values.of(layers), table)
 
     def release(self) -> None:
         if hasattr(self, "values"):
@@ -116,6 +116,12 @@ class Weights:
     def __getitem__(self, layer: int) -> Tensor:
         """`[blocks, kv_heads, block]`"""
         return self._by_layer[layer]
+
+    def of(self, layers: Sequence[int]) -> list[Tensor]:
+        """`[blocks, ...]` each; of all layers one for each device."""
+        if len(layers) < len(self._by_layer):
+            return [self._by_layer[layer] for layer in layers]
+        return [values.transpose(0, 1) for values in self._values.values()]
 
     def forget(self, ids: Tensor, rows: Tensor) -> None:
         """Nobody knows the averages of these entries `[n]` of blocks, in any layer. Waits for nothing."""

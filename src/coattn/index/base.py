@@ -53,8 +53,8 @@ class Index(Part):
         """Moving averages of weights that the GPU's attention keeps up in every decode step, where wanted."""
         return None
 
-    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
-        """Puts back what the attention of a decode step's layer changes in place, as it is now."""
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        """Puts back what the attention of a decode step's layers changes in place, as it is now."""
         return []
 
     def commit(self, step: Step) -> None:
@@ -67,12 +67,13 @@ class Index(Part):
         """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void."""
 
 
-def listed_rows(values: Tensor, table: StepTable) -> Callable[[], None]:
+def listed_rows(values: Sequence[Tensor], table: StepTable) -> list[Callable[[], None]]:
     """Puts back the rows of `values`, one for each block of GPU memory, that a decode step attends to, as they are."""
     listed = table.column("gpu_blocks").long().flatten()
-    kept = values[listed]
 
-    def put_back() -> None:
-        values[listed] = kept
+    def saved(x: Tensor) -> Callable[[], None]:
+        at = listed.to(x.device)
+        kept = x[at]
+        return lambda: x.__setitem__(at, kept)
 
-    return put_back
+    return [saved(x) for x in values]

@@ -248,8 +248,8 @@ class Sketch(Index):
         self.fitted.pop(slot, None)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
-    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
-        return [self.pools[layer].saved(table.seq)] if layer in self.pools else []
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        return [self.pools[layer].saved(table.seq) for layer in layers if layer in self.pools]
 
     def recount(self, slot: int, keep: int) -> None:
         self.means.recount(self.cache, slot, keep // self.cache.block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,8 +51,8 @@ class EntryWeights(Index):
     def observed(self, layer: int) -> Average:
         return Average(self.memory[layer][:, :, 0], self.keep, self.gain(layer), summed=True)
 
-    def saved(self, layer: int, table: StepTable) -> list[Callable[[], None]]:
-        return [listed_rows(self.memory[layer][:, :, 0], table)]
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        return listed_rows([self.memory[layer][:, :, 0] for layer in layers], table)
 
     @abstractmethod
     def gain(self, layer: int) -> float:
