@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from coattn.errors import ConfigError
-from coattn.units import format_bytes, parse_bytes
+from coattn.units import format_apart, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,16 @@ def test_sizes_are_written() -> None:
         "90.0 MiB",
         "3.0 TiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "texts"),
+    [
+        ((3 << 20, 2 << 20), ("3.0 MiB", "2.0 MiB")),
+        ((42_173_440, 42_131_456), ("40.22 MiB", "40.18 MiB")),
+        (((40 << 20) + 1, 40 << 20), ("41,943,041 bytes", "41,943,040 bytes")),
+        ((7, 7), ("7 B", "7 B")),
+    ],
+)
+def test_two_sizes_that_differ_are_written_so(counts: tuple[int, int], texts: tuple[str, str]) -> None:
+    assert format_apart(*counts) == texts

@@ -42,14 +42,23 @@ def parse_bytes(value: int | float | str | None, name: str = "size") -> int | No
     return int(value)
 
 
-def format_bytes(count: int) -> str:
+def format_bytes(count: int, digits: int = 1) -> str:
     """`94371840` -> `"90.0 MiB"`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+            return f"{size:.0f} B" if unit == "B" else f"{size:.{digits}f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.{digits}f} TiB"
+
+
+def format_apart(one: int, other: int) -> tuple[str, str]:
+    """Two sizes with as many digits as it takes to tell them apart, in bytes where three are not enough."""
+    for digits in (1, 2, 3):
+        texts = format_bytes(one, digits), format_bytes(other, digits)
+        if one == other or texts[0] != texts[1]:
+            return texts
+    return f"{one:,} bytes", f"{other:,} bytes"
 
 
 def parse_share(text: str | None, name: str) -> float | None:

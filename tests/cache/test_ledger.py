@@ -8,6 +8,12 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
 
 
+def test_a_need_that_is_hardly_more_than_the_limit_does_not_look_like_it() -> None:
+    ledger = Ledger(gpu=42_131_456)
+    with pytest.raises(BudgetError, match=r"at least 40\.22 MiB .* but gpu_kv is 40\.18 MiB\."):
+        ledger.require("gpu", 42_173_440, "It")
+
+
 def divided() -> Ledger:
     ledger = Ledger(None, 1000)
     ledger.divide(("cuda:0", "cuda:1"), (500, None), (3, 1))

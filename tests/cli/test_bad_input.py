@@ -113,14 +113,14 @@ def test_arguments_of_the_library_are_the_options_they_came_from(capsys: pytest.
 
 def test_a_window_that_is_larger_than_the_machine(folder: Path) -> None:
     done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=2000000000")
-    assert_refused(done, "this machine does not have")
+    assert_refused(done, "on this machine.")
 
 
 def test_a_window_that_the_system_would_promise_and_not_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is allocated: such a process is killed only when it writes to its memory."""
     monkeypatch.setattr("coattn.cache.available.memory", lambda: (128 << 20, 100 << 20))
     done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=200000")
-    assert_refused(done, "this machine does not have: 100.0 MiB is free")
+    assert_refused(done, "in the GPU tier, but only 100.0 MiB is free on this machine.")
 
 
 def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coattn.errors import BudgetError
-from coattn.units import format_bytes
+from coattn.units import format_apart
 
 SMALL = 64 << 20
 """Bytes that are not asked for: looking takes longer than most such allocations."""
@@ -35,9 +35,9 @@ def require(nbytes: int, what: str, place: str) -> None:
         return
     _, available = memory()
     if nbytes > available:
+        needed, free = format_apart(nbytes, available)
         raise BudgetError(
-            f"{what} needs {format_bytes(nbytes)} of KV memory {place}, which this machine does not have: "
-            f"{format_bytes(available)} is free.",
+            f"{what} needs {needed} of KV memory {place}, but only {free} is free on this machine.",
             "Shorten the context, lower the batch or the window, or free memory; a budget that is given is believed.",
         )
 

@@ -272,7 +272,7 @@ class BlockMemory:
                     raise
                 need = format_bytes(blocks * self.block_bytes)
                 raise BudgetError(
-                    f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, which this machine does not have.",
+                    f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, more than is free on this machine.",
                     "Shorten the context, lower the batch or the window, or set a budget.",
                 ) from error
         # layers that are made together lie in one stretch of memory; a GPU of any layer makes it readable by GPUs

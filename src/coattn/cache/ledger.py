@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from coattn.errors import BudgetError
 from coattn.types import Tier
-from coattn.units import format_bytes
+from coattn.units import format_apart, format_bytes
 
 PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
 
@@ -77,9 +77,9 @@ class Ledger:
         on = f" of {self.device}" if self.device and tier == "gpu" else ""
         if tier == "host" and self.whole is not None and limit and self.whole.host:
             need, limit = -(-need * self.whole.host // limit), self.whole.host  # one limit was given for all devices
+        needed, allowed = format_apart(need, self.held[tier] if limit is None else limit)
         raise BudgetError(
-            f"{what} needs at least {format_bytes(need)} of KV memory {PLACE[tier]}{on}, "
-            f"but {option} is {format_bytes(self.held[tier] if limit is None else limit)}.",
+            f"{what} needs at least {needed} of KV memory {PLACE[tier]}{on}, but {option} is {allowed}.",
             f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
             + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
         )
