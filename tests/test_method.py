@@ -53,6 +53,14 @@ def test_all_missing_parts_are_named() -> None:
     assert "gpu, recent, evicting, tiered" in str(caught.value)
 
 
+def test_a_part_that_is_an_object_is_refused() -> None:
+    rule = PARTS["select"]["everything"]
+    for given in (rule, rule()):
+        with pytest.raises(MethodError, match="as select, but a part is given by its name") as caught:
+            compose(Method("mine", "gpu", given))  # type: ignore[arg-type]
+        assert "PARTS['select']" in caught.value.hint
+
+
 def test_a_parameter_belongs_to_one_part() -> None:
     for name, method in METHODS.items():
         kinds = [PARTS[axis][part] for axis, part in method.parts()]

@@ -178,6 +178,12 @@ def compose(method: Method, **overrides: Any) -> Composed:
 
 
 def _find_parts(method: Method) -> list[type[Part]]:
+    for axis, name in method.parts():
+        if not isinstance(name, str):
+            raise MethodError(
+                f"Method {method.name!r} has {name!r} as {axis}, but a part is given by its name.",
+                f"Put your class into coattn.parts.PARTS[{axis!r}] under a name, and give that: docs/add_a_method.md.",
+            )
     missing = [
         f"{axis} {name!r} (there is: {', '.join(PARTS[axis])})"
         for axis, name in method.parts()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.folders import save_tiny
 from tests.cli.run import Done, coattn
 from tests.hf.families import tiny
 
@@ -32,17 +33,7 @@ def assert_refused(done: Done, *words: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer, on disk: 512 positions."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    path = tmp_path_factory.mktemp("tiny")
-    tiny("llama").save_pretrained(path)
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(157))])}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    tokenizer.save_pretrained(path)
-    return path
+    return save_tiny("llama", tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize(
@@ -248,6 +239,23 @@ def test_a_plan_for_a_model_reads_its_config_alone(folder: Path, tmp_path: Path)
     assert found["full_kv_bytes"] == 256 * 2 * heads * config.head_dim * 4
     assert_refused(coattn("plan", "--model", str(tmp_path), "--shapes", "tiny"), "--model and --shapes")
     assert_refused(coattn("plan", "--model", str(tmp_path / "nowhere")), "There is no model folder")
+
+
+GEMMA_3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96},
+    "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "hidden_size": 48},
+}
+"""A model of texts and images around one of texts: its config says nothing of attention, what it wraps does."""
+MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 2, "vocab_size": 160}
+
+
+@pytest.mark.parametrize("config", [GEMMA_3, MOE], ids=lambda config: config["model_type"])
+def test_a_plan_for_a_family_that_is_not_supported(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = coattn("plan", "--model", str(tmp_path), "--context", "256")
+    assert_refused(done, f"family {config['model_type']!r} are not supported", "Supported: ")
 
 
 def test_an_output_that_cannot_be_written(folder: Path) -> None:

@@ -75,14 +75,16 @@ class DrivenScores:
         return blocks, sums
 
 
-def drive_scores(group: Group, drift: Drift) -> bool:
-    """Decode steps of these layers pick by scores that change as `drift` says, from now on. Whether they can: rows that
-    pick by digests in DRAM. To be called before a step is captured."""
-    cache = group.cache
-    if "digests" not in group.index.provides or cache.host is None:
-        return False
-    cast("Digests", group.index).rescore = DrivenScores(drift, list(cache.spec.layers), cache.spec.device)
-    return True
+def picks_by_digests(group: Group) -> bool:
+    """Whether these layers pick by digests in DRAM, so that what they pick can be driven."""
+    return "digests" in group.index.provides and group.cache.host is not None
+
+
+def drive_scores(group: Group, drift: Drift) -> None:
+    """Decode steps of layers that pick by digests pick by scores that change as `drift` says, from now on. To be called
+    before a step is captured."""
+    spec = group.cache.spec
+    cast("Digests", group.index).rescore = DrivenScores(drift, list(spec.layers), spec.device)
 
 
 def drive_picks(group: Group, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
@@ -91,7 +93,10 @@ def drive_picks(group: Group, drift: Drift, slots: tuple[int, ...], length: int,
     Residents are what would have been picked `age` steps before these sequences had this length.
     """
     cache, layers = group.cache, group.cache.spec.layers
-    if not drive_scores(group, drift) or "pool" not in group.upkeep.provides:
+    if not picks_by_digests(group):
+        return
+    drive_scores(group, drift)
+    if "pool" not in group.upkeep.provides:
         return
     assert cache.host is not None
     upkeep, blocks = cast("Recall", group.upkeep), cache.gpu.first(length + 1)

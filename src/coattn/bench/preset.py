@@ -45,7 +45,10 @@ SPREAD = 1.26
 
 
 def preset_sketch(group: Group, slots: Sequence[int], length: int) -> None:
-    """Sequences of so many tokens count as fitted, with random tables, and their pools hold tokens here and there."""
+    """Sequences of so many tokens count as fitted, with random tables, and their pools hold tokens here and there; of
+    layers with a sketch."""
+    if "sketch" not in group.index.provides:
+        return
     index, gpu, block = cast("Sketch", group.index), cast("NewestBlocks", group.cache.gpu), group.cache.block
     tokens = (gpu.first(length) - gpu.sinks) * block
     for layer, shape in group.cache.spec.layers.items():
@@ -68,7 +71,7 @@ DRIVEN = 14
 
 def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float) -> None:
     """Sets the floors so that a KV head fetches about so many tokens in a step. step: one more, captured or not."""
-    rules = [cast("WeightFloor", group.select) for group in runtime.groups]
+    rules = [cast("WeightFloor", group.select) for group in runtime.groups if "sketch" in group.index.provides]
     low, high = -30.0, 10.0  # logarithms: the lower the floor, the more is fetched
     for _ in range(DRIVEN):
         middle = (low + high) / 2

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from coattn.bench.drift import Drift, noise_for
-from coattn.bench.drive import drive_scores
+from coattn.bench.drive import drive_scores, picks_by_digests
 from coattn.bench.limits import hbm_gbps
 from coattn.bench.prefill import floor_s as prompt_floor_s
 from coattn.bench.scout import PERIOD
@@ -106,13 +106,14 @@ def _drive(llm: LLM, items: list[Item], setting: Setting) -> bool:
     """Picks by digests change from step to step as stated, at the mean length of the requests. Whether any do."""
     assert setting.change is not None
     length = statistics.mean(item.prompt_tokens + item.new_tokens / 2 for item in items)
-    params, found = llm.composed.params, False
-    for group in llm.runner.runtime.groups:
+    params = llm.composed.params
+    driven = [group for group in llm.runner.runtime.groups if picks_by_digests(group)]
+    for group in driven:
         blocks = int(length) // group.cache.block
         picked = int(params.get("budget", 0)) // group.cache.block - int(params.get("window_blocks", 0))
         noise = noise_for(setting.change, blocks, picked) if 0 < picked < blocks else 0.0
-        found |= drive_scores(group, Drift(noise, PERIOD, setting.wrong))
-    return found
+        drive_scores(group, Drift(noise, PERIOD, setting.wrong))
+    return bool(driven)
 
 
 def _play(llm: LLM, items: list[Item], prompts: list[list[int]], begin: float) -> list[Track]:

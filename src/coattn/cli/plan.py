@@ -116,9 +116,10 @@ def plan(as_json: bool, **options: Any) -> None:
 
 
 def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]:
-    """What is planned for, by name, without weights."""
+    """What is planned for, by name, without weights. Raises UnsupportedError for a family that does not run here."""
     import torch
 
+    from coattn.hf.architectures import check_family
     from coattn.hf.ghost import ghost
     from coattn.hf.random_model import random_model
 
@@ -126,7 +127,9 @@ def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]
         return shapes or SHAPES, random_model(shapes or SHAPES, torch.device("meta"), dtype)
     if shapes is not None:
         raise ConfigError("Both --model and --shapes are given.", "Leave one out.")
-    return Path(model).name, ghost(model, dtype)
+    found = ghost(model, dtype)
+    check_family(found)
+    return Path(model).name, found
 
 
 def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, rates: Any) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class Haystack:
         own = tokens - sum(len(ids) for _, ids in planted)
         if own < 0:
             raise InputError(
-                f"{tokens:,} tokens are too few for {len(planted)} needle(s).", "Give longer --lengths or fewer --keys."
+                f"The prompt is {-own:,} tokens too short for its question and {len(planted)} needle(s).",
+                "Make it longer, or hide fewer.",
             )
         found, borders = self._straw(own)
         cuts = [_nearest(borders, depth * own) for depth, _ in planted]
