@@ -1,5 +1,17 @@
-"""`python -m coattn`."""
+"""`coattn`, and `python -m coattn`."""
 
-from coattn.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Runs the command line. Ctrl-C ends it in one word, also while it is still being imported."""
+    try:
+        from coattn.cli.main import main as run
+    except KeyboardInterrupt:
+        print("stopped.", file=sys.stderr)
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from coattn.errors import ConfigError
+from coattn.cache import available
+from coattn.errors import BudgetError, ConfigError
 from coattn.hf.quiet import quiet
 from coattn.hf.stored import stored
+from coattn.units import format_apart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,11 +128,24 @@ def _shapes(shapes: str) -> dict[str, Any]:
 
 
 def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal model in these shapes, weights drawn on the device."""
+    """A causal model in these shapes, weights drawn on the device. Raises BudgetError where DRAM has no room for it."""
     config = AutoConfig.for_model(**_shapes(shapes))
-    with quiet(), torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.to(device).eval()
+
+    def make(place: torch.device) -> PreTrainedModel:
+        with quiet(), place:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return model
+
+    if device.type == "cpu":  # the system would promise the memory, and end the process when it is written to
+        need, free = sum(p.nbytes for p in make(torch.device("meta")).parameters()), available.memory()[1]
+        if need > free:
+            needed, left = format_apart(need, free)
+            raise BudgetError(
+                f"The weights of {shapes} in {str(dtype).removeprefix('torch.')} need {needed} of memory, but only "
+                f"{left} is free on this machine.",
+                "Take smaller shapes, or free memory.",
+            )
+    return make(device).to(device).eval()
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
