@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Exceptions in the middle of steps, and random histories of conversations, at length and in parallel, on a CPU.
-# Usage: scripts/faults.sh OUT [matrix|fuzz|histories ...]   (default: all; OUT receives the logs)
+# Exceptions in the middle of steps, and random histories of conversations, at length and in parallel, on a CPU; and
+# `captured`, the exceptions in steps that a GPU replays, on a GPU.
+# Usage: scripts/faults.sh OUT [matrix|fuzz|histories|captured ...]   (default: all but captured; OUT receives the logs)
 #        FUZZ=5000 HISTORIES=2000 SEED=0 JOBS=16 scripts/faults.sh OUT
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${1:?usage: scripts/faults.sh OUT [matrix|fuzz|histories ...]}
+out=${1:?usage: scripts/faults.sh OUT [matrix|fuzz|histories|captured ...]}
 shift
 parts=("${@:-matrix fuzz histories}")
 mkdir -p "$out"
 python=${PYTHON:-$(command -v python || command -v python3)}
 jobs=${JOBS:-$(nproc)} seed=${SEED:-0}
-export PYTHONPATH="src:.:${PYTHONPATH:-}" OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=""
+export PYTHONPATH="src:.:${PYTHONPATH:-}" OMP_NUM_THREADS=1
+[[ " ${parts[*]} " == *" captured "* ]] || export CUDA_VISIBLE_DEVICES=""
 failed=0
 
 # run NAME COMMAND...: in as many parts as there are jobs; the last line of each, and all that is wrong
@@ -34,4 +36,7 @@ run() {
 [[ " ${parts[*]} " == *" matrix "* ]] && run matrix tests.engine.faults --matrix --show
 [[ " ${parts[*]} " == *" histories "* ]] && run histories tests.engine.histories --count "${HISTORIES:-2000}" --seed "$seed"
 [[ " ${parts[*]} " == *" fuzz "* ]] && run fuzz tests.engine.faults --fuzz "${FUZZ:-5000}" --seed "$seed" --show
+captured=(host runner launched between staged first decode session prefix remote)
+[[ " ${parts[*]} " == *" captured "* ]] &&
+  run captured tests.engine.faults --matrix --captured --show --phases ${PHASES:-${captured[@]}}
 exit $failed
