@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,8 @@ from coattn.errors import ModelError
 from coattn.hf.gguf import convert
 from coattn.hf.load import load
 from coattn.models.catalog import SMOLLM2, Embedded
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, FFN, POSITIONS = 2, 64, 4, 2, 16, 96, 128
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

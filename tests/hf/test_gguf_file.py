@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,8 @@ from coattn.errors import ModelError
 from coattn.hf.gguf_tokenizer import read_tokenizer
 from coattn.hf.load import load
 from coattn.models.gguf_header import read_header
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 __all__ = ["source"]  # the fixture: a tiny Llama as a file, and its weights
 
