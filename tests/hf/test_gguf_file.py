@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.cli.run import coattn
-from tests.hf.test_gguf import TEMPLATE, source
-
-from coattn import LLM, SamplingParams
-from coattn.errors import ModelError
-from coattn.hf.gguf_tokenizer import read_tokenizer
-from coattn.hf.load import load
-from coattn.models.gguf_header import read_header
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+from tests.cli.run import coattn  # noqa: E402
+from tests.hf.test_gguf import TEMPLATE, source  # noqa: E402
+
+from coattn import LLM, SamplingParams  # noqa: E402
+from coattn.errors import ModelError  # noqa: E402
+from coattn.hf.gguf_tokenizer import read_tokenizer  # noqa: E402
+from coattn.hf.load import load  # noqa: E402
+from coattn.models.gguf_header import read_header  # noqa: E402
 
 __all__ = ["source"]  # the fixture: a tiny Llama as a file, and its weights
 
