@@ -13,6 +13,7 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
 from coattn.method import compose
 from coattn.methods import METHODS
+from coattn.probe import Probe
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Phase, Step
 from coattn.upkeep.entries.entries import Entries
@@ -348,3 +349,20 @@ def test_what_a_step_attended_to_is_counted_within_its_budget(
         for _ in world.step(new):
             pass
     assert world.runtime.attended(Step.of((0, 1, 2), (40,) * 3, (1,) * 3)) == (3 * entries, 0)
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_probe_that_fails_costs_a_step_nothing_where_it_can_do_without(optional: bool) -> None:
+    class Failing(Probe):
+        def attend(self, *_: Any) -> None:
+            raise RuntimeError("no")
+
+    Failing.optional = optional
+    world = World("full", torch.device("cpu"), seqs=1)
+    world.runtime.probes.append(Failing())
+    if optional:
+        list(world.step((9,)))
+        assert world.runtime.dropped == len(world.shapes)
+        return
+    with pytest.raises(RuntimeError, match="no"):
+        list(world.step((9,)))

@@ -164,9 +164,11 @@ class Runtime:
             for group in self.groups:
                 group.capture(rows, host, self._open_office)
             yield
+        except BaseException:
+            self._put_off = None
+            raise
         finally:
             self.step, self._undo = before
-            self._put_off = None
 
     def _open_office(self) -> PostOffice:
         from coattn.handover.mailboxes import PostOffice

@@ -76,6 +76,7 @@ class World:
             else:
                 self.runtime.attend(layer, q, k, v, SCALE)
         self.runtime.commit()
+        assert not any(audit.failed for audit in self.runtime.audits()), "what an audit raises is dropped"
 
     def check(self, chosen: Chosen, found: Finding) -> None:
         """The case by textbook attention."""
@@ -309,3 +310,54 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
         left += len(gone)
     assert left > 0
     world.runtime.abort()
+
+
+@pytest.mark.parametrize("where", ["_note", "_measure", "_take", "_collect"])
+def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit = world.runtime.audits()[0]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, where, fails)
+        with pytest.raises(AssertionError, match="dropped"):
+            world.step(1, 1)
+    assert audit.failed
+    assert audit.report()["failed"] == audit.failed
+    audit.failed, seen = 0, len(world.seen)
+    world.step(1, 1)
+    assert len(world.seen) == seen + 1, "the next one is measured again"
+
+
+def test_a_thread_that_fails_is_asked_no_more() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit, job = world.runtime.audits()[0], Future[Finding]()
+    job.set_exception(RuntimeError("no"))
+    audit._job = Chosen(0, 0, 0, 0, world.lengths[0], 0.1), torch.zeros(1, dtype=torch.long), job
+    with pytest.raises(AssertionError, match="dropped"):
+        world.step(1, 1)
+    assert audit._job is None
+    audit.failed = 0
+    world.step(1, 1)
+    world.runtime.release()
+
+
+def test_a_step_that_is_tried_again_audits_the_same_case() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit, step = world.runtime.audits()[0], Step.of((0, 1), tuple(world.lengths), (1, 1))
+    found = []
+    for _ in range(3):
+        world.runtime.begin(step)
+        found.append(audit._chosen)
+        world.runtime.abort()
+    assert found[0] is not None
+    assert found[0] == found[1] == found[2]
+    world.runtime.release()

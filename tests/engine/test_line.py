@@ -123,3 +123,20 @@ def test_the_longest_that_fits_is_what_the_budget_says() -> None:
         assert engine.generate(prompt(5), greedy(most - 5, ignore_eos=True))[0].new_tokens == most - 5
     with llm() as engine:
         assert engine.engine.scheduler.room.most() == engine.max_length
+
+
+def test_tokens_that_cannot_be_drawn_for_one_are_drawn_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with llm() as engine:
+        want = engine.generate([prompt(5, seed=i) for i in range(3)], greedy(4, ignore_eos=True))
+        handles = [engine.submit(prompt(5, seed=i), greedy(4, ignore_eos=True)) for i in range(3)]
+        draw = engine.engine.sampler.draw
+
+        def fails(logits: torch.Tensor, draws: list[object], best: list[int] | None) -> object:
+            if handles[1].draws in draws:
+                raise RuntimeError("no")
+            return draw(logits, draws, best)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine.engine.sampler, "draw", fails)
+        found = [handle.result() for handle in handles]
+    assert [each.finish_reason for each in found] == ["length", "error", "length"]
+    assert [found[i].token_ids for i in (0, 2)] == [want[i].token_ids for i in (0, 2)]
