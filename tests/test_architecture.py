@@ -56,9 +56,10 @@ def _callable(value: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [(KVCache, 12), (Part, 7), (Index, 7), (Select, 7), (Executor, 7), (Schedule, 7), (Upkeep, 7), (Probe, 7)],
+    [(KVCache, 12), (Part, 7), (Index, 9), (Select, 7), (Executor, 7), (Schedule, 7), (Upkeep, 9), (Probe, 7)],
 )
 def test_base_classes_are_small(kind: type, most: int) -> None:
+    """Of what an index and upkeep have, two are for steps that fail."""
     assert len(own_methods(kind)) <= most, own_methods(kind)
 
 

@@ -398,7 +398,7 @@ class Runtime:
 
     def goes_back(self, slot: int, keep: int) -> bool:
         """Whether a sequence can lose all but its first `keep` tokens and be as if the others had never come."""
-        return not keep or all(group.cache.goes_back(slot) for group in self.groups)
+        return not keep or all(group.cache.gpu.goes_back(slot) for group in self.groups)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""

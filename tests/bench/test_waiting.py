@@ -45,7 +45,7 @@ def test_looks_are_taken_at_steps_that_count() -> None:
 def test_what_is_pulled_is_stamped_by_layer() -> None:
     spec = SimpleNamespace(layers={3: None, 5: None}, device=torch.device("cpu"))
     cache, server = SimpleNamespace(spec=spec), Server()
-    asking, pulling = (Mailboxes(cache, pulls, False, server) for pulls in (False, True))  # type: ignore[arg-type]
+    asking, pulling = (Mailboxes(cache, pulls, server) for pulls in (False, True))  # type: ignore[arg-type]
     assert asking.fetches() == []
     assert asking.stamp(5, "pull") is None
     for who, time in (("gpu", 100), ("pull", 400)):

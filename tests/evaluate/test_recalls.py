@@ -65,12 +65,13 @@ def test_every_layer_recalls_at_its_own_interval(tmp_path: Path) -> None:
     for new, length in [(80, 0), *((1, 80 + i) for i in range(21))]:
         step = Step.of((0,), (length,), (new,))
         runtime.begin(step)
+        before = {layer: held.clone() for layer, held in upkeep.residency.held.items()}
         for layer in range(3):
-            before = upkeep.residency.held[layer].clone()
             runtime.attend(layer, *(torch.randn(new, h, 16, generator=draws) for h in (4, 2, 2)), 0.4)
-            if not torch.equal(before, upkeep.residency.held[layer]):
-                moved[layer].append(step.lengths[0])
         runtime.commit()
+        for layer, held in upkeep.residency.held.items():
+            if not torch.equal(before[layer], held):
+                moved[layer].append(step.lengths[0])
     assert moved[0] == []
     assert moved[1]
     assert all((n + 1) % 2 == 0 for n in moved[1])

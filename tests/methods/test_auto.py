@@ -386,9 +386,10 @@ def test_bad_parameters(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("seqs", [1, 2])
-def test_pools_are_renewed_at_once_with_one_sequence_and_in_the_next_layer_with_more(
+def test_pools_of_captured_steps_are_renewed_at_once_with_one_sequence_and_in_the_next_layer_with_more(
     seqs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those of others when the step cannot fail any more."""
     world = World(seqs)
     world.step(*[100] * seqs)
     group = world.runtime.groups[-1]
@@ -404,5 +405,11 @@ def test_pools_are_renewed_at_once_with_one_sequence_and_in_the_next_layer_with_
     monkeypatch.setattr(group.upkeep, "after", note("renewed", group.upkeep.after))
     monkeypatch.setattr(group.cache, "append", note("appended", group.cache.append))
     world.step(*[1] * seqs)
+    assert order == [("appended", 0), ("appended", 1), ("renewed", 0), ("renewed", 1)]
+    order.clear()
+    with world.runtime.capturing(seqs, host=True):
+        for layer in range(2):
+            q, k, v = (torch.randn(seqs, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            world.runtime.attend(layer, q, k, v, SCALE)
     next_layer = [("renewed", 0), ("appended", 1)]
     assert order == [("appended", 0), *(next_layer if seqs == 1 else reversed(next_layer)), ("renewed", 1)]

@@ -65,7 +65,7 @@ def test_metrics_of_a_disk_tier(tmp_path: Path) -> None:
 
 def test_a_session_goes_on_and_belongs_to_its_key() -> None:
     with serving(
-        Settings(port=0, names=("small",), keys=("alpha", "beta")), method="streaming", sinks=4, recent=20
+        Settings(port=0, names=("small",), keys=("alpha", "beta")), method="streaming", sinks=4, recent=200
     ) as server:
         server.until(lambda: server.service.engine.condition == "ready", 30)
         talk = [{"role": "user", "content": "hello there"}]

@@ -220,10 +220,6 @@ class KVCache:
             self.gpu.give_back(slot, history)
         return torn
 
-    def goes_back(self, slot: int) -> bool:
-        """Whether a sequence can lose its last tokens: not where its ring has overwritten what they came after."""
-        return not isinstance(self.gpu, RecentTokens) or self.gpu.count(slot) <= self.gpu.size
-
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         if self.reading is not None:

@@ -95,6 +95,10 @@ class Layout(ABC):
         """Whether so many new tokens at once take the places of some that a sequence has."""
         return False
 
+    def goes_back(self, slot: int) -> bool:
+        """Whether a sequence can lose its last tokens: what they came after was not overwritten by them."""
+        return True
+
     def give_back(self, slot: int, history: int) -> None:  # noqa: B027
         """A step did not happen: what was planned for it beyond a sequence's history is free again."""
 
@@ -412,6 +416,9 @@ class RecentTokens(Layout):
 
     def overwrites(self, slot: int, history: int, new: int) -> bool:
         return self.count(slot) + new > self.size
+
+    def goes_back(self, slot: int) -> bool:
+        return self.count(slot) <= self.size
 
     @property
     def dummy_block(self) -> int:
