@@ -174,11 +174,12 @@ class Scenario:
             setattr(runner, name, around(getattr(runner, name), due))
             undo.callback(delattr, runner, name)
 
-        if phase == "host":
+        replayed = hasattr(runner, "_replay")  # else steps of this row run layer by layer, and none of this occurs
+        if phase == "host" and replayed:
             replay = runner._replay
             runner._replay = self._failing_workers(replay)
             undo.callback(delattr, runner, "_replay")
-        elif phase == "runner":  # before the step is launched, or once the GPU is done with it
+        elif phase == "runner" and replayed:  # before the step is launched, or once the GPU is done with it
             replaces("_wait" if self.case.after else "_write_inputs", lambda *_: self._replays())
         elif phase == "launched":
             runner.launched = around(lambda: None, lambda *_: self._replays())

@@ -16,8 +16,8 @@ from coattn.engine.scheduler import Scheduler
 from coattn.runtime import Runtime
 
 SEED = 41
-ALL = random.Random(SEED).sample(list(matrix()), 120)
-QUICK = 28
+ALL = random.Random(SEED).sample(list(matrix()), 56)
+QUICK = 24
 ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 40)
 
 
