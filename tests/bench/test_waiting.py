@@ -56,7 +56,7 @@ def test_what_is_pulled_is_stamped_by_layer() -> None:
     assert on_host_clock(pulling.fetches(), last=500, begin=0, end=1500) == [Crossing("layer 5", 1100, 1400)]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_who_waits_for_whom_on_a_gpu() -> None:
     few = ("--batch", "4", "--context", "32768", "--steps", "24", "--seconds", "2", "--json")
     done = coattn("bench", "decode", "--shapes", "tiny", "--methods", "full,offload,cpu", *few)

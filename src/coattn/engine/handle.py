@@ -98,7 +98,7 @@ class Handle:
         return output_of(self.request, self.text.text, self._answer(0), logprobs)
 
     def take(self, drawn: Drawn) -> bool:
-        """Adds a token. True when it ends the answer; then `request.finish_reason` is still to be told with `tell`."""
+        """Adds a token. True when it ends the answer."""
         request = self.request
         if self.feeding:
             request.output.append(request.params.feed[len(request.output)])

@@ -64,7 +64,7 @@ class LLM:
     max_batch: sequences that run at a time; others wait.
     max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
     chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
-        many as `target_ms` allows, others 2,048, on a GPU 4,096: what they forget may depend on it.
+        many as `target_ms` allows, others 2,048, on a GPU 8,192: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
         and 40 times while several prompts are read or wait. Not beside `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
