@@ -18,6 +18,7 @@ import coattn
 from coattn.cache import keep
 from coattn.engine import cold, disk, parked, waiting
 from coattn.engine.disk import APART, Disk
+from coattn.engine.request import RequestOutput
 from coattn.errors import BudgetError
 
 UNIT = 8 * 1 * 2 * 2 * 8 * 4
@@ -183,6 +184,16 @@ def test_a_request_that_loses_its_slot_and_cannot_wait_reads_again() -> None:
 READING = [OSError(5, "Input/output error"), MemoryError(), RuntimeError("no memory for this"), AssertionError("never")]
 
 
+def put_on_disk(llm: coattn.LLM) -> tuple[RequestOutput, Disk]:
+    """A prompt is answered, and others need the memory of its blocks."""
+    (found,) = llm.generate(OTHERS[0], PARAMS)
+    for i in range(3):
+        llm.generate(prompt(90, seed=50 + i), PARAMS)
+    assert llm.reuse.cold is not None
+    llm.reuse.cold.disk.settle()
+    return found, llm.reuse.cold.disk
+
+
 @pytest.mark.parametrize("error", READING, ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize(
     ("where", "name"), [(disk.sealed, "read"), (Disk, "_read"), (Disk, "_block")], ids=["file", "read", "block"]
@@ -190,11 +201,7 @@ READING = [OSError(5, "Input/output error"), MemoryError(), RuntimeError("no mem
 def test_reading_that_fails_costs_nobody_anything(where: Any, name: str, error: Exception, tmp_path: Path) -> None:
     """A prompt's blocks are on the disk, and the thread that reads them fails, however it does."""
     with engine("full", tmp_path) as llm:
-        (want,) = llm.generate(OTHERS[0], PARAMS)
-        for i in range(3):
-            llm.generate(prompt(90, seed=50 + i), PARAMS)
-        assert llm.reuse.cold is not None
-        llm.reuse.cold.disk.settle()
+        want, _ = put_on_disk(llm)
         with failing(where, name, error) as fault, in_time():
             bystander = llm.submit(prompt(9, seed=3), PARAMS)
             found = llm.submit(OTHERS[0], PARAMS)
@@ -299,13 +306,9 @@ def test_a_session_that_comes_from_the_disk_leaves_steps_to_others(tmp_path: Pat
 
 def test_what_was_coming_when_all_was_dropped_is_read_the_next_time(tmp_path: Path) -> None:
     with engine("full", tmp_path) as llm:
-        (want,) = llm.generate(OTHERS[0], PARAMS)
-        for i in range(3):
-            llm.generate(prompt(90, seed=50 + i), PARAMS)
-        assert llm.reuse.cold is not None
-        llm.reuse.cold.disk.settle()
+        want, tier = put_on_disk(llm)
         interrupted = failing(futures, "wait", KeyboardInterrupt())
-        with interrupted, held_back(llm.reuse.cold.disk), pytest.raises(KeyboardInterrupt):
+        with interrupted, held_back(tier), pytest.raises(KeyboardInterrupt):
             llm.generate(OTHERS[0], PARAMS)
         found = llm.generate(OTHERS[0], PARAMS)[0]
         assert (found.token_ids, found.cached_tokens) == (want.token_ids, 88)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+import torch
 from tests.engine.small import small, tokenizer
 
 from coattn.hf.load import Loaded
+from coattn.transfer import tcp
 from coattn.transfer.prefill import PrefillServer
 
 
@@ -26,3 +30,17 @@ def local(address: str = "tcp://127.0.0.1:0", **options: Any) -> Iterator[Prefil
             server.stop()
             thread.join(10)
             assert not thread.is_alive()
+
+
+def watch_taken(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[torch.Tensor]]:
+    """What callers take memory for from now on, as long as anybody has it."""
+    taken: list[weakref.ref[torch.Tensor]] = []
+    take = tcp.TcpTarget.take
+
+    def watched(self: Any, nbytes: int) -> Any:
+        found = take(self, nbytes)
+        taken.append(weakref.ref(found[0]))
+        return found
+
+    monkeypatch.setattr(tcp.TcpTarget, "take", watched)
+    return taken

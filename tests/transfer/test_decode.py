@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.engine.small import greedy, llm, prompt
-from tests.transfer.local import local
+from tests.transfer.local import local, watch_taken
 from tests.transfer.processes import reading
 
 from coattn.errors import BudgetError, InputError, TransferError
 from coattn.hf.prefilled import Prefilled
-from coattn.transfer import prefill, tcp
+from coattn.transfer import prefill
 from coattn.transfer.decode import RemotePrefill
 
 CALLERS = 10
@@ -98,15 +96,7 @@ def test_processes_killed_in_the_middle(tmp_path: Path, killed: int, fallback: b
 
 
 def test_a_prompt_that_does_not_fit_there_is_no_fault_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[weakref.ref[torch.Tensor]] = []
-    take = tcp.TcpTarget.take
-
-    def watched(self: Any, nbytes: int) -> Any:
-        found = take(self, nbytes)
-        taken.append(weakref.ref(found[0]))
-        return found
-
-    monkeypatch.setattr(tcp.TcpTarget, "take", watched)
+    taken = watch_taken(monkeypatch)
     with llm() as engine:
         tokens = sum(2 * each.kv_heads * each.head_dim * 4 for each in engine.runner.runtime.layers)
         with local(method="cpu", block=8, host_kv=64 * tokens) as server:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from tests.engine.rows import options
 from tests.engine.small import greedy, llm, prompt, small, tokenizer
+from tests.transfer.local import watch_taken
 from tests.transfer.processes import Process, address, reading
 
 from coattn.errors import ConfigError, DeadlineError, InputError, TransferError
@@ -128,16 +128,8 @@ def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pyte
         if len(landed) == 7:
             parts[0].view(torch.uint8)[0, 0, 0] ^= 1
 
-    taken: list[weakref.ref[torch.Tensor]] = []
-    take = tcp.TcpTarget.take
-
-    def watched(self: Any, nbytes: int) -> Any:
-        found = take(self, nbytes)
-        taken.append(weakref.ref(found[0]))
-        return found
-
+    taken = watch_taken(monkeypatch)
     monkeypatch.setattr(tcp.TcpTarget, "land", damage)
-    monkeypatch.setattr(tcp.TcpTarget, "take", watched)
     with llm() as engine, remote(engine, local) as made:
         gc.collect()
         gc.disable()
