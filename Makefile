@@ -11,12 +11,12 @@ FORMATTED = $(shell find src/coattn/csrc src/coattn/ops/cuda tests/native tests/
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml $(NATIVE)
+$(VENV)/.ready: pyproject.toml lab/pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "coattn needs Python 3.11, 3.12 or 3.13. Hint: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check "$(TORCH)"
-	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
+	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]" --editable lab
 	@touch $@
 
 demo: setup
@@ -46,7 +46,7 @@ format: setup
 	$(RUN)/clang-format -i $(FORMATTED)
 
 bench: setup
-	$(RUN)/coattn bench ops --quick
+	$(RUN)/coattn-lab bench ops --quick
 
 docs: setup
 	$(RUN)/python scripts/make_reference.py

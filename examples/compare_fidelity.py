@@ -5,8 +5,8 @@ Usage: python examples/compare_fidelity.py [MODEL]
 
 import sys
 
-from coattn.evaluate.fidelity import compare
-from coattn.evaluate.forced import force
+from coattn.tools.evaluate.fidelity import compare
+from coattn.tools.evaluate.forced import force
 from coattn.hf.load import load
 from coattn.text import default_text
 

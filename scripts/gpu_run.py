@@ -96,7 +96,9 @@ def main() -> int:
     """Runs the tests, writes the file."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("commit", help="40 hexadecimal digits, as `git rev-parse HEAD` says")
-    ask.add_argument("places", nargs="*", default=["tests"], help="folders or files of tests; default: all")
+    ask.add_argument(
+        "places", nargs="*", default=["tests", "lab/tests"], help="folders or files of tests; default: all"
+    )
     ask.add_argument("--out", type=Path, default=ROOT / "tests" / "gpu_run.json")
     ask.add_argument("--log", type=Path, help="a file for what pytest prints")
     ask.add_argument("--processes", type=int, default=8)

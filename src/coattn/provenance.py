@@ -12,14 +12,14 @@ from typing import Any
 from coattn import source
 from coattn._version import __version__
 
-arguments: list[str] = sys.argv[1:]
-"""What the command line was called with; `cli.main` says so where it is called by a program."""
+arguments: list[str] = ["coattn", *sys.argv[1:]]
+"""The command line; `cli.main` sets it where it is called by a program."""
 
 
 def command_line() -> str:
     """The command as it was typed, files by name alone: where they lie on somebody's machine is nobody else's
     business."""
-    return " ".join(["coattn", *(Path(a).name if a.startswith("/") else a for a in arguments)])
+    return " ".join(Path(a).name if a.startswith("/") else a for a in arguments)
 
 
 def provenance() -> dict[str, Any]:

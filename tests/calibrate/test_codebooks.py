@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tests.cli.run import coattn
 from tests.engine.small import small
-from tests.evaluate.tiny import save_model
+from tests.tools.evaluate.tiny import save_model
 
 from coattn.calibrate.codebooks import choose_samples, collect, fit_layers
 from coattn.errors import ConfigError

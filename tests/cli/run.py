@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
 from unittest import mock
@@ -20,6 +21,11 @@ class Done(NamedTuple):
 
 def coattn(*arguments: str, stdin: str = "") -> Done:
     """`coattn ARGUMENTS` with standard input from a pipe."""
+    return run(main, arguments, stdin)
+
+
+def run(main: Callable[[list[str]], None], arguments: Sequence[str], stdin: str = "") -> Done:
+    """A command line in this process."""
     out, err = io.StringIO(), io.StringIO()
     pipe = io.TextIOWrapper(io.BytesIO(stdin.encode()))
     with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", pipe):

@@ -56,8 +56,6 @@ def test_generate_on_two_devices() -> None:
         (("generate", "a", "--devices", "cuda:0,tpu:1"), "device"),
         ((*PLAN, "--devices", "cuda:0,what"), "has no device"),
         ((*PLAN, "--devices", "cuda:0,cuda:1", "--weights-on-gpu", "0.5"), "Both --devices and --weights-on-gpu"),
-        (("bench", "decode", "--devices", "cpu:0,cpu:1", "--device", "cpu"), "Both --devices and --device"),
-        (("bench", "decode", "--devices", "cpu:0,cpu:1", "--peers"), "--peers run on one device"),
     ],
 )
 def test_bad_input_ends_with_2(arguments: tuple[str, ...], said: str) -> None:

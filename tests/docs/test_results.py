@@ -14,11 +14,11 @@ import pytest
 
 from coattn import source
 from coattn.errors import InputError
-from coattn.evaluate import readme_tasks
-from coattn.evaluate.readme_table import HEAD, NONE, join, read_list
-from coattn.evaluate.report import BEGIN, END
-from coattn.evaluate.results import fault, read_result
-from coattn.evaluate.speed_rows import EVERY_ROW
+from coattn_lab.evaluate import readme_tasks
+from coattn_lab.evaluate.readme_table import HEAD, NONE, join, read_list
+from coattn_lab.evaluate.report import BEGIN, END
+from coattn_lab.evaluate.results import fault, read_result
+from coattn_lab.evaluate.speed_rows import EVERY_ROW
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results"

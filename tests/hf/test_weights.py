@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.cli.run import coattn as command
 from tests.engine.small import greedy, llm, prompt, small, tokenizer
-from tests.evaluate.tiny import save_model
 from tests.hf.families import FAMILIES, tiny
+from tests.tools.evaluate.tiny import save_model
 from torch import nn
 
 import coattn

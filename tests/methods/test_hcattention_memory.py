@@ -11,7 +11,6 @@ import torch
 from tests.methods.test_hcattention import BLOCK, GROUP, KV, D, World
 from torch import Tensor
 
-from coattn.bench.kv import fill_randomly
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.index.codes.index import Codes
@@ -22,6 +21,7 @@ from coattn.quantise.codebook import Codebook, fit
 from coattn.quantise.file import Origin, save
 from coattn.runtime import Runtime
 from coattn.types import LayerShape, Step
+from coattn_lab.bench.kv import fill_randomly
 
 
 @pytest.mark.parametrize(

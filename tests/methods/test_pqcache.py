@@ -11,12 +11,12 @@ from tests.methods.fetched import DIM, GROUP, KV_HEADS, LAYERS, SCALE, World
 from torch import Tensor
 
 import coattn
-from coattn.bench.kv import fill_randomly
 from coattn.errors import ConfigError
 from coattn.method import compose
 from coattn.methods import METHODS
 from coattn.quantise.cluster import cluster, nearest
 from coattn.types import Step
+from coattn_lab.bench.kv import fill_randomly
 
 ROW = METHODS["pqcache"]
 SMALL = {"sinks": 4, "compress": 0.3, "subbits": 4}

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 import coattn
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.evaluate.forced import force
 from coattn.hf.ahead import Ahead
 from coattn.method import Method, compose
 from coattn.methods import METHODS
 from coattn.runtime import Runtime
+from coattn.tools.evaluate.forced import force
 from coattn.types import LayerShape, Step
 
 SCOUT = replace(METHODS["scout"], params={**METHODS["scout"].params, "ahead_from": 1})

@@ -16,7 +16,7 @@ UNIT = 2 << 20
 """Mapped in pieces of a huge page."""
 LARGE = 1 << 30
 lender: Callable[[int], Tensor] | None = None
-"""Where a benchmark of many caches takes pieces of LARGE bytes and more from: see `coattn.bench.reused`."""
+"""Where a benchmark of many caches takes pieces of LARGE bytes and more from: see `coattn_lab.bench.reused`."""
 
 
 def host_memory(nbytes: int, device: torch.device) -> Tensor:

@@ -1,27 +1,31 @@
-"""`coattn bench`: speed, each figure beside a limit measured in the same run."""
+"""`coattn bench`: speed of the user's model on the user's machine, method beside method."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import click
 from rich.table import Table
 
-from coattn.cli.options import Count, Number, is_given, json_option
-from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.cli.options import Count, Number, json_option, model_options, parse_settings, weights_option
+from coattn.cli.output import keep, model_progress, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST, MOST_BATCH
+from coattn.text import read_text
+from coattn.units import format_bytes
 
-DTYPES = ("f32", "bf16", "f16", "int8", "int4")
+SETTINGS = "A parameter of every method in the list but full, such as budget=2048; repeatable."
 
 
 @click.group()
 def bench() -> None:
-    """Measure speed, beside the limits of this machine.
+    """Measure speed with your model, on this machine, through the engine that serves it.
 
-    Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
-    history.
+    Weights are the model's own, prompts are stretches of a text, and every choice is the method's. The first method is
+    the one that the others' answers are compared with.
     """
 
 
@@ -30,183 +34,200 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
     if value is None:
         return None
     try:
-        found = [int(part) for part in value.split(",")]
+        made = [int(part) for part in value.split(",")]
     except ValueError:
-        found = []
+        made = []
     most = MOST_BATCH if parameter.name == "batch" else MOST
-    if not found or min(found) < 1 or max(found) > most:
+    if not made or min(made) < 1 or max(made) > most:
         raise ConfigError(
             f"--{parameter.name.replace('_', '-')} is {value!r}.",
             f"Write numbers from 1 to {most} with commas, like 1,4,8.",
         )
-    return found
+    return made
+
+
+def shared_options(command: Any) -> Any:
+    """--model to --json, the same for every benchmark."""
+    for option in (
+        json_option,
+        click.option("--out", "target", metavar="FILE", help="Also write the JSON there."),
+        click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python."),
+        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=SETTINGS),
+        click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
+        click.option("--gpu-kv", metavar="SIZE", help='Most KV memory in the GPU tier, such as "2GiB"; not for full.'),
+        click.option("--methods", default="full,auto", show_default=True, help="Of `coattn methods`, with commas."),
+        model_options,
+    ):
+        command = option(command)
+    return command
 
 
 @bench.command()
-@click.option("--kernels", default="attend,weighted_sum", show_default=True, help="Which kernels.")
-@click.option("--isas", help="Instruction sets with commas; default: the best here.")
-@click.option(
-    "--dtypes",
-    default="bf16,int8,int4",
-    show_default=True,
-    help=f"Of {', '.join(DTYPES)}; weighted_sum alone takes int4.",
-)
-@click.option("--groups", default="1,4,5,8", show_default=True, callback=numbers, help="Query heads per KV head.")
-@click.option("--head-sizes", default="128,64", show_default=True, callback=numbers, help="Head sizes.")
-@click.option("--threads", callback=numbers, help="Numbers of threads; default: one per core.")
-@click.option("--mib", default=2048, show_default=True, type=Count(16), help="KV memory to read per call.")
-@click.option("--seconds", default=0.5, show_default=True, type=Number(0), help="Least time per row.")
-@click.option("--jobs", default=20000, show_default=True, type=Count(100), help="Jobs for the round trips.")
-@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
-@click.option(
-    "--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs, unless other options say so."
-)
-@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
-@json_option
-def ops(target: str | None, as_json: bool, **options: Any) -> None:
-    """The CPU kernels: KV GB/s beside the random-gather limit and beside PyTorch's attention on the same work."""
-    path = writable(target)
+@shared_options
+@click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences at a time.")
+@click.option("--context", default=4096, show_default=True, type=Count(8), help="Tokens of each.")
+@click.option("--steps", default=32, show_default=True, type=Count(2), help="Decode steps, the last of the context.")
+@click.option("--chunk", default=2048, show_default=True, type=Count(1), help="Prompt tokens per step.")
+def decode(batch: int, context: int, steps: int, chunk: int, **options: Any) -> None:
+    """The decode step of sequences of one length, and how close its predictions stay to the first method's."""
+    if steps >= context:
+        raise ConfigError(f"--steps is {steps}, but --context only {context}.", "Give a longer context.")
+    run = Run(options)
+    import torch
 
-    from coattn import native
-    from coattn.bench import figures
-    from coattn.bench import ops as bench_ops
-    from coattn.provenance import provenance
-
-    if options["quick"]:
-        short = {"groups": [1, 4], "head_sizes": [128], "mib": 256, "jobs": 2000, "seconds": 0.2}
-        options |= {name: value for name, value in short.items() if not is_given(name)}
-    cases = plan(options, native, bench_ops)
-    threads = sorted({case.threads for case in cases})
-    nbytes = options["mib"] << 20
-    rows = []
-    with progress("kernels", len(cases)) as bar:
-        for row in bench_ops.run(cases, nbytes, options["seconds"], not options["no_torch"]):
-            rows.append(asdict(row))
-            keep(path, rows=rows, mib=options["mib"])
-            bar.advance(bar.task_ids[0])
-    result = {
-        "rows": rows,
-        "limits": [{"threads": n, "stream_gbps": bench_ops.streaming_limit(n, nbytes)} for n in threads],
-        "latency": [bench_ops.latency(n, options["jobs"]) for n in threads],
-        "mib": options["mib"],
-        **provenance(),
-    }
-    save(path, result, figures.ops if any(row["kernel"] == "attend" for row in rows) else None)
-    if as_json:
-        print_json(result)
-    else:
-        show(result)
-
-
-def plan(options: dict[str, Any], native: Any, bench_ops: Any) -> list[Any]:
-    """Every case that was asked for; names that do not exist are refused."""
-    kernels, dtypes = options["kernels"].split(","), options["dtypes"].split(",")
-    isas = options["isas"].split(",") if options["isas"] else [native.isa()]
-    reasons = dict(native.isas())
-    for what, names, known in (
-        ("kernel", kernels, bench_ops.KERNELS),
-        ("dtype", dtypes, DTYPES),
-        ("instruction set", isas, reasons),
-    ):
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"There is no {what} {name!r}.", f"There is: {', '.join(known)}.")
-    for name in isas:
-        if reasons[name]:
-            raise ConfigError(f"This machine cannot run the kernels for {name}: {reasons[name]}.", "Leave --isas out.")
-    threads = options["threads"] or [native.default_threads()]
-    cases = [
-        bench_ops.Case(kernel, isa, dtype, group, head_size, count)
-        for dtype in dtypes
-        for head_size in options["head_sizes"]
-        for kernel in kernels
-        if dtype in bench_ops.DTYPES[kernel]
-        for group in options["groups"]
-        for isa in isas
-        for count in threads
-    ]
-    if not cases:
-        raise ConfigError(f"{options['kernels']} takes no {options['dtypes']}.", "Name another kernel or dtype.")
-    return cases
-
-
-def show(result: dict[str, Any]) -> None:
-    """The table for people."""
-    table = Table(title=f"{result['hardware']['cpu']}, {result['mib']} MiB of KV per call")
-    for name in (
-        "kernel",
-        "isa",
-        "dtype",
-        "group",
-        "head",
-        "threads",
-        "GB/s",
-        "limit",
-        "of limit",
-        "in turn",
-        "torch",
-        "x torch",
-        "error",
-    ):
-        table.add_column(name, justify="left" if name in ("kernel", "isa", "dtype") else "right")
-    for row in result["rows"]:
-        peer = row["torch_tokens_per_s"]
-        table.add_row(
-            row["kernel"], row["isa"], row["dtype"], str(row["group"]), str(row["head_size"]), str(row["threads"]),
-            f"{row['gbps']:.1f}", f"{row['limit_gbps']:.1f}", f"{row['gbps'] / row['limit_gbps']:.0%}",
-            f"{row['share']:.0%}",
-            "" if row["torch_gbps"] is None else f"{row['torch_gbps']:.1f}",
-            "" if peer is None else f"{row['tokens_per_s'] / peer:.2f}",
-            "" if row["error"] is None else f"{row['error']:.1e}",
-        )  # fmt: skip
-    out.print(table)
-    for limit in result["limits"]:
-        out.print(f"{limit['threads']} threads: streaming read {limit['stream_gbps']:.1f} GB/s", highlight=False)
-    for found in result["latency"]:
-        for name, label in (("empty", "empty job"), ("busy_100us", "job of 100 us")):
-            spread = found[name]
-            out.print(
-                f"{found['threads']} threads: {label}, round trip median {spread['median_us']:.1f} us, "
-                f"p99 {spread['p99_us']:.1f}, max {spread['max_us']:.1f} over {spread['jobs']:,} jobs",
-                highlight=False,
-            )
-        taken = found["busy_disturbance"]
-        out.print(
-            f"{found['threads']} threads: during the jobs of 100 us the hypervisor took {taken['steal_ms']:.0f} ms and "
-            f"the scheduler switched {taken['involuntary_switches']:,} times",
-            highlight=False,
-        )
-        floor = found["spinning"]
-        out.print(
-            f"{found['threads']} threads: only looking at the clock for {floor['seconds']:.1f} s, one stood still for "
-            f"{floor['max_us']:.1f} us, {floor['over_200us']:,} times over 200 us; the hypervisor took "
-            f"{floor['steal_ms']:.0f} ms",
-            highlight=False,
-        )
-
-
-@bench.command()
-@click.option("--gib", default=1.0, show_default=True, type=Number(0.01), help="Size of the arena.")
-@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
-@json_option
-def arena(gib: float, no_torch: bool, as_json: bool) -> None:
-    """How fast an arena is ready (mapped, touched, registered), beside pinned memory from PyTorch of the same size."""
-    from coattn.bench.arena import measure
-    from coattn.provenance import provenance
-
-    result = {**measure(int(gib * (1 << 30)), not no_torch), **provenance()}
-    if as_json:
-        print_json(result)
+    windows = torch.tensor(run.prompts([context] * batch))
+    with run.bar(batch * context) as report:
+        rows = run.rows(run.measure.decode(run.loaded, run.candidates, windows, steps, chunk, report))
+    result = run.finish(rows, batch=batch, context=context, steps=steps, chunk=chunk)
+    if options["as_json"]:
         return
-    peer = (
-        ""
-        if no_torch
-        else (f"; {result['torch_s']:.2f} s from PyTorch ({result['torch_kind']}), {result['ratio']:.1f} times as long")
+    titles = ("method", "prompts, s", "step, ms", "p99", "tokens/s", "KL", "top-1", "GPU KV", "DRAM KV")
+    show(f"{run.title}, {batch} x {context:,} tokens", titles, result["rows"], _decoded)
+
+
+@bench.command()
+@shared_options
+@weights_option
+@click.option("--lengths", default="1024,4096", show_default=True, callback=numbers, help="Tokens of each prompt.")
+def prefill(lengths: list[int], **options: Any) -> None:
+    """Time to the first token of prompts that are read one after another, each alone."""
+    run = Run(options)
+    made = [run.measure.Request(ids, 2) for ids in run.prompts(lengths)]
+    with run.bar(sum(lengths)) as report:
+        rows = []
+        for item in made:
+            measured = run.measure.serve(run.loaded, run.candidates, [item], 1, options["weights_on_gpu"], report)
+            rows += [{"tokens": len(item.ids), **row} for row in run.rows(measured)]
+    result = run.finish(rows, lengths=lengths)
+    if not options["as_json"]:
+        titles = ("method", "tokens", "first token, s", "tokens/s", "GPU KV", "DRAM KV")
+        show(run.title, titles, result["rows"], _prefilled)
+
+
+@bench.command()
+@shared_options
+@weights_option
+@click.option("--requests", "count", default=16, show_default=True, type=Count(1), help="How many.")
+@click.option("--rate", type=Number(0, min_open=True), help="Arrivals per second; default: all at once.")
+@click.option("--lengths", default="512,2048", show_default=True, callback=numbers, help="Of prompts, in turns.")
+@click.option("--new-tokens", default=64, show_default=True, type=Count(2), help="Tokens of each answer.")
+@click.option("--max-batch", default=8, show_default=True, type=Count(1, MOST_BATCH), help="Requests that run at once.")
+@click.option("--seed", default=0, show_default=True, type=Count(0), help="Decides when requests arrive.")
+def requests(
+    count: int, rate: float | None, lengths: list[int], new_tokens: int, max_batch: int, seed: int, **options: Any
+) -> None:
+    """A stream of requests through the engine: tokens per second, and how long users wait."""
+    run = Run(options)
+    each = [lengths[i % len(lengths)] for i in range(count)]
+    times = run.measure.arrivals(count, rate, seed)
+    items = [run.measure.Request(ids, new_tokens, at) for ids, at in zip(run.prompts(each), times, strict=True)]
+    with run.bar(sum(each) + count * new_tokens) as report:
+        measured = run.measure.serve(run.loaded, run.candidates, items, max_batch, options["weights_on_gpu"], report)
+        rows = run.rows(measured)
+    said = {"lengths": lengths, "new_tokens": new_tokens, "rate": rate, "seed": seed, "max_batch": max_batch}
+    result = run.finish(rows, requests=count, **said)
+    if options["as_json"]:
+        return
+    titles = (
+        "method",
+        "seconds",
+        "tokens/s",
+        "first token, s",
+        "p99",
+        "between, ms",
+        "p99",
+        "same",
+        "GPU KV",
+        "DRAM KV",
     )
-    out.print(
-        f"{gib:g} GiB ready in {result['arena_s']:.2f} s (touching {result['touch_s']:.2f}, registering "
-        f"{result['register_s']:.2f}; {result['huge_share']:.0%} on huge pages){peer}",
-        highlight=False,
-    )
-    if result["not_registered"]:
-        out.print(f"not registered with CUDA: {result['not_registered']}", highlight=False)
+    show(f"{run.title}, {count} requests", titles, result["rows"], _served)
+    out.print("same: share of an answer's tokens before it parts from the first method's", highlight=False)
+
+
+class Run:
+    """What the benchmarks share: the model, the text, the candidates, and where rows go."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Checks everything that was given before it loads the model."""
+        from coattn.hf.load import load
+        from coattn.method import compose
+        from coattn.methods import find_method
+        from coattn.tools import bench as measure
+
+        self.path, self.measure, self._as_json = writable(options["target"]), measure, options["as_json"]
+        params, budgets = parse_settings(options["settings"]), (options["gpu_kv"], options["host_kv"])
+        names = options["methods"].split(",")
+        self.candidates = [measure.Candidate(name, *(() if name == "full" else (params, *budgets))) for name in names]
+        for each in self.candidates:
+            compose(find_method(each.method), **each.params)
+        self.text = read_text(options["text_file"])
+        with model_progress() as bar:
+            self.loaded = load(
+                options["model"],
+                dtype=options["dtype"],
+                device=options["device"],
+                on_host=options.get("weights_on_gpu") is not None,
+                on_progress=bar,
+            )
+        self.dtype = str(self.loaded.model.dtype).removeprefix("torch.")
+        self.title = f"{self.loaded.name} ({self.dtype})"
+
+    def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Stretches of the text in tokens."""
+        return self.measure.prompts(self.loaded, self.text, lengths)
+
+    @contextmanager
+    def bar(self, tokens: int) -> Iterator[Callable[[int], None]]:
+        """A progress bar over the tokens of every candidate; yields what advances it."""
+        with progress("bench", tokens * len(self.candidates)) as bar:
+            yield lambda done: bar.advance(bar.task_ids[0], done)
+
+    def rows(self, measured: Iterable[Any]) -> list[dict[str, Any]]:
+        """Rows as they come; --out has those so far."""
+        found: list[dict[str, Any]] = []
+        for row in measured:
+            found.append(asdict(row))
+            keep(self.path, rows=found)
+        return found
+
+    def finish(self, rows: list[dict[str, Any]], **said: Any) -> dict[str, Any]:
+        """The whole result, written and, with --json, printed."""
+        from coattn.provenance import provenance
+
+        text = {"name": self.text.name, "sha256": self.text.sha256}
+        result = {"rows": rows, "model": self.loaded.name, "dtype": self.dtype, "text": text, **said, **provenance()}
+        save(self.path, result)
+        if self._as_json:
+            print_json(result)
+        return result
+
+
+def show(title: str, titles: Sequence[str], rows: Sequence[dict[str, Any]], cells: Callable[[Any], list[str]]) -> None:
+    """The table for people."""
+    table = Table(title=title)
+    for name in titles:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        if "refused" in row:
+            table.add_row(row["method"], row["refused"])
+        else:
+            kv = (format_bytes(row["gpu_kv"]), format_bytes(row["host_kv"]))
+            table.add_row(row["method"], *cells(row), *kv)
+    out.print(table)
+
+
+def _decoded(row: dict[str, Any]) -> list[str]:
+    close = ["", ""] if row["kl"] is None else [f"{row['kl']:.2g}", f"{row['top1']:.0%}"]
+    times = [f"{1e3 * row['step_s']:.1f}", f"{1e3 * row['step_p99_s']:.1f}", f"{row['tokens_per_s']:.1f}"]
+    return [f"{row['prompt_s']:.2f}", *times, *close]
+
+
+def _prefilled(row: dict[str, Any]) -> list[str]:
+    return [f"{row['tokens']:,}", f"{row['first_token_s']:.2f}", f"{row['tokens'] / row['first_token_s']:,.0f}"]
+
+
+def _served(row: dict[str, Any]) -> list[str]:
+    times = [f"{row['first_token_s']:.2f}", f"{row['first_token_p99_s']:.2f}"]
+    gaps = [f"{1e3 * row['between_s']:.1f}", f"{1e3 * row['between_p99_s']:.1f}"]
+    same = "" if row["same"] is None else f"{row['same']:.0%}"
+    return [f"{row['total_s']:.2f}", f"{row['tokens_per_s']:.1f}", *times, *gaps, same]

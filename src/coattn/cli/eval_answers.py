@@ -1,25 +1,20 @@
-"""What the evaluations share that let the model answer: options, engine, progress, resuming."""
+"""What evaluations share that let the model answer: options and the engine."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from coattn.cli.options import Count, json_option, model_options, parse_settings
-from coattn.cli.output import model_progress, progress
+from coattn.cli.output import model_progress
 from coattn.errors import ConfigError
 from coattn.units import parse_share
 
 if TYPE_CHECKING:
-    from coattn.evaluate.asking import Ask, Asker
-    from coattn.evaluate.results import Results
     from coattn.method import Composed
-
-FIGURE = "Also write the JSON there, and a figure beside it. A run that was cut off goes on from there."
-PLAIN = "Also write the JSON there. A run that was cut off goes on from there."
+    from coattn.tools.evaluate.asking import Asker
 
 
 def answer_options(out_help: str) -> Callable[[Any], Any]:
@@ -63,8 +58,8 @@ def composed_method(options: dict[str, Any]) -> Composed:
 
 def open_asker(options: dict[str, Any], composed: Composed) -> Asker:
     """The model, loaded, under the method."""
-    from coattn.evaluate.asking import Asker
     from coattn.hf.load import load
+    from coattn.tools.evaluate.asking import Asker
 
     with model_progress() as show:
         loaded = load(options["model"], dtype=options["dtype"], device=options["device"], on_progress=show)
@@ -77,34 +72,3 @@ def open_asker(options: dict[str, Any], composed: Composed) -> Asker:
         batch=options["batch"],
         chunk=options["chunk"],
     )
-
-
-def shared_config(
-    kind: str, options: dict[str, Any], asker: Asker, composed: Composed, asks: Sequence[Ask]
-) -> dict[str, Any]:
-    """What decides the outcome, whatever the evaluation."""
-    from coattn.evaluate.asking import digest
-    from coattn.evaluate.results import describe
-
-    return {
-        "evaluation": kind,
-        "model": asker.loaded.name,
-        "dtype": str(asker.loaded.model.dtype).removeprefix("torch."),
-        **describe(composed),
-        **{name: options[name] for name in ("gpu_kv", "host_kv", "gpu_share", "chunk")},
-        "prompts": digest(asks),
-    }
-
-
-def answer_all(
-    label: str, asker: Asker, asks: Sequence[Ask], results: Results, judge: Callable[[str, str], dict[str, Any]]
-) -> dict[str, Any]:
-    """Asks what is not answered yet, saves each answer as it comes, and returns the result."""
-    open_asks = [ask for ask in asks if ask.name not in results.done]
-    started = time.perf_counter()
-    with progress(label, sum(len(ask.ids) for ask in open_asks)) as bar:
-        for ask, answer in asker.run(open_asks, lambda tokens: bar.advance(bar.task_ids[0], tokens)):
-            results.add(judge(ask.name, answer))
-    if open_asks:
-        results.note(asker.peak, time.perf_counter() - started)
-    return results.finish([ask.name for ask in asks])

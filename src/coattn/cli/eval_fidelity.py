@@ -27,12 +27,12 @@ def fidelity(**options: Any) -> None:
     if options["quick"]:
         options = quick(options)
 
-    def part(pair: Any, probe: Any, number: int) -> dict[str, Any]:
-        from coattn.evaluate.fidelity import window
+    from coattn.tools.evaluate.fidelity import summarise, window
 
+    def part(pair: Any, probe: Any, number: int) -> dict[str, Any]:
         return window(pair.start, pair.own, pair.full, probe.measures()[number])
 
-    result, subject = compare_windows(options, "fidelity", part, watched=True, score_prefill=False)
+    result, subject = compare_windows(options, "fidelity", part, summarise, watched=True, score_prefill=False)
     show(result, describe(result), subject, options["as_json"])
 
 

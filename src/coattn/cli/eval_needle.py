@@ -8,10 +8,10 @@ import click
 from rich.table import Table
 
 from coattn.cli.bench import numbers
-from coattn.cli.eval_answers import FIGURE, answer_all, answer_options, composed_method, open_asker, shared_config
+from coattn.cli.eval_answers import answer_options, composed_method, open_asker
 from coattn.cli.evaluate import evaluate
 from coattn.cli.options import Count
-from coattn.cli.output import err, out, print_json, writable
+from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.text import read_text
 
@@ -30,7 +30,7 @@ QUICK = {"lengths": [1024, 2048], "depths": 3}
 @click.option("--needles", metavar="FILE", help="JSONL with needle, question, answer; default: pass keys.")
 @click.option("--seed", default=0, show_default=True, type=Count(0), help="Decides the keys.")
 @click.option("--quick", is_flag=True, help="1,024 and 2,048 tokens, three depths, unless other options say so.")
-@answer_options(FIGURE)
+@answer_options("Also write the JSON there.")
 def needle(**options: Any) -> None:
     """Hide a key in a long text, ask for it, and count how often it is found: depth x length."""
     composed = composed_method(options)
@@ -38,12 +38,11 @@ def needle(**options: Any) -> None:
     text, target = read_text(haystack_file(options)), writable(options["target"])
 
     from coattn.engine.params import SamplingParams
-    from coattn.evaluate import heatmap
-    from coattn.evaluate import needle as grid_of
-    from coattn.evaluate.asking import Ask
-    from coattn.evaluate.haystack import Haystack
-    from coattn.evaluate.needles import read_needles
-    from coattn.evaluate.results import Results
+    from coattn.provenance import provenance
+    from coattn.tools.evaluate import needle as grid_of
+    from coattn.tools.evaluate.asking import Ask
+    from coattn.tools.evaluate.haystack import Haystack
+    from coattn.tools.evaluate.needles import read_needles
 
     needles = read_needles(options["needles"]) if options["needles"] else []
     if needles and options["keys"] > 1:
@@ -57,30 +56,29 @@ def needle(**options: Any) -> None:
     haystack = Haystack(text, asker.loaded.tokenizer, max(options["lengths"]))
     params = SamplingParams(max_new_tokens=grid_of.NEW_TOKENS)
     asks = [Ask(cell.name, grid_of.prompt(cell, haystack), params) for cell in cells]
-    config = {
-        "text": {"name": text.name, "sha256": text.sha256},
-        "needles": read_text(options["needles"]).sha256 if needles else None,
-        **{name: options[name] for name in ("lengths", "depths", "keys", "seed")},
-        **shared_config("needle", options, asker, composed, asks),
-    }
-    results = Results(target, config, grid_of.summarise, items="cells", key="cell")
     by_name = {cell.name: cell for cell in cells}
-
-    def judge(name: str, answer: str) -> dict[str, Any]:
-        cell = by_name[name]
-        return grid_of.judge(cell, answer) | {"read_share": asker.read_share.get(cell.length)}
-
-    result = answer_all("needle", asker, asks, results, judge)
-    if target is not None:
-        written = str(target)
-        if target.is_file():  # nothing is beside a device
-            heatmap.needle(result, target.with_suffix(".png"))
-            written += f" and {target.with_suffix('.png')}"
-        err.print(f"wrote {written}")
-    if options["as_json"]:
-        print_json(result)
-    else:
-        show(result)
+    rows: list[dict[str, Any]] = []
+    with progress("needle", sum(len(ask.ids) for ask in asks)) as bar:
+        for ask, answer in asker.run(asks, lambda tokens: bar.advance(bar.task_ids[0], tokens)):
+            cell = by_name[ask.name]
+            rows.append(grid_of.judge(cell, answer) | {"read_share": asker.read_share.get(cell.length)})
+            keep(target, cells=rows)
+    rows.sort(key=lambda row: [cell.name for cell in cells].index(row["cell"]))
+    result = {
+        **grid_of.summarise(rows),
+        "cells": rows,
+        "evaluation": "needle",
+        "model": asker.loaded.name,
+        "method": composed.method.name,
+        "exact": composed.exact,
+        "params": dict(composed.params),
+        "text": {"name": text.name, "sha256": text.sha256},
+        **{name: options[name] for name in ("lengths", "depths", "keys", "seed", "gpu_kv", "host_kv", "gpu_share")},
+        **asker.peak,
+        **provenance(),
+    }
+    save(target, result)
+    print_json(result) if options["as_json"] else show(result)
 
 
 def haystack_file(options: dict[str, Any]) -> str | None:

@@ -17,13 +17,12 @@ def perplexity(**options: Any) -> None:
     time under the method, whatever it would have said itself. The interval of the ratio is from paired differences of
     the tokens' losses.
     """
+    from coattn.tools.evaluate.perplexity import summarise, window
 
     def part(pair: Any, _probe: Any, _number: int) -> dict[str, Any]:
-        from coattn.evaluate.perplexity import window
-
         return window(pair.start, pair.own, pair.full)
 
-    result, subject = compare_windows(options, "perplexity", part, reuse=True)
+    result, subject = compare_windows(options, "perplexity", part, summarise, reuse=True)
     show(result, describe(result), subject, options["as_json"])
 
 

@@ -3,74 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coattn.cli.evaluate import Subject, prepare
 from coattn.cli.options import parse_settings
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import keep, out, print_json, progress, save, writable
 
 if TYPE_CHECKING:
-    from coattn.evaluate.paired import Comparison, Pair
-    from coattn.evaluate.results import Results
-    from coattn.evaluate.watch import Fidelity
+    from coattn.tools.evaluate.paired import Pair
+    from coattn.tools.evaluate.watch import Fidelity
 
 Part = Callable[["Pair", "Fidelity", int], dict[str, Any]]
 """`(pair, probe, number of the pair in this run)` -> one window in numbers"""
+Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+"""Windows in numbers -> the figures of the whole."""
 PEAKS = ("gpu_kv_peak", "host_kv_peak")
 
 
-def compare_windows(options: dict[str, Any], kind: str, part: Part, **how: Any) -> tuple[dict[str, Any], Subject]:
-    """Runs the windows that --out does not hold yet, writes there, and returns the whole result.
-
-    kind: `fidelity` or `perplexity`. how: see `Comparison.pairs`.
-    """
+def compare_windows(
+    options: dict[str, Any], kind: str, part: Part, summarise: Summarise, watched: bool = False, **how: Any
+) -> tuple[dict[str, Any], Subject]:
+    """Runs the windows, writes to --out, and returns the whole result. how: see `Comparison.pairs`."""
     from coattn.method import compose
     from coattn.methods import find_method
 
     composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
     target, subject = writable(options["target"]), prepare(options)
 
-    from coattn.evaluate import fidelity, figures, perplexity
-    from coattn.evaluate.paired import Comparison
-    from coattn.evaluate.results import Results, describe
+    from coattn.provenance import provenance
+    from coattn.tools.evaluate.paired import Comparison
+    from coattn.tools.evaluate.watch import Fidelity
 
     budgets = {name: options[name] for name in ("gpu_kv", "host_kv")}
-    config = {"evaluation": kind, **subject.config(), **describe(composed), **budgets}
-    summarise = {"fidelity": fidelity.summarise, "perplexity": perplexity.summarise}[kind]
-    results = Results(target, config, summarise, items="windows", key="start")
-    run(Comparison(subject.loaded.model, composed, **budgets), subject, results, part, batch=options["batch"], **how)
-    result = results.finish(subject.windows.starts)  # type: ignore[arg-type]
-    if target is not None:
-        figure = target.with_suffix(".png")
-        {"fidelity": figures.fidelity, "perplexity": figures.perplexity}[kind](result, figure)
-        err.print(f"wrote {target} and {figure}", soft_wrap=True)
-    return result, subject
-
-
-def run(
-    comparison: Comparison, subject: Subject, results: Results, part: Part, *, watched: bool = False, **how: Any
-) -> None:
-    """Adds the windows that are missing, with a bar that shows the time left."""
-    from coattn.evaluate.watch import Fidelity
-
-    done = {int(start) for start in results.done}
-    todo = replace(subject.windows, starts=tuple(start for start in subject.windows.starts if start not in done))
-    if not todo.starts:
-        return
-    probe, started = Fidelity(), time.perf_counter()
-    total = comparison.runs(how.get("reuse", False)) * len(todo.starts) * todo.length
-    with progress(comparison.composed.method.name, total) as bar:
+    comparison = Comparison(subject.loaded.model, composed, **budgets)
+    windows, probe, started = subject.windows, Fidelity(), time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    peaks = dict.fromkeys(PEAKS, 0)
+    total = comparison.runs(how.get("reuse", False)) * len(windows.starts) * windows.length
+    with progress(composed.method.name, total) as bar:
 
         def report(name: str, tokens: int) -> None:
             bar.update(bar.task_ids[0], description=name, completed=tokens)
 
-        probes = [probe] if watched else []
-        for number, pair in enumerate(comparison.pairs(subject.ids, todo, probes=probes, report=report, **how)):
-            results.note({name: pair.own.report[name] for name in PEAKS}, 0)
-            results.add(part(pair, probe, number))
-    results.note({}, time.perf_counter() - started)
+        probes, how = [probe] if watched else [], {"batch": options["batch"], **how}
+        for number, pair in enumerate(comparison.pairs(subject.ids, windows, probes=probes, report=report, **how)):
+            peaks = {name: max(peak, pair.own.report[name]) for name, peak in peaks.items()}
+            rows.append(part(pair, probe, number))
+            keep(target, windows=rows)
+    described = {"method": composed.method.name, "exact": composed.exact, "params": dict(composed.params)}
+    config = {"evaluation": kind, **subject.config(), **described, "row": dict(composed.method.parts()), **budgets}
+    seconds = round(time.perf_counter() - started, 1)
+    result = {**summarise(rows), "windows": rows, **config, **peaks, "seconds": seconds, **provenance()}
+    save(target, result)
+    return result, subject
 
 
 def show(result: dict[str, Any], text: str, subject: Subject, as_json: bool) -> None:

@@ -15,8 +15,8 @@ from coattn.text import Text, read_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from coattn.evaluate.windows import Windows
     from coattn.hf.load import Loaded
+    from coattn.tools.evaluate.windows import Windows
 
 LENGTH, DECODE = 2048, 128
 """Tokens of a window, and those of them that are decode steps, where no option says otherwise."""
@@ -24,26 +24,14 @@ LENGTH, DECODE = 2048, 128
 
 @click.group("eval")
 def evaluate() -> None:
-    """Measure what a method costs in quality: against full attention in the same run, or by tasks with answers.
-
-    Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
-    history.
-    """
+    """Measure what a method costs in quality, with your model and text, against full attention in the same run."""
 
 
-OUT = "Also write the JSON there, and figures beside it"
-
-
-def text_options(command: Any, out: str = f"{OUT}.") -> Any:
+def text_options(command: Any) -> Any:
     """Options of every evaluation that forces a text through a model."""
     for option in (
         json_option,
-        click.option(
-            "--out",
-            "target",
-            metavar="FILE",
-            help=out,
-        ),
+        click.option("--out", "target", metavar="FILE", help="Also write the JSON there."),
         click.option("--batch", default=4, show_default=True, type=Count(1), help="Windows at a time, at most."),
         click.option("--start", default=0, show_default=True, type=Count(0), help="Where windows begin."),
         click.option("--stride", type=Count(1), help="A window every so many tokens; default: one window."),
@@ -62,14 +50,9 @@ def text_options(command: Any, out: str = f"{OUT}.") -> Any:
     return command
 
 
-def resumed_options(command: Any) -> Any:
-    """`text_options` where a run that was cut off goes on."""
-    return text_options(command, f"{OUT}; goes on from a run that was cut off.")
-
-
 def shared_options(command: Any) -> Any:
-    """`resumed_options` and those of a method."""
-    return resumed_options(method_options()(command))
+    """`text_options` and those of a method."""
+    return text_options(method_options()(command))
 
 
 @dataclass(frozen=True)
@@ -109,8 +92,8 @@ def prepare(options: dict[str, Any]) -> Subject:
     text = read_text(options["text_file"])
     loaded = load_model(options)
 
-    from coattn.evaluate.windows import choose
     from coattn.hf.generate import positions
+    from coattn.tools.evaluate.windows import choose
 
     decode, length = options["decode"] or DECODE, options["length"]
     if options["prefill"] is None and length is None:

@@ -129,8 +129,8 @@ def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, A
     """KL and top-1 agreement of the answer's predictions, with the answer forced under the method and under full."""
     import torch
 
-    from coattn.evaluate.fidelity import compare
-    from coattn.evaluate.forced import force
+    from coattn.tools.evaluate.fidelity import compare
+    from coattn.tools.evaluate.forced import force
 
     ids = torch.cat([result.prompt_ids, result.new_ids])
     own = force(loaded.model, ids, len(result.prompt_ids), row, **arguments)

@@ -12,36 +12,18 @@ from coattn import provenance
 from coattn._version import __version__
 from coattn.cli import (
     bench,
-    bench_beside,
-    bench_decode,
-    bench_hcattention,
-    bench_hgca,
-    bench_prefill,
-    bench_prompt_kernels,
-    bench_requests,
-    bench_scout,
-    bench_sessions,
     calibrate,
     chat,
     demo,
     doctor,
-    eval_attention,
-    eval_audit,
-    eval_bench,
-    eval_codes,
     eval_fidelity,
     eval_needle,
     eval_perplexity,
-    eval_report,
-    eval_sweep,
-    eval_table,
-    eval_tasks,
     evaluate,
     generate,
     methods,
     models,
     plan,
-    profile,
     serve,
     sessions,
     trace,
@@ -66,30 +48,7 @@ def cli() -> None:
     """
 
 
-__all__ = [
-    "bench_beside",
-    "bench_decode",
-    "bench_hcattention",
-    "bench_hgca",
-    "bench_prefill",
-    "bench_prompt_kernels",
-    "bench_requests",
-    "bench_scout",
-    "bench_sessions",
-    "cli",
-    "eval_attention",
-    "eval_audit",
-    "eval_bench",
-    "eval_codes",
-    "eval_fidelity",
-    "eval_needle",
-    "eval_perplexity",
-    "eval_report",
-    "eval_sweep",
-    "eval_table",
-    "eval_tasks",
-    "main",
-]
+__all__ = ["cli", "eval_fidelity", "eval_needle", "eval_perplexity", "main"]
 
 for command in (
     doctor.doctor,
@@ -102,7 +61,6 @@ for command in (
     evaluate.evaluate,
     bench.bench,
     plan.plan,
-    profile.profile,
     calibrate.calibrate,
     trace.trace,
     demo.demo,
@@ -111,15 +69,20 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. Exit code 2 and one sentence with a hint for anything the user can mend."""
-    provenance.arguments[:] = sys.argv[1:] if arguments is None else arguments
+    """Runs the command line."""
+    run_group(cli, "coattn", arguments)
+
+
+def run_group(group: click.Group, name: str, arguments: list[str] | None = None) -> None:
+    """Runs a group of commands. Exit code 2 and one sentence with a hint for anything the user can mend."""
+    provenance.arguments[:] = [name, *(sys.argv[1:] if arguments is None else arguments)]
     try:
-        sys.exit(cli.main(arguments, "coattn", standalone_mode=False) or 0)
+        sys.exit(group.main(arguments, name, standalone_mode=False) or 0)
     except CoattnError as error:
         print_error(error)
         sys.exit(2)
     except click.UsageError as error:
-        where, said = "coattn" if error.ctx is None else error.ctx.command_path, error.format_message()
+        where, said = name if error.ctx is None else error.ctx.command_path, error.format_message()
         if said.startswith("Usage: "):  # a group without a command: its help is all there is to say
             click.echo(said, err=True)
         else:

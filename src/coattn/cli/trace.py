@@ -7,21 +7,25 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import Count, json_option, parse_settings
-from coattn.cli.output import err, out, print_json, writable
+from coattn.cli.options import Count, json_option, method_options, model_options, parse_settings
+from coattn.cli.output import err, model_progress, out, print_json, writable
+from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
-from coattn.units import parse_bytes
+from coattn.text import read_text
+
+WARM = 3
+"""Decode steps before the first that is shown."""
+CHUNK = 2048
+"""Prompt tokens per step."""
 
 
 @click.command()
-@click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
-@click.option("--method", default="cpu", show_default=True, help="A row of `coattn methods`.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
+@model_options
+@method_options("cpu")
 @click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences.")
-@click.option("--context", default=8192, show_default=True, type=Count(8), help="Tokens of each.")
-@click.option("--gpu-kv", metavar="SIZE", help="Most KV memory in the GPU tier; default: no limit.")
+@click.option("--context", default=2048, show_default=True, type=Count(8), help="Tokens of each.")
+@click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
 @click.option("--steps", default=4, show_default=True, type=Count(1, 1000), help="Steps in the Chrome trace.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", default="trace.json", show_default=True, metavar="FILE", help="The Chrome trace.")
 @json_option
 def trace(target: str, as_json: bool, **options: Any) -> None:
@@ -32,33 +36,38 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     path = writable(target)
     assert path is not None
 
-    from coattn.bench import decode, limits
-    from coattn.hf.load import choose_device, choose_dtype
-    from coattn.hf.random_model import random_model
+    import torch
+
+    from coattn.hf.load import load
     from coattn.method import compose
     from coattn.methods import find_method
     from coattn.provenance import provenance
+    from coattn.tools.bench import prompts
+    from coattn.tools.evaluate.steps import Steps
     from coattn.trace.chrome import chrome_trace
     from coattn.trace.figure import timeline
 
     params = parse_settings(options["settings"])
-    compose(find_method(options["method"]), **params)
-    device = choose_device(options["device"])
-    if device.type == "cpu":
+    method = find_method(options["method"])
+    compose(method, **params)
+    text, batch, context = read_text(options["text_file"]), options["batch"], options["context"]
+    first = context - WARM - options["steps"]
+    if first < 1:
+        raise ConfigError(f"--context {context} is too short for {options['steps']} steps.", "Give a longer one.")
+    with model_progress() as show:
+        loaded = load(options["model"], dtype=options["dtype"], device=options["device"], on_progress=show)
+    if loaded.model.device.type == "cpu":
         err.print("On the CPU alone: what would run on a GPU runs there too, layer by layer, and is called GPU.")
-    model = random_model(options["shapes"], device, choose_dtype("auto", device))
-    warm = 3
-    cap = parse_bytes(options["gpu_kv"], "--gpu-kv")
-    bench = decode.Bench(model, options["shapes"], limits.NONE, cap, options["steps"] + warm)
-    case = decode.Case(options["method"], options["batch"], options["context"], params)
+    windows = torch.tensor(prompts(loaded, text, [context] * batch))
     steps = []
-    with bench.prepared(case) as ready:
-        for i in range(warm + options["steps"]):
-            ready.step()
-            found = ready.runner.trace()
-            if i >= warm and found is not None:
-                steps.append(found)
-    title = f"{options['method']}, {options['shapes']}, batch {options['batch']}, {options['context']:,} tokens"
+    with Steps(loaded.model, windows, method, options["gpu_kv"], options["host_kv"], params) as runner:
+        runner.read(first, CHUNK)
+        for at in range(first, context):
+            runner.decode(at)
+            step = runner.runner.trace()
+            if at >= first + WARM and step is not None:
+                steps.append(step)
+    title = f"{options['method']}, {loaded.name}, batch {options['batch']}, {options['context']:,} tokens"
     picture = path.with_suffix(".png")
     path.write_text(json.dumps(chrome_trace(steps)) + "\n")
     timeline(steps[-1], title, picture)

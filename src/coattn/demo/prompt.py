@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from coattn.errors import InputError
-from coattn.evaluate.haystack import Haystack, frame, tokenise
 from coattn.hf.generate import room
 from coattn.hf.load import Loaded
 from coattn.text import default_text
+from coattn.tools.evaluate.haystack import Haystack, frame, tokenise
 
 FACT = "Remember this: the access code of the northern lighthouse is 58213."
 QUESTION = "What is the access code of the northern lighthouse? Answer with the number."

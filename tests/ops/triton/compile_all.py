@@ -8,7 +8,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.bench import drive_kernel, read_kernel
 from coattn.ops.triton import (
     append,
     attend,
@@ -32,6 +31,7 @@ from coattn.ops.triton import (
     score_pq,
     token_pool,
 )
+from coattn_lab.bench import drive_kernel, read_kernel
 
 KINDS = {
     "*i32": "table tokens ids places flush seq order post step reply failed verdict to source place count host_tokens "

@@ -1,0 +1,5 @@
+"""`python -m coattn_lab`."""
+
+from coattn_lab.cli.main import main
+
+main()

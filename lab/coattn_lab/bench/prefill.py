@@ -1,0 +1,169 @@
+"""Reading a prompt: how long it takes under each method and cap, and that what comes out is the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.decode.choose import choose_runner
+from coattn.errors import CoattnError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.forward import Session
+from coattn.hf.random_model import weight_bytes
+from coattn.method import compose
+from coattn.methods import find_method
+from coattn.ops.prompt.choice import measure
+from coattn.ops.prompt.kernels import KERNELS
+from coattn.ops.prompt.mask import Mask, Shape
+from coattn.ops.prompt.warm import warm
+from coattn.runtime import Runtime
+from coattn_lab.bench.prompt_kernels import product_tflops
+
+PEER = "transformers"
+"""Plain Transformers with its default attention and its own cache; the prompt in one call."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row to be; the first of a run is what the others are compared with."""
+
+    method: str
+    gpu_kv: int | None
+    chunk: int
+    """Tokens per step."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured prompt."""
+
+    method: str
+    tokens: int
+    chunk: int
+    gpu_kv: int | None
+    seconds: float
+    tokens_per_s: float
+    ratio: float
+    """Its time as a multiple of the first row's."""
+    kl: float
+    """Divergence of the next token's distribution from the first row's."""
+    same_top: bool
+    """Whether the most likely next token is the first row's."""
+    gpu_kv_peak: int
+    host_kv_peak: int
+    floor_s: float | None = None
+    """The products at the rate of a large product, and the attention at that of the fastest kernel."""
+    floor_ratio: float | None = None
+    peer_ratio: float | None = None
+    """Its time as a multiple of plain Transformers', where that was run."""
+    refused: str | None = None
+    """Why there are no figures."""
+
+
+def run(model: Any, cases: list[Case], tokens: int, floor: float | None = None) -> Iterator[Row]:
+    """The same random prompt under each case."""
+    ids = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    first: tuple[float, Tensor] | None = None
+    peer: float | None = None
+    for case in cases:
+        ledger = Ledger(case.gpu_kv, None)
+        try:
+            seconds, logits = _plainly(model, ids) if case.method == PEER else _read(model, case, ledger, ids)
+        except (CoattnError, torch.OutOfMemoryError) as error:
+            said = " ".join(str(error).split())[:200]
+            yield Row(case.method, tokens, case.chunk, case.gpu_kv, 0.0, 0.0, 0.0, 0.0, False, 0, 0, refused=said)
+            continue
+        first = first or (seconds, logits)
+        peer = seconds if case.method == PEER else peer
+        own, plain = (x.double().log_softmax(-1) for x in (logits, first[1]))
+        yield Row(
+            case.method,
+            tokens,
+            case.chunk,
+            case.gpu_kv,
+            seconds,
+            tokens / seconds,
+            seconds / first[0],
+            float((plain.exp() * (plain - own)).sum()),
+            bool(own.argmax() == plain.argmax()),
+            ledger.peak["gpu"],
+            ledger.peak["host"],
+            floor,
+            None if floor is None else seconds / floor,
+            None if peer is None else seconds / peer,
+        )
+
+
+def floor_s(model: Any, tokens: int) -> float:
+    """The least time of a prompt: FLOPs of its products and of its attention, at rates measured here."""
+    config, device, dtype = model.config, model.device, model.dtype
+    products = product_tflops(device, dtype, config.hidden_size, config.intermediate_size)
+    head = model.get_output_embeddings().weight
+    linear = 2 * tokens * (weight_bytes(model) - head.nbytes) / head.element_size()
+    attention = 0.0
+    for layer in describe_layers(model):
+        mask = Mask(True, layer.sliding_window, 0, layer.softcap).over(tokens)
+        shape = Shape(device, dtype, layer.q_heads, layer.kv_heads, layer.head_dim, tokens, tokens, mask)
+        attention += shape.flops / _fastest(shape)
+    return float(linear / products / 1e12 + attention / 1e12)
+
+
+def _fastest(shape: Shape) -> float:
+    """TFLOP/s of the fastest kernel for a chunk of a long prompt."""
+    on_gpu = shape.device.type == "cuda"
+    chunk = replace(shape, tokens=8192 if on_gpu else 512, keys=16384 if on_gpu else 512, mask=Mask(not on_gpu))
+    plain = chunk if shape.mask.plain else replace(chunk, mask=shape.mask.over(chunk.keys))
+    rates = [each.tflops for each in measure(plain) if each.tflops is not None]
+    if not rates:
+        rates = [each.tflops or 0.0 for each in measure(plain, (KERNELS[-1].name,))]
+    return max(rates)
+
+
+def _plainly(model: Any, ids: list[int]) -> tuple[float, Tensor]:
+    prompt = torch.tensor([ids], device=model.device)
+    with torch.no_grad():
+        model(prompt[:, : min(len(ids), 2048)], use_cache=True, logits_to_keep=1)
+        _synchronise(model.device)
+        start = time.perf_counter()
+        logits = model(prompt, use_cache=True, logits_to_keep=1).logits
+        _synchronise(model.device)
+    return time.perf_counter() - start, logits[0, -1].float().cpu()
+
+
+def _read(model: Any, case: Case, ledger: Ledger, ids: list[int]) -> tuple[float, Tensor]:
+    chunk = case.chunk
+    composed = compose(find_method(case.method), **case.params)
+    with ExitStack() as undo:
+        session = undo.enter_context(Session(model))
+        runtime = Runtime(session.layers, composed, ledger, 1, len(ids) + 32, fixed=True)
+        undo.callback(runtime.release)
+        runner = choose_runner(session, runtime, 1)
+        undo.callback(runner.close)
+        # kernels are chosen and compiled, memory is taken and codebooks are made: not what is measured
+        warm(session.layers, len(ids), [chunk, len(ids) % chunk or chunk])
+        first = min(2 * chunk, len(ids))
+        for history in range(0, first, chunk):
+            runner.extend(0, ids[history : min(history + chunk, first)], history, history + chunk >= first)
+        runner.forget(0, first)
+        _synchronise(session.device)
+        start = time.perf_counter()
+        logits = None
+        for history in range(0, len(ids), chunk):
+            logits = runner.extend(0, ids[history : history + chunk], history, history + chunk >= len(ids))
+        _synchronise(session.device)
+        taken = time.perf_counter() - start
+        assert logits is not None
+        return taken, logits[0].float().cpu()
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

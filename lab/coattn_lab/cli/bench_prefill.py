@@ -1,0 +1,97 @@
+"""`coattn-lab bench prefill`: reading a long prompt, with and without a cap."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.options import Count, json_option
+from coattn.cli.output import out, print_json, progress, save, writable
+from coattn.units import format_bytes, parse_bytes
+from coattn_lab.cli.bench_prompt_kernels import chunk_sizes
+from coattn_lab.cli.groups import bench
+
+
+@bench.command()
+@click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
+@click.option(
+    "--methods",
+    default="offload",
+    show_default=True,
+    help="Methods to run under the cap, with commas; `transformers` is plain Transformers, the prompt in one call.",
+)
+@click.option("--tokens", default=32768, show_default=True, type=Count(2), help="Length of the prompt.")
+@click.option("--chunk", default="4096", show_default=True, help="Tokens per step, or `whole`; several with commas.")
+@click.option("--gpu-kv", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory, or none.")
+@click.option("--floor", is_flag=True, help="Also the least time, by rates of products and attention measured here.")
+@click.option("--rounding", is_flag=True, help="Add `full` in chunks half as long: how far rounding alone carries.")
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
+@json_option
+def prefill(target: str | None, as_json: bool, **options: Any) -> None:
+    """A prompt under each method with a cap on GPU memory, beside `full` without one: time, and the same answer."""
+    path = writable(target)
+
+    from coattn.hf.load import choose_device, choose_dtype
+    from coattn.hf.random_model import random_model
+    from coattn.methods import find_method
+    from coattn.provenance import provenance
+    from coattn_lab.bench import prefill as bench_prefill
+
+    tokens = options["tokens"]
+    chunks = [tokens if size is None else min(size, tokens) for size in chunk_sizes(options["chunk"])]
+    cap = None if options["gpu_kv"] == "none" else parse_bytes(options["gpu_kv"], "--gpu-kv")
+    names = options["methods"].split(",")
+    cases = [bench_prefill.Case(bench_prefill.PEER, None, tokens)] if bench_prefill.PEER in names else []
+    for chunk in chunks:
+        cases.append(bench_prefill.Case("full", None, chunk))
+        if options["rounding"]:
+            cases.append(bench_prefill.Case("full", None, max(1, chunk // 2)))
+        for name in names:
+            if name not in (bench_prefill.PEER, "full"):
+                cases.append(bench_prefill.Case(find_method(name).name, cap, chunk))
+    device = choose_device(options["device"])
+    model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
+    rows: list[dict[str, Any]] = []
+    floor = bench_prefill.floor_s(model, tokens) if options["floor"] else None
+    with progress("prefill", len(cases)) as bar:
+        for made in bench_prefill.run(model, cases, tokens, floor):
+            rows.append(asdict(made))
+            bar.advance(bar.task_ids[0])
+    result = {"rows": rows, "shapes": options["shapes"], "simulated": ["random weights", "random tokens"]}
+    result |= provenance()
+    save(path, result)
+    if as_json:
+        print_json(result)
+        return
+    table = Table(title=f"{options['shapes']}, a prompt of {options['tokens']:,} tokens")
+    for name in (
+        "method",
+        "chunk",
+        "cap",
+        "seconds",
+        "tokens/s",
+        "x first",
+        "x floor",
+        "KL",
+        "same top",
+        "GPU KV",
+        "DRAM KV",
+    ):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        if row["refused"]:
+            table.add_row(row["method"], f"{row['chunk']:,}", "", row["refused"])
+            continue
+        table.add_row(
+            row["method"], f"{row['chunk']:,}",
+            "none" if row["gpu_kv"] is None else format_bytes(row["gpu_kv"]),
+            f"{row['seconds']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}",
+            "" if row["floor_ratio"] is None else f"{row['floor_ratio']:.2f}", f"{row['kl']:.1e}",
+            "yes" if row["same_top"] else "no", format_bytes(row["gpu_kv_peak"]), format_bytes(row["host_kv_peak"]),
+        )  # fmt: skip
+    out.print(table)

@@ -1,0 +1,176 @@
+"""`coattn-lab bench requests`: a stream of requests, from arrival to last token."""
+
+from __future__ import annotations
+
+import os
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from coattn.cli.options import Count, Number, is_given, json_option, parse_settings
+from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.cli.serve import check_serve
+from coattn.errors import ConfigError, InputError
+from coattn.part import MOST_BATCH
+from coattn.units import format_bytes, parse_bytes
+from coattn_lab.cli.groups import bench
+
+
+@bench.command()
+@click.option("--model", help="smollm2, a model folder or a hub name; its tokens are random all the same.")
+@click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name, with random weights.")
+@click.option(
+    "--methods",
+    default="full",
+    show_default=True,
+    help="With commas; `transformers` is Transformers' generate, in batches that fit --gpu-kv.",
+)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of every method; repeatable.")
+@click.option("--count", default=24, show_default=True, type=Count(1), help="Requests.")
+@click.option("--prompts", default="uniform:4096:30720", show_default=True, help="Tokens of prompts: fixed:N, "
+              "uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA.")  # fmt: skip
+@click.option("--new", default="fixed:64", show_default=True, help="New tokens, likewise.")
+@click.option("--arrivals", default="burst", show_default=True, help="burst, every:SECONDS or poisson:PER_SECOND.")
+@click.option("--seed", default=0, show_default=True, type=Count(0), help="Of lengths, arrivals and tokens.")
+@click.option("--file", "source", metavar="JSONL", help="Requests from a file instead: lines of arrival_s, "
+              "prompt_tokens and new_tokens.")  # fmt: skip
+@click.option("--gpu-kv", metavar="SIZE", help="The cap on GPU KV memory.")
+@click.option("--host-kv", metavar="SIZE", help="The cap on KV memory in DRAM.")
+@click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
+@click.option("--chunk", type=Count(1), help="Prompt tokens of a step; default: set by --target-ms.")
+@click.option("--target-ms", type=Number(0, min_open=True), help="Most time between two tokens while prompts are read.")
+@click.option("--change", type=Number(0, 0.9), help="Drive picks by digests in DRAM: share of blocks new in a step; "
+              "random weights have no locality.")  # fmt: skip
+@click.option("--wrong", default=0.05, show_default=True, type=Number(0, 1), help="With --change: scores mispredicted.")
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--http", is_flag=True, help="Also serve every method over HTTP, to clients in another process.")
+@click.option("--url", help="Also send the requests to this server; COATTN_API_KEY holds its key.")
+@click.option("--no-floor", is_flag=True, help="Leave the floor out, and the measurements it needs.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a timeline beside it.")
+@json_option
+def requests(target: str | None, as_json: bool, **options: Any) -> None:
+    """Time to the first token and between tokens, tokens/s, queueing and preemptions of a stream of requests."""
+    path = writable(target)
+    if is_given("model") and is_given("shapes"):
+        raise ConfigError("Both --model and --shapes are given.", "Leave one out.")
+    if options["max_batch"] > MOST_BATCH:
+        raise ConfigError(f"--max-batch is {options['max_batch']:,}.", f"Give {MOST_BATCH:,} or less.")
+
+    if options["http"] and options["change"] is not None:
+        raise ConfigError("Both --http and --change are given.", "Leave one out: a server's picks are not driven.")
+    if options["http"]:
+        check_serve()
+    if options["url"] is not None:
+        check_reached(options["url"])
+
+    from coattn.hf.load import choose_device, choose_dtype, load
+    from coattn.hf.random_model import random_model
+    from coattn.methods import find_method
+    from coattn.provenance import provenance
+    from coattn_lab.bench import http, request_figure, stream
+    from coattn_lab.bench import requests as bench_requests
+
+    names = options["methods"].split(",")
+    params = parse_settings(options["settings"])
+    methods = [(name if name == bench_requests.PEER else find_method(name).name, params) for name in names]
+    if options["source"] is not None:
+        items = stream.read(Path(options["source"]))
+    else:
+        items = stream.draw(options["count"], options["prompts"], options["new"], options["arrivals"], options["seed"])
+    given = {name: options[name] for name in ("chunk", "target_ms") if options[name] is not None}
+    setting = bench_requests.Setting(
+        options["max_batch"],
+        max(item.prompt_tokens + item.new_tokens for item in items),
+        parse_bytes(options["gpu_kv"], "--gpu-kv"),
+        parse_bytes(options["host_kv"], "--host-kv"),
+        given,
+        options["change"],
+        options["wrong"],
+    )
+    device = choose_device(options["device"])
+    if options["model"]:
+        model: Any = load(options["model"], dtype=options["dtype"], device=device).model
+    else:
+        model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
+    floor = None if options["no_floor"] else bench_requests.floor_s(model, items, setting.max_batch)
+    rows: list[dict[str, Any]] = []
+    with progress("rows", len(methods) * (2 if options["http"] else 1)) as bar:
+        served = http.run_served if options["http"] else None
+        for row in bench_requests.rows_of(model, methods, items, setting, options["seed"], served):
+            if floor is not None and "total_s" in row:
+                row["floor_ratio"] = row["total_s"] / floor["floor_s"]
+            rows.append(row)
+            keep(path, rows=rows)
+            bar.advance(bar.task_ids[0])
+    if options["url"]:
+        prompts = bench_requests.prompts_of(items, int(model.config.vocab_size), options["seed"])
+        rows.append(http.run_url(options["url"], os.environ.get("COATTN_API_KEY"), items, prompts))
+    simulated = ["random tokens"] if options["model"] else ["random weights", "random tokens"]
+    if any(row.get("driven") for row in rows):
+        simulated.append(f"driven picks: {setting.change:.1%} of the blocks change in a step, "
+                         f"{setting.wrong:.0%} of the scores predicted wrongly")  # fmt: skip
+    result = {
+        "rows": rows,
+        "model": options["model"] or options["shapes"],
+        "stream": stream.describe(items),
+        "seed": options["seed"],
+        "max_batch": setting.max_batch,
+        "gpu_kv": setting.gpu_kv,
+        "host_kv": setting.host_kv,
+        "options": given,
+        "floor": floor,
+        "simulated": simulated,
+        **provenance(),
+    }
+    save(path, result, request_figure.draw if any(row.get("timeline") for row in rows) else None)
+    if as_json:
+        print_json(result)
+        return
+    show(result)
+
+
+def check_reached(url: str) -> None:
+    """Raises where no server answers at `url`, whatever it says, before the work."""
+    import urllib.error
+    import urllib.request
+
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url is {url!r}, which is not an http address.", "Write it like http://127.0.0.1:8000.")
+    try:
+        urllib.request.urlopen(url, timeout=10).close()
+    except urllib.error.HTTPError:
+        return
+    except (OSError, ValueError, HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise InputError(f"{url} cannot be reached: {reason}.", "Is the server running?") from None
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table for people."""
+    table = Table(title=f"{result['model']}, {len(result['stream'])} requests, {'; '.join(result['simulated'])}")
+    for name in ("method", "seconds", "x floor", "tokens/s", "x LLM", "first token, s", "p99", "between, ms", "p99",
+                 "queue, s", "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in result["rows"]:
+        if "refused" in row:
+            table.add_row(row["method"], row["refused"])
+            continue
+        table.add_row(
+            row["method"] + (" over HTTP" if "over" in row else ""), _number(row["total_s"], ".2f"),
+            _number(row.get("floor_ratio"), ".2f"),
+            _number(row["tokens_per_s"], ",.1f"), _number(row.get("llm_ratio"), ".3f"),
+            _number(row["ttft_median_s"], ".2f"),
+            _number(row["ttft_p99_s"], ".2f"),
+            _number(row["between_median_s"], ".1f", 1e3), _number(row["between_p99_s"], ".1f", 1e3),
+            _number(row["queue_median_s"], ".2f"), str(row["preemptions"]), str(row["failed"]),
+            *(format_bytes(row[f"{tier}_kv_peak"]) if f"{tier}_kv_peak" in row else "" for tier in ("gpu", "host")),
+        )  # fmt: skip
+    out.print(table)
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "" if value is None else format(value * factor, form)

@@ -1,0 +1,132 @@
+"""How far a row's predictions are from full attention's on the same prompts: along full attention's own answers.
+
+The question is fed under the row, a token a step; then the tokens that full attention would say, whatever the row says.
+So predictions stay comparable step by step, and no prompt is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.decode.runner import Runner
+from coattn.engine.llm import LLM
+from coattn.hf.load import Loaded
+from coattn.tools.evaluate.fidelity import kl_divergence
+from coattn_lab.evaluate.tasks.reading import Held
+from coattn_lab.evaluate.tasks.summary import interval
+from coattn_lab.evaluate.tasks.turns import NoTurns, Turns
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What full attention said. answers: by prompt, its greedy tokens. logits: `[prompts, steps, vocabulary]`."""
+
+    held: tuple[Held, ...]
+    answers: tuple[tuple[int, ...], ...]
+    logits: Tensor
+
+    @property
+    def steps(self) -> int:
+        return self.logits.shape[1]
+
+
+def choose(held: Sequence[Held], steps: int, most: int) -> tuple[Held, ...]:
+    """The first prompt of each task, as far as `steps` tokens after it are within `most`."""
+    first: dict[str, Held] = {}
+    for each in held:
+        if len(each.ask.ids) + steps <= most:
+            first.setdefault(each.ask.prompt.task, each)
+    return tuple(first.values())
+
+
+@torch.no_grad()
+def refer(
+    loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int, turns: Turns | None = None
+) -> Reference:
+    """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
+    batch = min(batch, len(held))
+    with LLM(loaded, "full", max_batch=batch, max_length=most, sizes=(batch,), reuse=False) as llm:
+        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps, turns)]
+    answers = tuple(tuple(int(logits.argmax()) for logits in each) for each in found)
+    return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
+
+
+@torch.no_grad()
+def compare(runner: Runner, reference: Reference, batch: int, turns: Turns | None = None) -> dict[str, Any]:
+    """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty."""
+    own = _all(runner, reference.held, batch, reference.answers, reference.steps, turns)
+    kls, same = [], []
+    for logits, exact in zip(own, reference.logits, strict=True):
+        mine = torch.stack(logits)
+        kls.append(float(kl_divergence(exact, mine).mean()))
+        same.append(float((mine.argmax(-1) == exact.argmax(-1)).double().mean()))
+    spread = interval({"kl": kls})
+    return {
+        "kl": sum(kls) / len(kls),
+        "kl_95": None if spread is None else list(spread),
+        "top1": sum(same) / len(same),
+        "prompts": len(kls),
+        "steps": reference.steps,
+    }
+
+
+def _all(
+    runner: Runner,
+    held: Sequence[Held],
+    batch: int,
+    answers: Sequence[Sequence[int]] | None,
+    steps: int,
+    turns: Turns | None,
+) -> Iterator[list[Tensor]]:
+    """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time."""
+    for start in range(0, len(held), batch):
+        some = held[start : start + batch]
+        own = None if answers is None else answers[start : start + batch]
+        yield from _batch(runner, some, own, steps, NoTurns() if turns is None else turns)
+
+
+def _batch(
+    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int, turns: Turns
+) -> list[list[Tensor]]:
+    """Questions end together, so that the steps after them are of all prompts.
+
+    A cache that drops tokens does so before a decode step, and has room for one prompt that is whole: each takes its
+    first step before the next is stored.
+    """
+    stored = [0] * len(held)
+    found: list[list[Tensor]] = [[] for _ in held]
+    fed = [list(each.ask.ids[each.ask.split :]) for each in held]
+    try:
+        for slot, each in enumerate(held):
+            turns.work()
+            runner.import_kv(slot, each.fed, 0, len(each.fed.tokens))
+            stored[slot] = len(each.fed.tokens)
+            if len(fed[slot]) > 1:
+                runner.decode([slot], [fed[slot].pop(0)], [stored[slot]])
+                stored[slot] += 1
+        longest = max(map(len, fed))
+        late = [longest - len(question) for question in fed]
+        for at in range(longest + steps - 1):
+            now = [slot for slot in range(len(held)) if at >= late[slot]]
+            tokens = [fed[slot][at - late[slot]] for slot in now]
+            turns.work()
+            logits = runner.decode(now, tokens, [stored[slot] for slot in now])
+            for slot in now:
+                stored[slot] += 1
+            if at < longest - 1:
+                continue
+            for slot in now:
+                row = logits[slot].float().clone()
+                said = int(row.argmax()) if answers is None else answers[slot][len(found[slot])]
+                found[slot].append(row)
+                fed[slot].append(said)
+    finally:
+        for slot, length in enumerate(stored):
+            if length:
+                runner.forget(slot, length)
+    return found

@@ -1,0 +1,237 @@
+"""Folders of results as one table: a row is a method as it was set, a column what it was asked, beside what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coattn.errors import InputError
+from coattn.units import format_bytes
+from coattn_lab.evaluate.cells import markdown
+from coattn_lab.evaluate.results import fault, read_result
+from coattn_lab.evaluate.tasks.budget import CLOSE
+from coattn_lab.evaluate.tasks.summary import difference, groups, interval, mean_of_tasks, scores, tokens_to_answer
+from coattn_lab.evaluate.wording import share
+
+FULL = "full"
+BENCHMARKS = ("ruler", "qasper", "needle")
+READ_AS = {"read": "question read with the prompt", "fed": "question fed under the method"}
+
+
+@dataclass
+class Merged:
+    """One row of one model, from all files that have it."""
+
+    model: str
+    dtype: str
+    sha256: str | None
+    name: str
+    items: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    kl: dict[str, float] = field(default_factory=dict)
+    """By the text and length that a sweep measured it on."""
+    budget: float | None = None
+    why: str | None = None
+    """Why it misses its budget, where it has one and does."""
+    faults: list[str] = field(default_factory=list)
+
+
+def read_results(folders: Sequence[Path]) -> list[Merged]:
+    """Every result of tasks below the folders, merged by model and row; `full` first, then as they are found.
+
+    Files of other seeds or lengths add prompts to a row. The same prompt twice is refused: it would count twice.
+    KL comes from the sweeps that lie there, where model and row are the same.
+    """
+    found: dict[tuple[str, str, str], Merged] = {}
+    sweeps = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"There is no folder {folder}.", "Give folders of `coattn-lab eval tasks run --out`.")
+        for path in sorted(folder.rglob("*.json")):
+            try:
+                data = read_result(path)
+            except InputError:
+                continue
+            if data.get("evaluation") == "sweep":
+                sweeps.append(data)
+            if data.get("evaluation") != "tasks":
+                continue
+            key = data["model"], data["dtype"], data["named"]
+            row = found.setdefault(key, Merged(key[0], key[1], data.get("model_sha256"), key[2]))
+            if row.sha256 != data.get("model_sha256"):
+                raise InputError(f"{path} is of another model of the name {row.model}.", "Leave one of them out.")
+            _add(row, data, path)
+    if not found:
+        named = ", ".join(map(str, folders))
+        raise InputError(f"There are no results of tasks in {named}.", "Make some with `coattn-lab eval tasks run`.")
+    for data in sweeps:
+        where = f"{data['length']:,} tokens of {data['text']['name']}"
+        for each in data["rows"]:
+            merged = found.get((data["model"], data["dtype"], each["row"]))
+            if merged is not None:
+                merged.kl[where] = each["kl"]
+    return sorted(found.values(), key=lambda row: (row.model, row.dtype, row.name != FULL))
+
+
+def _add(row: Merged, data: Mapping[str, Any], path: Path) -> None:
+    twice = next((item["item"] for item in data["items"] if item["item"] in row.items), None)
+    if twice is not None:
+        raise InputError(
+            f"{path.name} answers {twice} under {row.name}, and so does {', '.join(row.files)}.",
+            "Leave one of the files out: a prompt counts once.",
+        )
+    row.items |= {item["item"]: item for item in data["items"]}
+    row.runs |= {length: run for length, run in (data.get("runs") or {}).items() if length not in row.runs}
+    row.files.append(path.name)
+    row.budget, row.why = data.get("budget"), data.get("budget_why")
+    why = fault(data)
+    if why is not None:
+        row.faults.append(f"{path.name}: {why}")
+
+
+def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
+    """One line for each model, mode, length and row: scores with intervals, the difference to `full`, what it took."""
+    found = []
+    for row in rows:
+        full = next((each for each in rows if each.name == FULL and _same(each, row)), None)
+        by = groups(row.items.values())
+        for mode, length in sorted({(mode, length) for _, mode, length in by}):
+            run = row.runs.get(str(length)) or {}
+            line = {
+                "model": row.model,
+                "dtype": row.dtype,
+                "model_sha256": row.sha256,
+                "row": row.name,
+                "budget": row.budget,
+                "budget_missed": missed(row, run.get("gpu_share")),
+                "mode": mode,
+                "length": length,
+                **{key: run.get(key) for key in RUN},
+                "answer_kl": run.get("answer_kl"),
+                "kl": row.kl,
+                "files": row.files,
+            }
+            for benchmark in BENCHMARKS:
+                items = by.get((benchmark, mode, length))
+                if items:
+                    line[benchmark] = _scores(items, None if full is None or full is row else full.items.values())
+            found.append(line)
+    return found
+
+
+def missed(row: Merged, taken: float | None) -> str | None:
+    """Why a row's KV in GPU memory is more than a tenth off its budget, as measured; None where it is not."""
+    if row.budget is None or taken is None or abs(taken / row.budget - 1) <= CLOSE:
+        return None
+    return row.why or "the run took another share than was planned"
+
+
+RUN = ("gpu_kv_bytes", "host_kv_bytes", "gpu_share", "read_share", "ms_per_step", "batch", "captured")
+
+
+def _same(one: Merged, other: Merged) -> bool:
+    return (one.model, one.dtype, one.sha256) == (other.model, other.dtype, other.sha256)
+
+
+def _scores(items: Sequence[Mapping[str, Any]], full: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
+    by = scores(items)
+    against = None if full is None else difference(items, full)
+    return {
+        "score": mean_of_tasks(by),
+        "score_95": interval(by),
+        "items": len(items),
+        "tokens_to_answer": tokens_to_answer(items),
+        "difference": None if against is None else against[0],
+        "difference_95": None if against is None else against[1],
+        "paired": None if against is None else against[2],
+        "tasks": {task: sum(each) / len(each) for task, each in by.items()},
+    }
+
+
+def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged], figure: str | None) -> str:
+    """The tables as Markdown, one for each model, mode and length, the best first but for `full`."""
+    parts = ["# Tasks\n"]
+    keys = list(dict.fromkeys((each["model"], each["dtype"], each["mode"], each["length"]) for each in found))
+    for model, dtype, mode, length in keys:
+        here = [
+            each
+            for each in found
+            if (each["model"], each["dtype"], each["mode"], each["length"]) == (model, dtype, mode, length)
+        ]
+        there = [name for name in BENCHMARKS if any(name in each for each in here)]
+        parts.append(f"## {model} ({dtype}), {length:,} tokens, {READ_AS.get(mode, mode)}\n")
+        parts.append(markdown(_head(there), [_row(each, there) for each in sorted(here, key=_rank)]))
+    parts.append(NOTE)
+    reasons = {each["row"]: each["budget_missed"] for each in found if each["budget_missed"]}
+    if reasons:
+        parts.append("Not at their budget:\n\n" + "".join(f"- `{row}`: {why}.\n" for row, why in reasons.items()))
+    if figure is not None:
+        parts.append(f"![Quality over GPU memory]({figure})\n")
+    faults = [why for row in rows for why in row.faults]
+    if faults:
+        parts.append("Not to be published:\n\n" + "".join(f"- {why}\n" for why in faults))
+    return "\n".join(parts)
+
+
+NOTE = """Scores are in percent, the mean over tasks that count the same, with 95% of what comes out when prompts are
+drawn anew; behind them the difference to `full` on the same prompts. GPU KV and DRAM KV are bytes of a sequence of that
+length, and their share of its KV, the budget behind it where a row was sized to meet one; read is the KV that a step
+reads, of all. Tokens to the answer are counted where the whole answer was found. KL is that of a row's predictions from
+full attention's, in nats, along the first tokens of full attention's answers to the first prompt of each task, the
+question fed under the row; its interval is over prompts. Nothing is simulated: every choice is the row's own.
+"""
+
+
+def _rank(line: Mapping[str, Any]) -> tuple[bool, float]:
+    known = [line[name]["score"] for name in BENCHMARKS if name in line]
+    return line["row"] != FULL, -sum(known) / len(known) if known else 0.0
+
+
+def _head(there: Sequence[str]) -> list[str]:
+    asked = [column for name in there for column in (name, "minus `full`")]
+    return ["row", "GPU KV", "DRAM KV", "read", "ms a step (batch)", *asked, "tokens to the answer", "KL"]
+
+
+def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
+    cells = [
+        f"`{_named(line['row'])}`",
+        _memory(line),
+        "" if line["host_kv_bytes"] is None else format_bytes(line["host_kv_bytes"]),
+        "" if line["read_share"] is None else f"{line['read_share']:.1%}",
+        "" if line["ms_per_step"] is None else f"{line['ms_per_step']:.2f} ({line['batch']})",
+    ]
+    for name in there:
+        each = line.get(name)
+        cells.append("" if each is None else f"{each['score']:.1f}{_spread(each['score_95'])}")
+        gap = None if each is None else each["difference"]
+        cells.append("" if gap is None or each is None else f"{gap:+.1f}{_spread(each['difference_95'], '+')}")
+    known = [line[name]["tokens_to_answer"] for name in there if name in line]
+    cells.append(", ".join("-" if each is None else f"{each:.1f}" for each in known))
+    own = line["answer_kl"]
+    kls = [] if own is None or line["row"] == FULL else [f"{own['kl']:.2g}{_around(own['kl_95'])}"]
+    cells.append(", ".join([*kls, *(f"{value:.2g} ({where})" for where, value in line["kl"].items())]))
+    return cells
+
+
+def _named(row: str) -> str:
+    """Files by their names alone."""
+    words = [word.split("=", 1) for word in row.split(",")]
+    return ",".join("=".join([*word[:-1], Path(word[-1]).name if "/" in word[-1][:1] else word[-1]]) for word in words)
+
+
+def _memory(line: Mapping[str, Any]) -> str:
+    if line["gpu_kv_bytes"] is None:
+        return ""
+    budget = "" if line["budget"] is None else f" of {share(line['budget'])}"
+    return f"{format_bytes(line['gpu_kv_bytes'])} ({line['gpu_share']:.1%}{budget})"
+
+
+def _around(interval_95: Sequence[float] | None) -> str:
+    return "" if interval_95 is None else f" ({interval_95[0]:.2g} to {interval_95[1]:.2g})"
+
+
+def _spread(interval_95: Sequence[float] | None, sign: str = "") -> str:
+    return "" if interval_95 is None else f" ({interval_95[0]:{sign}.1f} to {interval_95[1]:{sign}.1f})"

