@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 RUN := $(VENV)/bin
-NATIVE := CMakeLists.txt $(shell find src/coattn/csrc -type f 2>/dev/null)
-FORMATTED = $(shell find src/coattn/csrc src/coattn/ops/cuda tests/native tests/ops/cuda -regex '.*\.\(cpp\|h\|inl\|cu\|cuh\)')
+NATIVE := CMakeLists.txt $(shell find src/coattn/native/csrc -type f 2>/dev/null)
+FORMATTED = $(shell find src/coattn/native/csrc src/coattn/kernels/cuda tests/native tests/kernels/cuda -regex '.*\.\(cpp\|h\|inl\|cu\|cuh\)')
 
 .PHONY: demo test test-quick test-native test-native-arm lint format bench docs clean setup
 

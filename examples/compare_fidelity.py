@@ -5,10 +5,10 @@ Usage: python examples/compare_fidelity.py [MODEL]
 
 import sys
 
-from coattn.tools.evaluate.fidelity import compare
-from coattn.tools.evaluate.forced import force
 from coattn.hf.load import load
 from coattn.text import default_text
+from coattn.tools.evaluate.fidelity import compare
+from coattn.tools.evaluate.forced import force
 
 LENGTH, DECODE = 256, 8
 CASES = [

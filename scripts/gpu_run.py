@@ -107,7 +107,7 @@ def main() -> int:
         ask.error(f"{given.commit!r} is no commit: give what `git rev-parse HEAD` says")
     import torch
 
-    from coattn.models import list_models
+    from coattn.hf.models import list_models
 
     if not torch.cuda.is_available():
         ask.error("this machine has no GPU that PyTorch can use")

@@ -16,12 +16,12 @@ import click
 
 from coattn.cli.main import cli
 from coattn.cli.methods import describe
-from coattn.method import ORIGIN, Method
-from coattn.methods import METHODS
-from coattn.ops.blockwise import HELP
+from coattn.kernels.blockwise import HELP
+from coattn.method.registry import AXES, PARTS
+from coattn.method.row import ORIGIN, Method
+from coattn.method.table import METHODS
 from coattn.part import Part
-from coattn.parts import AXES, PARTS
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from coattn.models import resolve
+from coattn.hf.models import resolve
 
 
 def main(folder: str) -> None:

@@ -14,32 +14,32 @@ import pytest
 import coattn
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.execute.base import Executor
-from coattn.index.base import Index
-from coattn.methods import METHODS
+from coattn.method.registry import AXES, PARTS
+from coattn.method.table import METHODS
 from coattn.part import Part
-from coattn.parts import AXES, PARTS
-from coattn.probe import Probe
-from coattn.schedule.base import Schedule
-from coattn.select.base import Select
-from coattn.upkeep.base import Upkeep
+from coattn.parts.executor.base import Executor
+from coattn.parts.index.base import Index
+from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.schedule.base import Schedule
+from coattn.parts.select.base import Select
+from coattn.step.probe import Probe
 
 SOURCE = Path(coattn.__file__).parent
-PARTS_OF = ("cache", "index", "select", "execute", "schedule", "upkeep")
+PARTS_OF = ("cache", "parts", "auto", "baselines")
 FLOORS = (
-    ("errors", "units", "types", "state", "part", "side"),
-    ("ops", "quantise", "native"),
+    ("errors", "units", "types", "state", "part"),
+    ("native",),
+    ("kernels",),
     ("cache",),
-    ("index",),
-    ("select", "call"),
-    ("upkeep", "execute", "handover"),
-    ("audit",),
-    ("schedule",),
-    ("method", "methods", "parts", "probe", "group", "grouping", "reading", "counts", "runtime"),
-    ("decode", "trace", "hf", "plan"),
-    ("engine", "calibrate"),
+    ("parts",),
+    ("auto", "baselines"),
+    ("method",),
+    ("step",),
+    ("hf",),
+    ("engine",),
     ("transfer",),
-    ("evaluate", "bench", "demo", "check", "serve", "chat"),
+    ("serve",),
+    ("tools",),
     ("cli",),
 )
 """Folders and modules, the lowest first. Those that are not named are on no floor: texts, models, provenance."""

@@ -11,11 +11,11 @@ import torch
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.decode.runner import EagerRunner
+from coattn.engine.runner.runner import EagerRunner
 from coattn.hf.random_model import random_model
-from coattn.method import Method, compose
-from coattn.methods import METHODS, find_method
-from coattn.runtime import Runtime
+from coattn.method.row import Method, compose
+from coattn.method.table import METHODS, find_method
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape
 
 SHAPE = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_runtime import World
+from tests.step.test_runtime import World
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from coattn.cache.ledger import Ledger
-from coattn.method import compose
-from coattn.methods import find_method
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 SLOTS, LENGTH, HEADS, KV_HEADS, D = 5, 200, 4, 2, 16

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from coattn.engine.llm import LLM as LLM
     from coattn.engine.params import SamplingParams as SamplingParams
     from coattn.hf.attach import attach as attach
-    from coattn.method import Method as Method
-    from coattn.method import compose as compose
+    from coattn.method.row import Method as Method
+    from coattn.method.row import compose as compose
     from coattn.state import AttnState as AttnState
     from coattn.state import merge as merge
 
@@ -20,8 +20,8 @@ _LAZY = {
     "LLM": "coattn.engine.llm",
     "SamplingParams": "coattn.engine.params",
     "attach": "coattn.hf.attach",
-    "Method": "coattn.method",
-    "compose": "coattn.method",
+    "Method": "coattn.method.row",
+    "compose": "coattn.method.row",
     "AttnState": "coattn.state",
     "merge": "coattn.state",
 }

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from coattn.ops.token_pool import TokenPool
-    from coattn.quantise.blocks import PackedBlocks
-    from coattn.quantise.sketch import Scan
+    from coattn.kernels.quantise.blocks import PackedBlocks
+    from coattn.kernels.quantise.sketch import Scan
+    from coattn.kernels.token_pool import TokenPool
     from coattn.state import AttnState, Split
 
 Tier = Literal["gpu", "host"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
-from coattn.execute.staging import Staging
+from coattn.parts.executor.staging import Staging
 from coattn.types import LayerShape, Tier
 
 LAYERS = {i: LayerShape(4, 2, 8, torch.float32, torch.device("cpu")) for i in range(4)}

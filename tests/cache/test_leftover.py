@@ -14,9 +14,9 @@ from coattn.cache import keep
 from coattn.cache.keep import Kept
 from coattn.cache.ledger import Ledger
 from coattn.cache.leftover import Leftovers
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 BLOCK, WINDOW, TOKENS = 8, 4, 100

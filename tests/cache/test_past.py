@@ -16,7 +16,7 @@ import coattn
 from coattn.cache import reading as readings
 from coattn.cache.ledger import Ledger
 from coattn.cache.past import MOST, Past
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 from coattn.types import Step
 
 CUT = 192

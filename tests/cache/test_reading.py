@@ -12,10 +12,10 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
-from coattn.index.codes.index import Codes
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.index.codes.index import Codes
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 LAYERS, KV, GROUP, D, BLOCK = 2, 2, 3, 16, 8

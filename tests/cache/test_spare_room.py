@@ -10,9 +10,9 @@ from tests.cache.test_reading import BLOCK, LAYERS, SHAPE, TOKENS, decode, numbe
 from tests.dense import dense
 
 from coattn.cache.ledger import Ledger
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.types import Step
 
 PARAMS: dict[str, dict[str, Any]] = {

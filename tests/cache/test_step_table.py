@@ -14,10 +14,10 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
 from coattn.cache.step_table import NO_BLOCK, StepTable, TableMemory
 from coattn.errors import BudgetError
-from coattn.handover.base import Hand
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.handover.base import Hand
+from coattn.step.runtime import Runtime
 from coattn.types import BlockList, LayerShape, Step
 
 SHAPE = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))

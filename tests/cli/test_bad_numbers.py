@@ -12,8 +12,8 @@ from tests.cli.run import coattn
 
 from coattn import SamplingParams
 from coattn.errors import ConfigError, InputError
-from coattn.method import compose
-from coattn.methods import METHODS
+from coattn.method.row import compose
+from coattn.method.table import METHODS
 from coattn.part import check_number
 from coattn.units import parse_bytes
 from tests.cli.test_bad_input import assert_refused, folder
@@ -150,7 +150,7 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-    monkeypatch.setattr("coattn.plan.kv.plan", fail)
+    monkeypatch.setattr("coattn.engine.plan.kv.plan", fail)
     assert_refused(coattn("plan", "--shapes", "tiny"), "more memory than there is")
 
 
@@ -158,7 +158,7 @@ def test_a_path_without_permission_is_one_sentence(monkeypatch: pytest.MonkeyPat
     def fail(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", "/some/where")
 
-    monkeypatch.setattr("coattn.plan.kv.plan", fail)
+    monkeypatch.setattr("coattn.engine.plan.kv.plan", fail)
     assert_refused(coattn("plan", "--shapes", "tiny"), "/some/where cannot be used: Permission denied")
 
 

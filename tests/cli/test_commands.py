@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.model, pytest.mark.usefixtures("loaded_once")]
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from coattn.models import resolve
+    from coattn.hf.models import resolve
 
     return Path(resolve("smollm2"))
 
@@ -37,7 +37,7 @@ def test_doctor() -> None:
 
 
 def test_methods_lists_every_row_with_its_parts() -> None:
-    from coattn.methods import METHODS
+    from coattn.method.table import METHODS
 
     rows = run_json("methods")["methods"]
     assert [row["name"] for row in rows] == list(METHODS)

@@ -13,7 +13,7 @@ from tests.cli.folders import save_tiny
 from tests.cli.run import Done, coattn
 
 from coattn.hf.random_model import SHAPES
-from coattn.methods import METHODS
+from coattn.method.table import METHODS
 
 SLIDING = {
     "model_type": "gemma3_text",

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.run import coattn
 
 from coattn.hf.architectures import FAMILIES
-from coattn.models.catalog import SMOLLM2
+from coattn.hf.models.catalog import SMOLLM2
 from coattn.units import format_bytes
 
 ROOT = Path(__file__).resolve().parents[2]

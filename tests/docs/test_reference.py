@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from coattn.cli.generate import generate
-from coattn.methods import METHODS
-from coattn.parts import PARTS
-from coattn.runtime import Runtime
+from coattn.method.registry import PARTS
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 FILLED = ["README.md", "docs/concepts.md"]

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.call import Call
-from coattn.check import check
 from coattn.errors import ConfigError
-from coattn.method import Method, compose
-from coattn.methods import METHODS, find_method
-from coattn.parts import PARTS
-from coattn.runtime import Runtime
+from coattn.method.registry import PARTS
+from coattn.method.row import Method, compose
+from coattn.method.table import METHODS, find_method
+from coattn.parts.call import Call
+from coattn.step.check import check
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Phase, Selection, Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The page's parts and rows, registered while a test runs: name -> class."""
     found = {}
     for name, (code, _) in PAGES.items():
-        module = ModuleType(f"coattn.select.{name}")
+        module = ModuleType(f"coattn.parts.select.{name}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(compile(block("python", code), "add_a_method.md", "exec"), module.__dict__)
         (kind,) = [x for x in vars(module).values() if getattr(x, "name", None) == name]

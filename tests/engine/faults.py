@@ -34,8 +34,8 @@ from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import prefill
-from coattn.method import compose
-from coattn.methods import METHODS
+from coattn.method.row import compose
+from coattn.method.table import METHODS
 from coattn.types import Phase
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -25,13 +25,13 @@ from tests.engine.rows import options
 from tests.hf.families import tiny
 
 import coattn
-from coattn.check import whole_parameters
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.engine.session import Session
 from coattn.errors import BudgetError
-from coattn.method import compose
-from coattn.methods import METHODS
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.check import whole_parameters
 
 FAMILIES = ("llama", "gemma3", "mistral_sliding")
 LONGEST = 160

@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.methods.test_matrix import SMALL, SMALL_CACHE
 
-from coattn.methods import METHODS
+from coattn.method.registry import PARTS
+from coattn.method.table import METHODS
 from coattn.part import MOST
-from coattn.parts import PARTS
 
 BLOCK = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.engine.small import greedy, llm, prompt
 
 from coattn import SamplingParams
-from coattn.audit.tally import Tally
+from coattn.auto.audit.tally import Tally
 from coattn.engine.request import Request
 from coattn.serve.answer.head import about
 

@@ -15,7 +15,7 @@ import coattn
 from coattn.engine.pace import Pace
 from coattn.engine.work import Decode, Extend
 from coattn.errors import BudgetError
-from coattn.methods import METHODS
+from coattn.method.table import METHODS
 
 LAYERS = 4
 QUICK = ("full", "offload", "scout", "h2o")

@@ -14,8 +14,8 @@ from tests.engine.rows import options
 from tests.engine.small import DEVICE, greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.decode.runner import EagerRunner
 from coattn.engine.devices import Devices
+from coattn.engine.runner.runner import EagerRunner
 from coattn.errors import BudgetError, ConfigError, InputError
 
 TWO = [f"{DEVICE.type}:0"] * 2 if DEVICE.type == "cuda" else ["cpu:0", "cpu:1"]

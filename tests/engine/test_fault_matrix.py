@@ -13,7 +13,7 @@ import torch
 from tests.engine.faults import Case, matrix, run
 
 from coattn.engine.scheduler import Scheduler
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 
 SEED = 41
 ALL = random.Random(SEED).sample(list(matrix()), 56)

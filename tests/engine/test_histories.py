@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.engine.histories import EXACT, FAMILIES, History
 
-from coattn.methods import METHODS
+from coattn.method.table import METHODS
 
 KINDS = [(row, family) for row in METHODS for family in FAMILIES]
 QUICK = [

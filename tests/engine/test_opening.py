@@ -10,7 +10,7 @@ import torch
 from tests.engine.small import small, tokenizer
 
 import coattn
-from coattn.decode.runner import EagerRunner
+from coattn.engine.runner.runner import EagerRunner
 from coattn.errors import ConfigError
 from coattn.hf.fuse import Fusion
 

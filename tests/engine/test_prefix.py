@@ -11,11 +11,11 @@ from tests.engine.rows import options, shares
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.calibrate.skews import read_skews
 from coattn.engine import prefix
 from coattn.hf.architectures import describe_layers
-from coattn.methods import METHODS
-from coattn.quantise.skew import SkewOrigin, save
+from coattn.kernels.quantise.skew import SkewOrigin, save
+from coattn.method.table import METHODS
+from coattn.tools.calibrate.skews import read_skews
 
 NEW = 5
 

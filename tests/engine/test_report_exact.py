@@ -11,8 +11,8 @@ from tests.engine.small import llm, small
 
 import coattn
 from coattn.hf.architectures import describe_layers
-from coattn.method import compose
-from coattn.methods import METHODS
+from coattn.method.row import compose
+from coattn.method.table import METHODS
 
 CASES: list[tuple[str, dict[str, Any], torch.dtype, bool]] = [
     ("full", {}, torch.float32, True),

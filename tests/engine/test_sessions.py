@@ -16,7 +16,7 @@ import coattn
 from coattn.engine.prompts import encode_chat
 from coattn.engine.session_file import SUFFIX, Sessions
 from coattn.errors import BusyError, ConfigError, InputError
-from coattn.methods import METHODS
+from coattn.method.table import METHODS
 
 PARAMS = greedy(5, ignore_eos=True)
 TURNS = tuple(prompt(n, seed=n) for n in (45, 3, 20))

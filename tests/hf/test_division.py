@@ -8,14 +8,14 @@ from tests.hf.families import FAMILIES, tiny
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.decode.runner import EagerRunner
+from coattn.engine.runner.runner import EagerRunner
 from coattn.hf.borders import Borders, Carry
 from coattn.hf.division import Division, Sizes, divide, sizes
 from coattn.hf.forward import Session
 from coattn.hf.random_model import random_model
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 
 CPU = (torch.device("cpu", 0), torch.device("cpu", 1))
 

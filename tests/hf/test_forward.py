@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.decode.runner import EagerRunner
+from coattn.engine.runner.runner import EagerRunner
 from coattn.errors import UnsupportedError
 from coattn.hf.forward import Session, end_tokens, longest
-from coattn.method import compose
-from coattn.methods import find_method
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
 
 LENGTHS = (37, 1, 60)
 EXACT: list[tuple[str, dict[str, Any]]] = [("full", {"block": 8}), ("offload", {"block": 8}), ("cpu", {"block": 8})]

@@ -17,7 +17,7 @@ gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 from coattn.errors import ModelError  # noqa: E402
 from coattn.hf.gguf import convert  # noqa: E402
 from coattn.hf.load import load  # noqa: E402
-from coattn.models.catalog import SMOLLM2, Embedded  # noqa: E402
+from coattn.hf.models.catalog import SMOLLM2, Embedded  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, FFN, POSITIONS = 2, 64, 4, 2, 16, 96, 128
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -19,7 +19,7 @@ from coattn import LLM, SamplingParams  # noqa: E402
 from coattn.errors import ModelError  # noqa: E402
 from coattn.hf.gguf_tokenizer import read_tokenizer  # noqa: E402
 from coattn.hf.load import load  # noqa: E402
-from coattn.models.gguf_header import read_header  # noqa: E402
+from coattn.hf.models.gguf_header import read_header  # noqa: E402
 
 __all__ = ["source"]  # the fixture: a tiny Llama as a file, and its weights
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import coattn
 from coattn.hf.ahead import Ahead
 from coattn.hf.query import query_of
-from coattn.ops.rotate import rotate
-from coattn.runtime import Runtime
+from coattn.kernels.rotate import rotate
+from coattn.step.runtime import Runtime
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,10 +10,10 @@ from tests.dense import dense
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.call import Call
-from coattn.method import Method, compose
-from coattn.probe import Probe
-from coattn.runtime import Group, Runtime
+from coattn.method.row import Method, compose
+from coattn.parts.call import Call
+from coattn.step.probe import Probe
+from coattn.step.runtime import Group, Runtime
 from coattn.types import LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE, LAYERS = 6, 2, 16, 0.4, 3

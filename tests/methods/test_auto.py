@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.auto.index import Sketch
 from coattn.cache import keep
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.index.sketch import Sketch
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.ops.reference.append import whole_blocks
-from coattn.ops.token_pool import COLD, TokenPool
-from coattn.quantise.blocks import pack_blocks, unpack_blocks
-from coattn.quantise.sketch import unpack
-from coattn.runtime import Runtime
+from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
+from coattn.kernels.quantise.sketch import unpack
+from coattn.kernels.reference.append import whole_blocks
+from coattn.kernels.token_pool import COLD, TokenPool
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 HEADS, KV_HEADS, DIM, SCALE, BLOCK, WINDOW = 6, 2, 16, 0.4, 8, 2

@@ -12,18 +12,18 @@ import torch
 from tests.cli.run import coattn
 from tests.dense import dense
 from tests.engine.small import small
-from tests.evaluate.tiny import save_model
+from tests.tools.evaluate.tiny import save_model
 from torch import Tensor
 
+from coattn.baselines.duo.head_labels import HeadLabels, read_labels, retrieval_heads
 from coattn.cache.ledger import Ledger
-from coattn.calibrate.heads import Prompt, make_prompt, needle_mass, score_heads
 from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.attach import attach
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
-from coattn.select.head_labels import HeadLabels, read_labels, retrieval_heads
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
+from coattn.tools.calibrate.heads import Prompt, make_prompt, needle_mass, score_heads
 from coattn.types import LayerShape, Step
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 3, 16, 0.4

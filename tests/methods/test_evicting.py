@@ -11,9 +11,9 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 HEADS, KV_HEADS, DIM, SCALE, LAYERS = 6, 2, 16, 0.4, 2
@@ -155,7 +155,7 @@ def test_keeps_what_the_slow_rule_keeps(method: str, params: dict[str, Any], sof
 
 
 def test_the_queries_of_a_prompt_are_weighed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coattn.upkeep.evict.evict.PIECE", 50)
+    monkeypatch.setattr("coattn.baselines.evicting.evict.PIECE", 50)
     world = World("h2o", seqs=1, heavy=7, recent=5)
     world.step(40)
     world.step(1)

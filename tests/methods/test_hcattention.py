@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.index.codes.index import Codes
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.index.codes.index import Codes
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Selection, Step
 
 SCALE, BLOCK, KV, GROUP, D = 0.5, 8, 2, 3, 16

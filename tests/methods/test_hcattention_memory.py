@@ -13,13 +13,13 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.index.codes.index import Codes
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.quantise.basis import Basis
-from coattn.quantise.codebook import Codebook, fit
-from coattn.quantise.file import Origin, save
-from coattn.runtime import Runtime
+from coattn.kernels.quantise.basis import Basis
+from coattn.kernels.quantise.codebook import Codebook, fit
+from coattn.kernels.quantise.file import Origin, save
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.index.codes.index import Codes
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 from coattn_lab.bench.kv import fill_randomly
 

@@ -11,14 +11,14 @@ from tests.engine.small import by_transformers, greedy, llm, prompt, small
 import coattn
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.index.averages import Averages
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
-from coattn.select.maw_threshold import MawThreshold
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.index.averages import Averages
+from coattn.parts.maintenance.entries import entries
+from coattn.parts.maintenance.entries.entries import Entries
+from coattn.parts.select.maw_threshold import MawThreshold
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
-from coattn.upkeep.entries import entries
-from coattn.upkeep.entries.entries import Entries
 
 EXACT = {"beta": 0, "window_blocks": 2, "block": 8}
 

@@ -10,20 +10,20 @@ import pytest
 import torch
 from tests.cli.run import coattn as command
 from tests.engine.small import small
-from tests.evaluate.tiny import save_model
+from tests.tools.evaluate.tiny import save_model
 from tests.hf.families import tiny
 from tests.methods.fetched import DIM, GROUP, HEADS, KV_HEADS, LAYERS, SCALE, World
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import coattn
-from coattn.calibrate.skews import read_skews
 from coattn.errors import ConfigError, MethodError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import describe_layers
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.quantise.skew import SkewOrigin, load, read_origin, save, skew_of
+from coattn.kernels.quantise.skew import SkewOrigin, load, read_origin, save, skew_of
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.tools.calibrate.skews import read_skews
 
 ROW = METHODS["infinigen"]
 SMALL = {"budget": 12, "alpha": 1.5, "dense_layers": 1, "ahead_from": 1, "partial": 0.4}
@@ -113,7 +113,7 @@ def test_a_captured_step_is_the_same_step_and_takes_no_number_to_the_host() -> N
         for a, b in zip(plain, captured, strict=True):
             torch.testing.assert_close(a, b)
     group, call_q = worlds[0].runtime.groups[0], torch.randn(2, 1, HEADS, DIM)
-    from coattn.call import Call
+    from coattn.parts.call import Call
     from coattn.types import Step
 
     step = Step.of((0, 1), tuple(worlds[0].lengths), (1, 1))
@@ -252,7 +252,7 @@ def test_predicted_under_the_norm_of_the_layer_before() -> None:
 
 def test_the_row_asks_for_it() -> None:
     from coattn.cache.ledger import Ledger
-    from coattn.runtime import Runtime
+    from coattn.step.runtime import Runtime
 
     layers = World(ROW).runtime.layers
     for norm, want in (("before", 1), ("own", 2)):

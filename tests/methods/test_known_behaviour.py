@@ -12,11 +12,11 @@ import torch
 
 import coattn
 from coattn import SamplingParams
-from coattn.calibrate.heads import make_prompt, score_heads
+from coattn.baselines.duo.head_labels import HeadLabels, retrieval_heads
 from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded, load
-from coattn.select.head_labels import HeadLabels, retrieval_heads
 from coattn.text import default_text
+from coattn.tools.calibrate.heads import make_prompt, score_heads
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from coattn.check import Verdict, check
 from coattn.errors import ConfigError, MethodError
-from coattn.method import Method, compose
-from coattn.methods import METHODS
-from coattn.parts import AXES, PARTS
+from coattn.method.registry import AXES, PARTS
+from coattn.method.row import Method, compose
+from coattn.method.table import METHODS
+from coattn.step.check import Verdict, check
 from coattn.types import Selection, Term
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -14,12 +14,12 @@ from tests.methods.test_pqcache import PIECE, SMALL, books
 from torch import Tensor
 
 from coattn.errors import ConfigError
-from coattn.index.averages import Averages
-from coattn.index.heard import QUERIES
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.select.maw_threshold import MawThreshold
-from coattn.upkeep.entries.entries import Entries
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.index.averages import Averages
+from coattn.parts.index.heard import QUERIES
+from coattn.parts.maintenance.entries.entries import Entries
+from coattn.parts.select.maw_threshold import MawThreshold
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("hgca", {"neighbours": 2}),

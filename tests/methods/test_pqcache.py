@@ -12,9 +12,9 @@ from torch import Tensor
 
 import coattn
 from coattn.errors import ConfigError
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.quantise.cluster import cluster, nearest
+from coattn.kernels.quantise.cluster import cluster, nearest
+from coattn.method.row import compose
+from coattn.method.table import METHODS
 from coattn.types import Step
 from coattn_lab.bench.kv import fill_randomly
 

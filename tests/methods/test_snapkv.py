@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coattn.cache.ledger import Ledger
-from coattn.call import Call
 from coattn.errors import ConfigError, MethodError
-from coattn.method import Method, compose
-from coattn.methods import METHODS
-from coattn.probe import Probe
-from coattn.runtime import Group, Runtime
+from coattn.method.row import Method, compose
+from coattn.method.table import METHODS
+from coattn.parts.call import Call
+from coattn.step.probe import Probe
+from coattn.step.runtime import Group, Runtime
 from coattn.types import BlockList, LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4

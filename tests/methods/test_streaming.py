@@ -10,9 +10,9 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Rope, Step
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4

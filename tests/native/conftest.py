@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn import native
-from coattn.quantise.blocks import pack_blocks, unpack_blocks
+from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 USABLE = [status.name for status in native.isas() if not status.reason]

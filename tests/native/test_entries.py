@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from coattn import native
-from coattn.ops.native.weighted_sum import entries_of
-from coattn.quantise.values import LEVELS, ValueBlocks, pack_values
+from coattn.kernels.native.weighted_sum import entries_of
+from coattn.kernels.quantise.values import LEVELS, ValueBlocks, pack_values
 
 pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings

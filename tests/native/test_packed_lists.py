@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn import native
-from coattn.quantise.blocks import Layout, pack_blocks, unpack_blocks
+from coattn.kernels.quantise.blocks import Layout, pack_blocks, unpack_blocks
 
 LISTS, WIDTH, BLOCKS = 5, 40, 800
 FORESEE = 8

@@ -11,7 +11,7 @@ import pytest
 import coattn
 from coattn.native.core import NativeError, check_sources, extension
 
-CSRC = Path(coattn.__file__).parent / "csrc"
+CSRC = Path(coattn.__file__).parent / "native" / "csrc"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coattn.audit.tally import Tally
+from coattn.auto.audit.tally import Tally
 from coattn.serve.metrics import _audit
 
 

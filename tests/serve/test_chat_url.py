@@ -11,9 +11,9 @@ import pytest
 from tests.cli.run import coattn
 from tests.serve.running import Running
 
-from coattn.chat.base import Asked
-from coattn.chat.remote import Remote
 from coattn.errors import InputError, UnsupportedError
+from coattn.tools.chat.base import Asked
+from coattn.tools.chat.remote import Remote
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from tests.engine.small import prompt
 from tests.serve.running import HELLO, Running, serving
 
 import coattn
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 
 
 def value(text: str, name: str) -> float:

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from coattn.cache.ledger import Ledger
-from coattn.decode.runner import EagerRunner, Runner
+from coattn.engine.runner.runner import EagerRunner, Runner
 from coattn.hf.borders import Borders
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
-from coattn.method import Composed, compose
-from coattn.methods import find_method
-from coattn.runtime import Runtime
-from coattn.trace.step import Timing
+from coattn.method.row import Composed, compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
+from coattn.step.trace.step import Timing
 from coattn.types import Step
 from coattn_lab.bench import kv
 from coattn_lab.bench.drift import Drift
@@ -260,7 +260,7 @@ class Bench:
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
         if runtime.uncaptured() is not None:
             return EagerRunner(session, runtime, case.batch)
-        from coattn.decode.capture import GraphRunner
+        from coattn.engine.runner.capture import GraphRunner
 
         runner = GraphRunner(session, runtime, case.batch, (case.batch,))
         runner.always_host = case.handover

@@ -8,11 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from coattn.index.digests import Digests
-from coattn.ops.lists import Rows
-from coattn.ops.reference.pick_blocks import Scores
-from coattn.runtime import Group
-from coattn.upkeep.recall.recall import Recall
+from coattn.kernels.lists import Rows
+from coattn.kernels.reference.pick_blocks import Scores
+from coattn.parts.index.digests import Digests
+from coattn.parts.maintenance.recall.recall import Recall
+from coattn.step.runtime import Group
 from coattn_lab.bench.drift import NOTHING, Drift
 
 MASK = 0xFFFFFFFF

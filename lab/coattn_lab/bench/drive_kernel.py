@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.ops.lists import Rows
+from coattn.kernels.lists import Rows
 from coattn_lab.bench.drift import NOTHING, Drift
 
 TILE = 256

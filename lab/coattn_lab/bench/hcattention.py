@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from coattn.select.pq_top_p import RESTS
+from coattn.parts.select.pq_top_p import RESTS
 from coattn.tools.evaluate.fidelity import compare
 from coattn.tools.evaluate.forced import Forced
 from coattn.tools.evaluate.perplexity import interval

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from coattn import native
-from coattn.ops.native.attend import source
-from coattn.quantise.pack import pack
-from coattn.runtime import Runtime
+from coattn.kernels.native.attend import source
+from coattn.kernels.quantise.pack import pack
+from coattn.step.runtime import Runtime
 
 if TYPE_CHECKING:
-    from coattn.index.codes.index import Codes
-    from coattn.index.partial_keys import PartialKeys
+    from coattn.baselines.infinigen.index import PartialKeys
+    from coattn.parts.index.codes.index import Codes
 
 
 def fill_randomly(runtime: Runtime) -> None:

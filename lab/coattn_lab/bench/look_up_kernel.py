@@ -9,15 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from coattn.ops.attend_scored import Chosen, splits_of
-from coattn.runtime import Runtime
-from coattn.side import SideStream
+from coattn.kernels.attend_scored import Chosen, splits_of
+from coattn.kernels.streams import SideStream
+from coattn.step.runtime import Runtime
 from coattn.types import ScoredWork
 from coattn.units import ceil_div
 from coattn_lab.bench.drive_kernel import _hash
 
 if TYPE_CHECKING:
-    from coattn.execute.pull import Pull
+    from coattn.parts.executor.pull import Pull
 
 SIZE = 64
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from coattn import native
+from coattn.kernels.quantise.blocks import pack_blocks
+from coattn.kernels.quantise.values import pack_values, row_bytes
 from coattn.native.values import Values
-from coattn.quantise.blocks import pack_blocks
-from coattn.quantise.values import pack_values, row_bytes
 from coattn_lab.bench.timing import Disturbance, in_turn, median_seconds, spread
 
 BLOCK = 32

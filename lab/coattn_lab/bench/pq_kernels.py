@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.ops.attend import attend
-from coattn.ops.cuda import score_pq, top_p
-from coattn.ops.reference.top_p import TAILS
-from coattn.ops.triton import score_pq as decoding
-from coattn.quantise.codebook import Codebook
-from coattn.quantise.pack import packed_bytes
+from coattn.kernels.attend import attend
+from coattn.kernels.cuda import score_pq, top_p
+from coattn.kernels.quantise.codebook import Codebook
+from coattn.kernels.quantise.pack import packed_bytes
+from coattn.kernels.reference.top_p import TAILS
+from coattn.kernels.triton import score_pq as decoding
 from coattn.types import BlockList
 
 Q_HEADS, KV_HEADS, D, BLOCK, COUNT = 32, 8, 128, 32, 8192

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.decode.choose import choose_runner
+from coattn.engine.runner.choose import choose_runner
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session
 from coattn.hf.random_model import weight_bytes
-from coattn.method import compose
-from coattn.methods import find_method
-from coattn.ops.prompt.choice import measure
-from coattn.ops.prompt.kernels import KERNELS
-from coattn.ops.prompt.mask import Mask, Shape
-from coattn.ops.prompt.warm import warm
-from coattn.runtime import Runtime
+from coattn.kernels.prompt.choice import measure
+from coattn.kernels.prompt.kernels import KERNELS
+from coattn.kernels.prompt.mask import Mask, Shape
+from coattn.kernels.prompt.warm import warm
+from coattn.method.row import compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
 from coattn_lab.bench.prompt_kernels import product_tflops
 
 PEER = "transformers"

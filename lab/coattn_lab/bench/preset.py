@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from coattn.cache.layout import NewestBlocks
-from coattn.runtime import Group, Runtime
+from coattn.parts.maintenance.entries.entries import Entries
+from coattn.step.runtime import Group, Runtime
 from coattn.types import Step
-from coattn.upkeep.entries.entries import Entries
 
 if TYPE_CHECKING:
-    from coattn.index.sketch import Sketch
-    from coattn.select.weight_floor import WeightFloor
+    from coattn.auto.index import Sketch
+    from coattn.auto.select import WeightFloor
 
 
 def preset_entries(group: Group, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from coattn.ops.prompt import Mask, attend_prompt
-from coattn.ops.prompt.attend import in_tiles
-from coattn.ops.prompt.choice import sample
-from coattn.ops.prompt.kernels import KERNELS, TILES, Kernel
-from coattn.ops.prompt.mask import Shape
+from coattn.kernels.prompt import Mask, attend_prompt
+from coattn.kernels.prompt.attend import in_tiles
+from coattn.kernels.prompt.choice import sample
+from coattn.kernels.prompt.kernels import KERNELS, TILES, Kernel
+from coattn.kernels.prompt.mask import Shape
 from coattn.state import AttnState
 
 CHOSEN = "chosen"

@@ -10,15 +10,15 @@ import torch
 
 from coattn.cache.blocks import layer_bytes
 from coattn.hf.architectures import describe_layers
-from coattn.method import compose
-from coattn.methods import find_method
+from coattn.method.row import compose
+from coattn.method.table import find_method
 from coattn.types import LayerShape
 from coattn_lab.bench.decode import Bench, Case, Ready, Row
 from coattn_lab.bench.drift import Drift, noise_for
 from coattn_lab.bench.reused import reusing
 
 if TYPE_CHECKING:
-    from coattn.select.digest_top import DigestTop
+    from coattn.parts.select.digest_top import DigestTop
 
 BLOCK = 32
 CHANGE = 0.124

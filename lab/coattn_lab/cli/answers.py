@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coattn.cli.output import progress
 
 if TYPE_CHECKING:
-    from coattn.method import Composed
+    from coattn.method.row import Composed
     from coattn.tools.evaluate.asking import Ask, Asker
     from coattn_lab.evaluate.results import Results
 

@@ -123,8 +123,8 @@ def collect(run: Any, cases: list[Any], seconds: float, title: str, path: Path |
 
 def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[Any]:
     """Every case that was asked for; methods and parameters that do not exist are refused."""
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
     from coattn_lab.bench.scout import driven
 
     given, used = parse_settings(options["settings"]), set()

@@ -38,7 +38,7 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
 
     from coattn.hf.load import choose_device, choose_dtype
     from coattn.hf.random_model import random_model
-    from coattn.methods import find_method
+    from coattn.method.table import find_method
     from coattn.provenance import provenance
     from coattn_lab.bench import prefill as bench_prefill
 

@@ -41,7 +41,7 @@ def prompt_kernels(target: str | None, as_json: bool, **options: Any) -> None:
 
     from coattn.hf.load import choose_device, choose_dtype
     from coattn.hf.random_model import heads_of
-    from coattn.ops.prompt.mask import Shape
+    from coattn.kernels.prompt.mask import Shape
     from coattn.provenance import provenance
     from coattn_lab.bench import prompt_kernels as kernels
 

@@ -69,7 +69,7 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
 
     from coattn.hf.load import choose_device, choose_dtype, load
     from coattn.hf.random_model import random_model
-    from coattn.methods import find_method
+    from coattn.method.table import find_method
     from coattn.provenance import provenance
     from coattn_lab.bench import http, request_figure, stream
     from coattn_lab.bench import requests as bench_requests

@@ -60,8 +60,8 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     lengths step time by context at a fixed batch
     """
     from coattn.hf.load import choose_device
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
     from coattn_lab.bench import figures
     from coattn_lab.bench import scout as bench_scout
 
@@ -94,7 +94,7 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
     from coattn.hf.architectures import describe_layers
     from coattn.hf.load import choose_dtype
     from coattn.hf.random_model import random_model
-    from coattn.methods import METHODS
+    from coattn.method.table import METHODS
     from coattn.provenance import provenance
     from coattn_lab.bench import limits
     from coattn_lab.bench import scout as bench_scout

@@ -30,8 +30,8 @@ def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: An
     of audits drawn anew hold the truth; how often the true mass left out lies where its estimate says, by multiples
     that the first window tells (or the first half of a single one) for the others; entries attended, attention's time.
     """
-    from coattn.method import compose
-    from coattn.methods import METHODS
+    from coattn.method.row import compose
+    from coattn.method.table import METHODS
 
     params = parse_settings(settings)
     if "quality" in params:

@@ -70,8 +70,8 @@ def scout(**options: Any) -> None:
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     """The method's parameters; refuses what is no parameter, and what this command is to find out or says otherwise."""
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
 
     given = parse_settings(options["settings"])
     for name, instead in (("budget", "Use --budget."), ("block", "Use --block.")):

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.audit.measure import Case, measure
-from coattn.audit.ratios import Ratios, ratio
-from coattn.audit.tally import Tally
+from coattn.auto.audit.measure import Case, measure
+from coattn.auto.audit.ratios import Ratios, ratio
+from coattn.auto.audit.tally import Tally
 from coattn.errors import InputError
-from coattn.probe import Probe
+from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import Progress, force
 from coattn.types import Phase, Selection, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.call import Call
-    from coattn.execute.base import State
-    from coattn.method import Composed
-    from coattn.runtime import Group, Runtime
+    from coattn.method.row import Composed
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+    from coattn.step.runtime import Group, Runtime
 
 REDRAWN = 1000
 """Audits that are drawn again from all cases of a run, to see how often their intervals hold the truth."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.probe import Probe
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import force
 from coattn.types import Phase, Selection, Step
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from coattn.call import Call
-    from coattn.execute.base import State
-    from coattn.runtime import Group
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+    from coattn.step.runtime import Group
     from coattn.tools.evaluate.windows import Windows
 
 

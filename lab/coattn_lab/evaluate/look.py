@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coattn.ops.softcap import softcap
-from coattn.probe import Probe
-from coattn.runtime import Runtime
+from coattn.kernels.softcap import softcap
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Phase, Step
 
 

@@ -225,7 +225,7 @@ def _one(result: Data, wanted: Wanted) -> Data:
 
 def _exact(method: str) -> bool:
     from coattn.hf.peer import PEERS
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
 
     return method in PEERS or compose(find_method(method)).exact

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.probe import Probe
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import Progress, force
 from coattn.types import Selection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.call import Call
-    from coattn.execute.base import State
-    from coattn.runtime import Group
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+    from coattn.step.runtime import Group
     from coattn.tools.evaluate.windows import Windows
 
 MOST = 64

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
-from coattn.method import Composed
+from coattn.method.row import Composed
 from coattn.provenance import provenance
 from coattn.source import is_clean
 

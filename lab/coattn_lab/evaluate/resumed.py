@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.execute.cpu import to_host
 from coattn.hf.attach import attach
-from coattn.method import Method
-from coattn.probe import Probe
-from coattn.runtime import Runtime
+from coattn.method.row import Method
+from coattn.parts.executor.cpu import to_host
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
 from coattn.tools.evaluate.forced import Attached, Forced, Progress
 from coattn.types import Selection, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.call import Call
-    from coattn.execute.base import State
-    from coattn.runtime import Group
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+    from coattn.step.runtime import Group
 
 
 @dataclass(frozen=True)

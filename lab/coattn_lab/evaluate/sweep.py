@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
-from coattn.method import Composed, compose
-from coattn.methods import METHODS, find_method
+from coattn.method.row import Composed, compose
+from coattn.method.table import METHODS, find_method
 from coattn.tools.evaluate import fidelity, perplexity
 from coattn.tools.evaluate.forced import Forced, Progress, force
 

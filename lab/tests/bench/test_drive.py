@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.ops.lists import Rows
-from coattn.ops.reference.pick_blocks import CHUNK, Scores
-from coattn.runtime import Runtime
-from coattn.select.digest_top import DigestTop
-from coattn.select.picks import rows_of
+from coattn.kernels.lists import Rows
+from coattn.kernels.reference.pick_blocks import CHUNK, Scores
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.maintenance.recall.recall import Recall
+from coattn.parts.select.digest_top import DigestTop
+from coattn.parts.select.picks import rows_of
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
-from coattn.upkeep.recall.recall import Recall
 from coattn_lab.bench.drift import Drift
 from coattn_lab.bench.drive import DrivenScores, drive, drive_picks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coattn.ops.token_pool import TokenPool
+from coattn.kernels.token_pool import TokenPool
 from coattn.types import ScoredWork
 
 pytest.importorskip("triton")

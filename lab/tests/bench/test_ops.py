@@ -10,7 +10,7 @@ import torch
 from lab.tests.run import coattn_lab
 
 from coattn import native
-from coattn.quantise.values import ValueBlocks
+from coattn.kernels.quantise.values import ValueBlocks
 from coattn_lab.bench import ops
 from coattn_lab.bench.timing import Disturbance, in_turn, spread
 

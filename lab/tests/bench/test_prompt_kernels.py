@@ -7,7 +7,7 @@ import torch
 
 from coattn.errors import ConfigError
 from coattn.hf.random_model import heads_of, random_model
-from coattn.ops.prompt.mask import Shape
+from coattn.kernels.prompt.mask import Shape
 from coattn_lab.bench.prefill import PEER, Case, floor_s, run
 from coattn_lab.bench.prompt_kernels import CHOSEN, Row
 from coattn_lab.bench.prompt_kernels import run as run_kernels

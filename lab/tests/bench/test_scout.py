@@ -10,9 +10,9 @@ import torch
 from lab.tests.run import coattn_lab
 
 from coattn.cache.ledger import Ledger
-from coattn.method import compose
-from coattn.methods import find_method
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape
 from coattn_lab.bench.decode import Case
 from coattn_lab.bench.drift import noise_for

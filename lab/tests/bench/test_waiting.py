@@ -9,10 +9,10 @@ import pytest
 import torch
 from lab.tests.run import coattn_lab
 
-from coattn.handover.mailboxes import Mailboxes
-from coattn.handover.server import Server
-from coattn.handover.span import Span
-from coattn.trace.step import Crossing, Timing, on_host_clock
+from coattn.parts.handover.mailboxes import Mailboxes
+from coattn.parts.handover.server import Server
+from coattn.parts.handover.span import Span
+from coattn.step.trace.step import Crossing, Timing, on_host_clock
 from coattn_lab.bench.decode import _time, layer_us, waiting
 
 HANDED = Timing(0, 10_000, (Span(0, posted=1000, ready=2000, answered=6000, seen=1500, done=5500),), ())

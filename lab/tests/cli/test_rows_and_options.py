@@ -13,7 +13,7 @@ from lab.tests.run import coattn_lab
 from tests.cli.folders import save_tiny
 
 from coattn.hf.random_model import SHAPES
-from coattn.methods import METHODS
+from coattn.method.table import METHODS
 from coattn_lab.bench.limits import NONE
 from tests.cli.test_rows_and_options import SLIDING, judge
 

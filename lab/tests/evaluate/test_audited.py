@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.engine.small import prompt, small
 
-from coattn.audit.audit import Audit, Chosen
-from coattn.audit.measure import Finding
+from coattn.auto.audit.audit import Audit, Chosen
+from coattn.auto.audit.measure import Finding
 from coattn.errors import InputError
-from coattn.method import compose
-from coattn.methods import METHODS
+from coattn.method.row import compose
+from coattn.method.table import METHODS
 from coattn.tools.evaluate.forced import force
 from coattn_lab.evaluate.audited import Exhaustive, held_back, redraw, run
 from coattn_lab.evaluate.audited_figure import draw

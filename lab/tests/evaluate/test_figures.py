@@ -11,9 +11,9 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from coattn.handover.span import Span
-from coattn.trace.figure import timeline_figure
-from coattn.trace.step import Crossing, StepTrace
+from coattn.parts.handover.span import Span
+from coattn.step.trace.figure import timeline_figure
+from coattn.step.trace.step import Crossing, StepTrace
 from coattn_lab.bench import figures as bench
 from coattn_lab.evaluate import attention_figures, figures, heatmap, sweep_figure
 from coattn_lab.evaluate.drawing import tokens, wrap

@@ -11,12 +11,12 @@ from tests.hf.families import tiny
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.maintenance.recall.recall import Recall
+from coattn.step.runtime import Runtime
 from coattn.tools.evaluate.windows import Windows
 from coattn.types import LayerShape, Step
-from coattn.upkeep.recall.recall import Recall
 from coattn_lab.evaluate.recalls import Drifting, profile
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from coattn.errors import ConfigError
+from coattn.kernels.quantise.blocks import FORMS
+from coattn.kernels.quantise.values import FORMS as VALUE_FORMS
 from coattn.part import Part, check_count
-from coattn.quantise.blocks import FORMS
-from coattn.quantise.values import FORMS as VALUE_FORMS
 
 LARGEST = 1024
 """Tokens of the largest block that the CPU's kernels take."""

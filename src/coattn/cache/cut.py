@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from coattn.cache.layout import NewestBlocks, RecentTokens
-from coattn.ops.reference.append import read_rows, write_rows
+from coattn.kernels.reference.append import read_rows, write_rows
 from coattn.units import ceil_div
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from coattn.cache.layout import NewestBlocks, RecentTokens
 from coattn.cache.past import Mark
-from coattn.ops.reference.append import read_rows
-from coattn.ops.upload import upload
+from coattn.kernels.reference.append import read_rows
+from coattn.kernels.upload import upload
 from coattn.types import Step
 
 if TYPE_CHECKING:

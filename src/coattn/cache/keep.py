@@ -18,8 +18,8 @@ from coattn.cache.blocks import BlockMemory, runs
 from coattn.cache.dense import marks_of, window_marks
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import AllBlocks, NewestBlocks, RecentTokens
-from coattn.ops.reference.append import read_rows, write_rows
-from coattn.ops.upload import upload
+from coattn.kernels.reference.append import read_rows, write_rows
+from coattn.kernels.upload import upload
 from coattn.units import ceil_div
 
 Blocks = BlockMemory | Mapping[int, Tensor]

@@ -23,10 +23,10 @@ from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
 from coattn.cache.values import ValueMemory
-from coattn.ops.append import append, write_rows
-from coattn.ops.flush import flush_values
-from coattn.ops.reference.append import read_rows
-from coattn.ops.upload import upload
+from coattn.kernels.append import append, write_rows
+from coattn.kernels.flush import flush_values
+from coattn.kernels.reference.append import read_rows
+from coattn.kernels.upload import upload
 from coattn.types import BlockList, Phase, Selection, Step, Tier
 from coattn.units import ceil_div
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.spec import CacheSpec
-from coattn.quantise.rows import PackedRows
+from coattn.kernels.quantise.rows import PackedRows
 from coattn.types import Step
 from coattn.units import ceil_div
 

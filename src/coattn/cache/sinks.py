@@ -13,7 +13,7 @@ from torch import Tensor
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
 from coattn.errors import ConfigError
-from coattn.ops.rotate import rotate
+from coattn.kernels.rotate import rotate
 
 
 class TurnedSinks:

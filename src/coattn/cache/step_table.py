@@ -16,7 +16,7 @@ from torch import Tensor
 from coattn.types import BlockList, Selection, Tier
 
 if TYPE_CHECKING:
-    from coattn.handover.base import Hand
+    from coattn.parts.handover.base import Hand
 
 NO_BLOCK = -1
 """In a column of block ids: no block."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
-from coattn.quantise.values import ValueBlocks, block_bytes, pack_values
+from coattn.kernels.quantise.values import ValueBlocks, block_bytes, pack_values
 from coattn.types import LayerShape
 
 

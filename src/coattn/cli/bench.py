@@ -150,8 +150,8 @@ class Run:
     def __init__(self, options: dict[str, Any]) -> None:
         """Checks everything that was given before it loads the model."""
         from coattn.hf.load import load
-        from coattn.method import compose
-        from coattn.methods import find_method
+        from coattn.method.row import compose
+        from coattn.method.table import find_method
         from coattn.tools import bench as measure
 
         self.path, self.measure, self._as_json = writable(options["target"]), measure, options["as_json"]

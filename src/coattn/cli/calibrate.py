@@ -42,9 +42,9 @@ def hcattention(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
-    from coattn.calibrate.files import write_codebook
     from coattn.hf.architectures import describe_layers
-    from coattn.quantise.codebook import book_bytes
+    from coattn.kernels.quantise.codebook import book_bytes
+    from coattn.tools.calibrate.files import write_codebook
 
     shapes = describe_layers(loaded.model)
     shared, turned, count = not options["separate"], not options["plain"], options["centroids"]
@@ -109,8 +109,8 @@ def duo(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
-    from coattn.calibrate.files import write_heads
     from coattn.hf.generate import positions
+    from coattn.tools.calibrate.files import write_heads
 
     most = positions(loaded)
     if most is not None and max(options["lengths"], default=0) > most:
@@ -157,7 +157,7 @@ def infinigen(**options: Any) -> None:
     assert target is not None, "--out is required"
     loaded = load_model(options)
 
-    from coattn.calibrate.files import write_skew
+    from coattn.tools.calibrate.files import write_skew
 
     with progress("reading the text", None):
         made = write_skew(loaded, text, target, length=options["length"])

@@ -14,8 +14,8 @@ from coattn.cli.output import err
 from coattn.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from coattn.chat.base import Partner
     from coattn.engine.llm import LLM
+    from coattn.tools.chat.base import Partner
 
 ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights_on_gpu", "max_length")
 """Options of an engine in this process."""
@@ -43,8 +43,8 @@ def chat(
     /help lists the commands: files, other methods, statistics. Lines from a pipe or a file are messages, too; the exit
     code is 2 if one of them failed.
     """
-    from coattn.chat.base import Asked
-    from coattn.chat.talk import Talk
+    from coattn.tools.chat.base import Asked
+    from coattn.tools.chat.talk import Talk
 
     partner: Partner
     if url is not None:
@@ -52,7 +52,7 @@ def chat(
         if wrong is not None:
             option = "set" if wrong == "settings" else wrong.replace("_", "-")
             raise ConfigError(f"--{option} is for an engine, but --url names a server.", "Leave one of them out.")
-        from coattn.chat.remote import Remote
+        from coattn.tools.chat.remote import Remote
 
         named = engine.model if is_given("model") else None
         partner = Remote(url, os.environ.get("COATTN_API_KEY"), named, session)
@@ -77,8 +77,8 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
         Sessions().check(session)  # refuse what cannot be saved before the model is loaded
     _ = engine.row  # the same
 
-    from coattn.chat.local import Local
     from coattn.engine.llm import LLM
+    from coattn.tools.chat.local import Local
 
     loaded = engine.load()
     if not getattr(loaded.tokenizer, "chat_template", None):

@@ -47,17 +47,17 @@ def demo(
     attention does, wherever the KV lies. The lossy ones attend to a part of it, and may miss the fact. A picture shows
     where the KV lies and what was attended.
     """
-    from coattn.demo.run import check_cap
+    from coattn.tools.demo.run import check_cap
 
     check_cap(tokens + max_new_tokens, gpu_share)
     target = writable(str(Path(folder) / "demo.json"))
     assert target is not None
     err.print("Loading the model; the first time it is fetched and converted, which takes about a minute.")
 
-    from coattn.demo.picture import draw
-    from coattn.demo.run import run_demo
     from coattn.hf.load import load
     from coattn.provenance import provenance
+    from coattn.tools.demo.picture import draw
+    from coattn.tools.demo.run import run_demo
 
     with model_progress() as show:
         loaded = load(model, dtype=dtype, device=device, on_progress=show)

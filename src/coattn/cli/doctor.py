@@ -15,7 +15,7 @@ from coattn.cli.output import out, print_json
 @json_option
 def doctor(as_json: bool) -> None:
     """Show GPU, cores, instruction sets and memory, what coattn will use of them and why, and hints."""
-    from coattn.plan.machine import examine
+    from coattn.engine.plan.machine import examine
 
     found = examine()
     found["uses"].append(prompt_attention())
@@ -40,8 +40,8 @@ def prompt_attention() -> dict[str, Any]:
     """Who attends to prompts, and each kernel's speed, measured in a fraction of a second: 32 heads of an 8B model on a
     GPU, else 8."""
     from coattn.hf.load import choose_device, choose_dtype
-    from coattn.ops.prompt.choice import best, measure, tile_kernel
-    from coattn.ops.prompt.mask import Mask, Shape
+    from coattn.kernels.prompt.choice import best, measure, tile_kernel
+    from coattn.kernels.prompt.mask import Mask, Shape
 
     device = choose_device("auto")
     dtype = choose_dtype("auto", device)

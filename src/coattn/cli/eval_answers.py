@@ -13,7 +13,7 @@ from coattn.errors import ConfigError
 from coattn.units import parse_share
 
 if TYPE_CHECKING:
-    from coattn.method import Composed
+    from coattn.method.row import Composed
     from coattn.tools.evaluate.asking import Asker
 
 
@@ -47,8 +47,8 @@ def answer_options(out_help: str) -> Callable[[Any], Any]:
 
 def composed_method(options: dict[str, Any]) -> Composed:
     """The method with its parameters, checked before anything is loaded; --gpu-share becomes a number."""
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
 
     options["gpu_share"] = parse_share(options["gpu_share"], "--gpu-share")
     if options["gpu_share"] is not None and options["gpu_kv"] is not None:

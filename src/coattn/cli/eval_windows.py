@@ -25,8 +25,8 @@ def compare_windows(
     options: dict[str, Any], kind: str, part: Part, summarise: Summarise, watched: bool = False, **how: Any
 ) -> tuple[dict[str, Any], Subject]:
     """Runs the windows, writes to --out, and returns the whole result. how: see `Comparison.pairs`."""
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
 
     composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
     target, subject = writable(options["target"]), prepare(options)

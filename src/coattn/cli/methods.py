@@ -25,7 +25,7 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     is run: prompts, decode steps, turns and tokens taken back, once with parameters that leave nothing out, and once
     as it stands. A row that is not what it says ends with exit code 1.
     """
-    from coattn.methods import METHODS, find_method
+    from coattn.method.table import METHODS, find_method
 
     if check:
         if name is None:
@@ -63,7 +63,7 @@ def _pair(row: dict[str, Any], first: str, second: str) -> str:
 
 def run_check(method: Any, as_json: bool) -> None:
     """Runs a row and says what was found."""
-    from coattn.check import check
+    from coattn.step.check import check
 
     with progress(f"running {method.name}", None):
         verdict = check(method)
@@ -91,8 +91,8 @@ def run_check(method: Any, as_json: bool) -> None:
 
 def describe(method: Any) -> dict[str, Any]:
     """A row as data: parts, parameters with defaults and meaning, needs and provides."""
-    from coattn.method import compose
-    from coattn.parts import PARTS
+    from coattn.method.registry import PARTS
+    from coattn.method.row import compose
 
     composed = compose(method)
     kinds = [PARTS[axis][part] for axis, part in method.parts()]
@@ -133,7 +133,7 @@ def explain(row: dict[str, Any], as_json: bool) -> None:
     params = Table("parameter", "value", "meaning")
     for key, param in row["params"].items():
         params.add_row(key, "" if param["value"] is None else str(param["value"]), param["help"])
-    from coattn.ops.blockwise import HELP
+    from coattn.kernels.blockwise import HELP
 
     for key, text in HELP.items():
         params.add_row(key, "", text)

@@ -23,7 +23,7 @@ def models(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from coattn.models import list_models
+    from coattn.hf.models import list_models
 
     found = list_models()
     if as_json:
@@ -44,7 +44,7 @@ def models(context: click.Context, as_json: bool) -> None:
 @json_option
 def get(name: str, verify: bool, as_json: bool) -> None:
     """Fetch a model, check it, and convert it once. A no-op when it is there already."""
-    from coattn.models import get as fetch
+    from coattn.hf.models import get as fetch
 
     start = time.perf_counter()
     with model_progress() as show:

@@ -19,7 +19,7 @@ from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
     from coattn.hf.load import Loaded
-    from coattn.method import Method
+    from coattn.method.row import Method
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -157,8 +157,8 @@ class Engine:
         """The method; None: the engine's choice. Raises what is wrong with it, its parameters or the sizes, before a
         model is loaded."""
         from coattn.engine.choose import candidates
-        from coattn.method import compose
-        from coattn.methods import find_method
+        from coattn.method.row import compose
+        from coattn.method.table import find_method
 
         found = None if self.method is None else find_method(self.method)
         if found is None:

@@ -59,11 +59,11 @@ def plan(as_json: bool, **options: Any) -> None:
     """
     import torch
 
+    from coattn.engine.plan.kv import plan as found_by
+    from coattn.engine.plan.speed import Rates
     from coattn.hf.load import choose_dtype
-    from coattn.method import compose
-    from coattn.methods import find_method
-    from coattn.plan.kv import plan as found_by
-    from coattn.plan.speed import Rates
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
 
     composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
     limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
@@ -136,8 +136,8 @@ def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, r
     """step: what a decode step takes, where that is known; taken: the method that an engine would choose, and why."""
     from coattn.engine.choose import candidates, choose
     from coattn.engine.devices import SHARE
+    from coattn.engine.plan.speed import step
     from coattn.hf.architectures import describe_layers
-    from coattn.plan.speed import step
 
     layers, weights = describe_layers(model), found["gpu_weight_bytes"]
     made = step(layers, composed, found["batch"], found["context"], weights, rates)
@@ -153,9 +153,9 @@ def _divide(model: Any, composed: Any, batch: int, context: int, devices: list[s
     """Devices by name, whether or not this machine has them."""
     import torch
 
+    from coattn.engine.plan.kv import layer_kv
     from coattn.hf.architectures import describe_layers
     from coattn.hf.division import choose_shares, divide, sizes
-    from coattn.plan.kv import layer_kv
 
     try:
         found = tuple(torch.device(name) for name in devices)

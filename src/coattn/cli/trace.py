@@ -39,13 +39,13 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     import torch
 
     from coattn.hf.load import load
-    from coattn.method import compose
-    from coattn.methods import find_method
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
     from coattn.provenance import provenance
+    from coattn.step.trace.chrome import chrome_trace
+    from coattn.step.trace.figure import timeline
     from coattn.tools.bench import prompts
     from coattn.tools.evaluate.steps import Steps
-    from coattn.trace.chrome import chrome_trace
-    from coattn.trace.figure import timeline
 
     params = parse_settings(options["settings"])
     method = find_method(options["method"])

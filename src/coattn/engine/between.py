@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from coattn.decode.runner import Runner
 from coattn.engine.pace import Pace
 from coattn.engine.request import Request
+from coattn.engine.runner.runner import Runner
 from coattn.engine.scheduler import Scheduler
 
 

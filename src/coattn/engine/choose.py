@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coattn.method import Composed, Method, compose
-from coattn.methods import METHODS, find_method
-from coattn.ops.blockwise import NAMES
+from coattn.kernels.blockwise import NAMES
+from coattn.method.row import Composed, Method, compose
+from coattn.method.table import METHODS, find_method
 from coattn.types import LayerShape
 from coattn.units import format_bytes
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coattn.engine.pace import FIRST, Pace
 from coattn.errors import ConfigError
-from coattn.ops.prompt.kernels import TILES
+from coattn.kernels.prompt.kernels import TILES
 from coattn.part import check_count, check_number
 
 CHUNK, LARGEST = 2048, 8192

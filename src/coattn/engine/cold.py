@@ -25,7 +25,7 @@ from coattn.engine.prefix import Node, Prefixes
 from coattn.engine.sealed import explain
 from coattn.engine.speed import DiskSpeed, PromptSpeed
 from coattn.errors import BudgetError
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 
 PIECE = 64 << 20
 """Bytes that are read before it is decided again; they lie in DRAM beside the budgets until they are stored."""

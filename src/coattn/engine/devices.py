@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.cache.ledger import Ledger
+from coattn.engine.plan.kv import layer_kv
 from coattn.errors import ConfigError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.borders import Borders
 from coattn.hf.division import Sizes, choose_devices, choose_shares, divide, sizes
 from coattn.hf.forward import Session
-from coattn.method import Composed
-from coattn.plan.kv import layer_kv
+from coattn.method.row import Composed
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:

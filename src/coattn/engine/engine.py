@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.decode.runner import Runner
 from coattn.engine.adjust import Guide
 from coattn.engine.between import Between
 from coattn.engine.callers import Callers
@@ -22,6 +21,7 @@ from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
+from coattn.engine.runner.runner import Runner
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock

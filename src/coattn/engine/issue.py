@@ -6,8 +6,8 @@ from collections import Counter
 
 from torch import Tensor
 
-from coattn.decode.runner import Chunk, Runner
 from coattn.engine.between import Between
+from coattn.engine.runner.runner import Chunk, Runner
 from coattn.engine.work import Decode, Extend, Forward, Mixed, rows
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coattn.decode.choose import choose_runner
 from coattn.engine.adjust import Guide
 from coattn.engine.choose import Wanted
 from coattn.engine.chunks import Chunks
@@ -26,6 +25,7 @@ from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
 from coattn.engine.reuse import Reuse
+from coattn.engine.runner.choose import choose_runner
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
 from coattn.engine.weights import check_share, stage
@@ -36,12 +36,12 @@ from coattn.hf.forward import Session, end_tokens
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.slow import warn_if_slow
-from coattn.method import Method, compose
-from coattn.methods import METHODS
-from coattn.ops.prompt.warm import warm
+from coattn.kernels.prompt.warm import warm
+from coattn.method.row import Method, compose
+from coattn.method.table import METHODS
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
-from coattn.runtime import Runtime
-from coattn.trace.step import StepTrace
+from coattn.step.runtime import Runtime
+from coattn.step.trace.step import StepTrace
 from coattn.units import as_folder, parse_bytes
 
 if TYPE_CHECKING:

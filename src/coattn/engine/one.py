@@ -14,7 +14,7 @@ from coattn.engine.params import SamplingParams
 from coattn.errors import ConfigError
 from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
-from coattn.method import Method
+from coattn.method.row import Method
 
 CHUNK = 8192
 """Tokens of a prompt per step on a GPU; elsewhere the prompt is read at once."""

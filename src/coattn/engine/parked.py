@@ -14,7 +14,7 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.keep import Kept
 from coattn.engine.prefix import Node
 from coattn.errors import InputError
-from coattn.runtime import Group, Runtime
+from coattn.step.runtime import Group, Runtime
 
 
 @dataclass(eq=False)

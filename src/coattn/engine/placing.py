@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from coattn.cache import keep
 from coattn.cache.keep import Kept
 from coattn.engine.parked import averages_of
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 from coattn.types import Step
 
 

@@ -11,7 +11,7 @@ from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled
 
 if TYPE_CHECKING:
-    from coattn.audit.tally import Tally
+    from coattn.auto.audit.tally import Tally
     from coattn.engine.trail import Trail
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
@@ -93,7 +93,7 @@ class Request:
 
     def audit(self) -> dict[str, Any] | None:
         """All that was found of it, where it is audited."""
-        from coattn.audit.tally import Tally
+        from coattn.auto.audit.tally import Tally
 
         found = Tally.of(self.tallies)
         return None if found is None else found.summary()
@@ -132,7 +132,7 @@ class RequestOutput:
     total_s: float | None = None
     audit: dict[str, Any] | None = None
     """At the end, under a method that is audited: the error that was measured, its interval and what is allowed; see
-    `coattn.audit.tally.Tally.summary`. `over_target` says by how much it is larger, where it is."""
+    `coattn.auto.audit.tally.Tally.summary`. `over_target` says by how much it is larger, where it is."""
 
     @property
     def tokens_per_s(self) -> float | None:

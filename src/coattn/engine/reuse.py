@@ -26,7 +26,7 @@ from coattn.engine.request import Request
 from coattn.engine.trail import Trail
 from coattn.engine.unshared import why_lost, why_not_shared
 from coattn.engine.waiting import Waiting
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
 log = logging.getLogger("coattn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coattn.cache import keep
 from coattn.part import MOST
-from coattn.runtime import Group, Runtime
+from coattn.step.runtime import Group, Runtime
 
 
 def why_lost(runtime: Runtime) -> str | None:

@@ -18,7 +18,7 @@ from coattn.engine.parked import Parked, averages_of, pack, unpack
 from coattn.engine.prefix import Node, Prefixes
 from coattn.engine.sealed import explain
 from coattn.errors import BudgetError
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 
 log = logging.getLogger("coattn")
 

@@ -9,7 +9,7 @@ import torch
 from coattn.errors import ConfigError
 from coattn.hf.load import Loaded, choose_device
 from coattn.hf.weights import StagedWeights
-from coattn.method import Composed
+from coattn.method.row import Composed
 from coattn.part import MOST, check_number
 
 log = logging.getLogger("coattn")

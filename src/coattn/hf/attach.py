@@ -18,10 +18,10 @@ from coattn.hf.architectures import activation_dtype, attention_modules, check_f
 from coattn.hf.cache import CoattnCache, refusal
 from coattn.hf.conversation import Conversation
 from coattn.hf.slow import warn_if_slow
-from coattn.method import Method, compose
-from coattn.methods import find_method
-from coattn.probe import Probe
-from coattn.runtime import Runtime
+from coattn.method.row import Method, compose
+from coattn.method.table import find_method
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from coattn.errors import UnsupportedError
-from coattn.ops.prefill import prefill
+from coattn.kernels.prefill import prefill
 from coattn.types import LayerShape
 
 NAME = "coattn"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import BudgetError, InputError, UnsupportedError
-from coattn.runtime import Runtime
+from coattn.step.runtime import Runtime
 from coattn.types import Step
 
 NewRuntime = Callable[[int, "int | None"], Runtime]

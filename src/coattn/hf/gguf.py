@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from coattn._version import __version__
 from coattn.errors import ModelError
+from coattn.hf.models.catalog import Embedded
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
-from coattn.models.catalog import Embedded
 
 untyped: Any = transformers  # parts of it carry no annotations
 

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 from coattn.errors import ModelError
 from coattn.hf.gguf import finished
 from coattn.hf.gguf_tokenizer import read_tokenizer
+from coattn.hf.models import cache, manifest
+from coattn.hf.models.gguf_header import read_header
+from coattn.hf.models.hashing import sha256_of
+from coattn.hf.models.progress import Progress, silent
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
-from coattn.models import cache, manifest
-from coattn.models.gguf_header import read_header
-from coattn.models.hashing import sha256_of
-from coattn.models.progress import Progress, silent
 
 untyped: Any = transformers  # parts of it carry no annotations
 

@@ -9,10 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coattn.hf.architectures import check_config
 from coattn.hf.hub import reachable
+from coattn.hf.models import resolve
+from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
-from coattn.models import resolve
-from coattn.models.resolve import is_gguf
 
 
 def ghost(name: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from coattn.errors import ModelError
-from coattn.models.catalog import CATALOG
+from coattn.hf.models.catalog import CATALOG
 
 SECONDS = 10.0
 

@@ -20,12 +20,12 @@ from coattn.errors import ConfigError, ModelError
 from coattn.hf.architectures import check_config
 from coattn.hf.fastest import bfloat16_is_faster
 from coattn.hf.hub import reachable
+from coattn.hf.models import Progress, resolve
+from coattn.hf.models.hashing import sha256_of
+from coattn.hf.models.progress import silent
+from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
-from coattn.models import Progress, resolve
-from coattn.models.hashing import sha256_of
-from coattn.models.progress import silent
-from coattn.models.resolve import is_gguf
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 

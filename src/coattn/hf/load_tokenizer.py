@@ -8,11 +8,11 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from coattn.hf.hub import reachable
+from coattn.hf.models import Progress, resolve
+from coattn.hf.models.progress import silent
+from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
-from coattn.models import Progress, resolve
-from coattn.models.progress import silent
-from coattn.models.resolve import is_gguf
 
 
 def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[Any, int | None]:

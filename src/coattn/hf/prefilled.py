@@ -20,11 +20,11 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
 from coattn.hf.fingerprint import read_by as fingerprint
 from coattn.hf.forward import Session, longest
-from coattn.method import Composed, compose
-from coattn.methods import METHODS
+from coattn.method.row import Composed, compose
+from coattn.method.table import METHODS
 from coattn.part import check_count
-from coattn.probe import Probe
-from coattn.runtime import Runtime
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
 
 if TYPE_CHECKING:

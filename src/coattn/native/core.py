@@ -40,7 +40,7 @@ def check_sources(folder: Path, built: str | None) -> None:
         )
 
 
-check_sources(Path(__file__).parents[1] / "csrc", getattr(extension, "source_hash", None))
+check_sources(Path(__file__).with_name("csrc"), getattr(extension, "source_hash", None))
 extension.set_error_type(NativeError)
 
 ELEMENTS: tuple[str, ...] = tuple(extension.elems)

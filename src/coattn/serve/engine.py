@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from coattn.engine.llm import LLM
 from coattn.errors import CoattnError, EngineError
 from coattn.serve.errors import ApiError, unavailable
-from coattn.trace.blocks import Seen
-from coattn.trace.step import StepTrace
+from coattn.step.trace.blocks import Seen
+from coattn.step.trace.step import StepTrace
 from coattn.types import Tier
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from coattn.engine.llm import LLM
 from coattn.engine.request import Request
 from coattn.serve.answer.head import fingerprint
 from coattn.serve.context import Context
-from coattn.trace.blocks import Seen, cells
-from coattn.trace.step import StepTrace
+from coattn.step.trace.blocks import Seen, cells
+from coattn.step.trace.step import StepTrace
 
 Json = dict[str, Any]
 WATCH = 5.0

@@ -20,7 +20,7 @@ from coattn.engine.params import SamplingParams
 from coattn.errors import CoattnError, InputError
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
-from coattn.ops.prompt.warm import warm
+from coattn.kernels.prompt.warm import warm
 from coattn.text import Text
 from coattn.tools.evaluate.fidelity import kl_divergence
 from coattn.tools.evaluate.steps import Steps

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import BudgetError, CoattnError
-from coattn.probe import Probe
+from coattn.step.probe import Probe
 from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
 from coattn.transfer.layout import Layout, Rows, Span
 from coattn.transfer.lease import BEATS, Lease

@@ -20,8 +20,8 @@ from coattn.errors import ConfigError, EngineError, UnsupportedError
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session, longest
 from coattn.hf.prefilled import check_length, read_prompt
-from coattn.method import Method, compose
-from coattn.methods import find_method
+from coattn.method.row import Method, compose
+from coattn.method.table import find_method
 from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
 from coattn.transfer.address import Address, same_user

@@ -10,13 +10,13 @@ import torch
 from tests.hf.families import FAMILIES, tiny
 
 from coattn.cache.ledger import Ledger
-from coattn.decode.runner import EagerRunner
+from coattn.engine.runner.runner import EagerRunner
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.fuse.fusion import _Pretend
-from coattn.method import compose
-from coattn.methods import find_method
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,9 +11,9 @@ from tests.hf.families import tiny
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.method import compose
-from coattn.methods import METHODS
-from coattn.runtime import Runtime
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.tools.evaluate import fidelity
 from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.tools.evaluate.forced import force

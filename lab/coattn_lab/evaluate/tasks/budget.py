@@ -11,9 +11,9 @@ import torch
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import CoattnError, ConfigError
-from coattn.execute.staging import Staging
-from coattn.method import Composed, compose
-from coattn.runtime import Runtime
+from coattn.method.row import Composed, compose
+from coattn.parts.executor.staging import Staging
+from coattn.step.runtime import Runtime
 from coattn.types import LayerShape
 from coattn.units import ceil_div, format_bytes, parse_share
 from coattn_lab.evaluate.tasks.row import Row

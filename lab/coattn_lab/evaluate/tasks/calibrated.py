@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coattn.calibrate.files import write_codebook, write_heads, write_skew
 from coattn.hf.load import Loaded
-from coattn.method import compose
+from coattn.method.row import compose
 from coattn.text import Text
+from coattn.tools.calibrate.files import write_codebook, write_heads, write_skew
 from coattn_lab.evaluate.tasks.row import Row
 
 FILES = ("heads", "skew", "codebook")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.decode.runner import Runner
 from coattn.engine.llm import LLM
+from coattn.engine.runner.runner import Runner
 from coattn.hf.load import Loaded
 from coattn.tools.evaluate.fidelity import kl_divergence
 from coattn_lab.evaluate.tasks.reading import Held

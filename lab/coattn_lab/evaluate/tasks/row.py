@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coattn.method import Composed
+from coattn.method.row import Composed
 
 
 @dataclass(frozen=True)

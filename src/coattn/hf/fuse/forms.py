@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from coattn.ops.linear import linear
+from coattn.kernels.linear import linear
 
 
 def eps_of(module: nn.Module) -> float | None:
@@ -20,7 +20,7 @@ def eps_of(module: nn.Module) -> float | None:
 
 def norm_form(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
     """A norm over the root mean square."""
-    from coattn.ops.triton.model import rms_norm
+    from coattn.kernels.triton.model import rms_norm
 
     return lambda x: rms_norm(x, weight, eps)
 
@@ -32,13 +32,13 @@ def linear_form(module: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 def gate_form(module: Any) -> Callable[[Tensor], Tensor]:
     """A gated MLP whose activation is SiLU."""
-    from coattn.ops.triton.model import gated_silu
+    from coattn.kernels.triton.model import gated_silu
 
     return lambda x: module.down_proj(gated_silu(module.gate_proj(x), module.up_proj(x)))
 
 
 def rotary_form(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """Rotary embedding by halves."""
-    from coattn.ops.triton.model import rotary
+    from coattn.kernels.triton.model import rotary
 
     return rotary(q, k, cos, sin)

@@ -10,7 +10,7 @@ from coattn.hf.attention import attention_forward
 from coattn.hf.fuse.forms import eps_of
 from coattn.hf.fuse.same import is_plain_linear
 from coattn.hf.fuse.siblings import Siblings
-from coattn.ops.linear import linear
+from coattn.kernels.linear import linear
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
@@ -29,7 +29,7 @@ class LayerForm:
         self.head_dim = d
 
     def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        from coattn.ops.triton.model import gated_silu, prepare_heads, rms_norm
+        from coattn.kernels.triton.model import gated_silu, prepare_heads, rms_norm
 
         cos, sin = options["position_embeddings"]
         x = hidden_states
@@ -45,7 +45,7 @@ class LayerForm:
 
     def query(self, hidden: Tensor, rope: tuple[Tensor, Tensor], norm: tuple[Tensor, float]) -> Tensor:
         """The query alone, `[1, q_heads, tokens, d]`, that the layer would make of such an input under a norm."""
-        from coattn.ops.triton.model import prepare_heads, rms_norm
+        from coattn.kernels.triton.model import prepare_heads, rms_norm
 
         rows = self.qkv.sizes[0]
         bias = None if self.qkv.bias is None else self.qkv.bias[:rows]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coattn.hf.fuse.same import is_plain_linear, replaced
-from coattn.ops.linear import linear
+from coattn.kernels.linear import linear
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 

@@ -108,8 +108,8 @@ class Options(BaseModel):
 
     def check(self) -> None:
         """Raises what is wrong with the method, its parameters or the sizes, before anything is deployed."""
-        from coattn.method import compose
-        from coattn.methods import find_method
+        from coattn.method.row import compose
+        from coattn.method.table import find_method
 
         compose(find_method(self.method), **self.set)
         for name in ("gpu_kv", "host_kv", "max_body"):

@@ -14,7 +14,7 @@ from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
-from coattn.method import Method
+from coattn.method.row import Method
 
 Progress = Callable[[int], None]
 """Gets how many tokens of prompts were read since the last call."""

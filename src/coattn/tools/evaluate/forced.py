@@ -11,8 +11,8 @@ from torch import Tensor
 
 from coattn.hf.attach import Attachment, attach
 from coattn.hf.logits import head, logit_chunks
-from coattn.method import Method
-from coattn.probe import Probe
+from coattn.method.row import Method
+from coattn.step.probe import Probe
 from coattn.tools.evaluate.steps import Steps
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from coattn.method import Composed, Method
-from coattn.methods import METHODS
-from coattn.probe import Probe
+from coattn.method.row import Composed, Method
+from coattn.method.table import METHODS
+from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import Forced, force
 from coattn.tools.evaluate.watch import full_like
 from coattn.tools.evaluate.windows import Windows

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.decode.choose import choose_runner
+from coattn.engine.runner.choose import choose_runner
 from coattn.hf.forward import Session
-from coattn.method import Method, compose
-from coattn.methods import find_method
-from coattn.runtime import Runtime
+from coattn.method.row import Method, compose
+from coattn.method.table import find_method
+from coattn.step.runtime import Runtime
 from coattn.types import Step
 from coattn.units import parse_bytes
 

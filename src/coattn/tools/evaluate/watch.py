@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.execute.cpu import to_host
-from coattn.method import Composed, compose
-from coattn.methods import METHODS
-from coattn.ops.merge import merge_states
-from coattn.probe import Probe
-from coattn.runtime import Runtime
+from coattn.kernels.merge import merge_states
+from coattn.method.row import Composed, compose
+from coattn.method.table import METHODS
+from coattn.parts.executor.cpu import to_host
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
 from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.types import BlockList, Phase, Selection, Step
 
 if TYPE_CHECKING:
-    from coattn.call import Call
-    from coattn.execute.base import State
-    from coattn.runtime import Group
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+    from coattn.step.runtime import Group
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,247 @@
+"""Audits of decode steps: each step, one KV head of one layer and sequence is compared with exact attention.
+
+What a case needs, its query, output and the block that fills, is written by the step itself into `NotedCase`, a few
+kilobytes at a fixed place; all other keys and values lie in DRAM. After the step the host reads them and attends in
+full, on a GPU in a thread of its own, while later steps run; a step that comes before it is done audits nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from coattn.auto.audit.control import Control
+from coattn.auto.audit.drift import Drift
+from coattn.auto.audit.measure import Case, Finding, Rows, host_rows, measure
+from coattn.auto.audit.ratios import Ratios
+from coattn.auto.audit.tally import Tally
+from coattn.auto.floors import Floors
+from coattn.cache.kv import KVCache
+from coattn.cache.step_table import StepTable, TableMemory
+from coattn.kernels.note_case import NotedCase, note_case
+from coattn.parts.call import Call
+from coattn.parts.executor.base import State
+from coattn.parts.select.base import Select
+from coattn.types import Selection, Step
+
+log = logging.getLogger("coattn")
+
+NONE = (-1, 0, 0)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A case: its layer, the step's row, its KV head; the sequence and its tokens; the floor that it has."""
+
+    layer: int
+    row: int
+    head: int
+    slot: int
+    length: int
+    floor: float
+
+
+class Audit:
+    """Of one group of layers under a rule with a target."""
+
+    def __init__(self, cache: KVCache, select: Select) -> None:
+        assert cache.host is not None, "what is left out lies in DRAM"
+        self.cache, self.host, self.target = cache, cache.host, select.target
+        self.floors: Floors = cast("Any", select).floors
+        spec = cache.spec
+        shape = spec.shape
+        self.tally, self.ratios, self.control = Tally(self.target), Ratios(), Control()
+        self.tallies: dict[int, Tally] = {}
+        """By sequence."""
+        self.drifts: dict[int, Drift] = {}
+        """By sequence, since it was fitted last."""
+        self.refits = 0
+        """How often a sketch did not fit any more."""
+        self.skipped = 0
+        """Steps without a case, since the one before was not done."""
+        self.failed = 0
+        """Audits that raised: they are dropped, and cost their step nothing."""
+        self._draws = random.Random(0)
+        self._drawn: object = None
+        """What was drawn before the running step."""
+        self._choice = TableMemory({"choice": 0}, 3, spec.device)
+        sizes = shape.q_heads // shape.kv_heads, shape.head_dim, cache.block
+        # owner: the audit; writer: the step, in the chosen layer; reader: the copy that `commit` starts on the same
+        # stream, so that the next step's layer writes after it
+        self._noted = NotedCase.zeros(*sizes, spec.device)
+        on_gpu = spec.device.type == "cuda"
+        # writer: that copy; reader: the thread, after its event; the next copy is started once the thread is done
+        self._copied = NotedCase.zeros(*sizes, torch.device("cpu"), pinned=True) if on_gpu else self._noted
+        self._scales: dict[int, float] = {}
+        self._kept: list[Tensor] = []
+        """Of a GPU: what the side stream reads, until it has been waited for."""
+        self._chosen: Chosen | None = None
+        self._job: tuple[Chosen, Tensor, Future[Finding]] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def plan(self, step: Step) -> None:
+        """A decode step is about to run: takes up what was found, and chooses the next case."""
+        self._drawn = self._draws.getstate()
+        with self._dropping():
+            self._collect(wait=False)
+        gpu = self.cache.gpu
+        floors = [self.floors.floor * self.control.factor(slot) for slot in step.slots]
+        self.floors.write(floors)
+        rows = [row for row, length in enumerate(step.lengths) if gpu.first(length) > gpu.sinks]
+        self._chosen = None
+        if rows and self._job is None:
+            row, layers = self._draws.choice(rows), list(self.cache.spec.layers)
+            layer, head = self._draws.choice(layers), self._draws.randrange(self.cache.spec.shape.kv_heads)
+            self._chosen = Chosen(layer, row, head, step.slots[row], step.lengths[row], floors[row])
+        self.skipped += bool(rows) and self._chosen is None
+        named = NONE if self._chosen is None else (self._chosen.layer, self._chosen.row, self._chosen.head)
+        self._choice.write({"choice": named}, {})
+        self._choice.upload()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """What is raised inside this block ends the audit that runs, and nothing else."""
+        try:
+            yield
+        except Exception:
+            self.failed += 1
+            self._chosen = None
+            log.warning("an audit failed", exc_info=self.failed == 1)
+
+    def note(self, call: Call, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor) -> None:
+        """A layer of the step has attended; on a GPU this runs beside what follows, until `joined`."""
+        with self._dropping():
+            self._note(call, table, selection, states, out)
+
+    def _note(self, call: Call, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor) -> None:
+        scored = [work.kind == "scored" for work in selection.works]
+        if not any(scored):
+            return
+        far = states[scored.index(True)].lse
+        near = [state.lse for state, own in zip(states, scored, strict=True) if not own]
+        attended = near[0] if len(near) == 1 else torch.cat([*near, far[:, :0]], 1)
+        q, layer = call.q[:, 0], call.layer
+        self._scales[layer] = call.scale
+        if q.device.type == "cuda":
+            self._kept += [q, out, attended, far]
+        choice = self._choice.device_rows("choice", 3)
+        memory = self.cache.gpu.memory[layer]
+        note_case(self._noted, choice, layer, q, out, attended, far, memory, table.write_block)
+
+    def joined(self) -> None:
+        """What ran beside the step has been waited for."""
+        self._kept.clear()
+
+    def commit(self, step: Step) -> None:
+        """The step is over: the case is measured, here or in a thread."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            with self._dropping():
+                self._measure_later(chosen)
+
+    def _measure_later(self, chosen: Chosen) -> None:
+        ids = self.host.table.rows[chosen.slot, : chosen.length // self.cache.block].long()
+        if self.cache.spec.device.type != "cuda":
+            self._take(chosen, self._measure(chosen, ids, None))
+            return
+        stream = torch.cuda.current_stream(self.cache.spec.device)
+        self._copied.flat.copy_(self._noted.flat, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(stream)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "coattn-audit")
+        self._job = chosen, ids, self._thread.submit(self._measure, chosen, ids, done)
+        if not self.cache.spec.fixed:  # what is read meanwhile may move
+            self._collect(wait=True)
+
+    def abort(self) -> None:
+        """The step failed: the next one audits what it would have."""
+        if self._drawn is not None:
+            self._draws.setstate(cast("Any", self._drawn))
+        self._chosen = None
+        self._kept.clear()
+
+    def truncate(self, slot: int, keep: int) -> None:
+        """Blocks of a sequence may be others' from now on. Whatever is being read of them counts for nothing."""
+        if self._job is not None and self._job[0].slot == slot:
+            # the thread only reads: what it reads may be overwritten, but is there until `release`
+            self._job = (self._job[0], self._job[1][:0], self._job[2])
+        if not keep:
+            self.tallies.pop(slot, None)
+            self.control.forget(slot)
+        self.drifts.pop(slot, None)
+
+    def of(self, slot: int) -> Tally:
+        """What is found of a sequence; goes on as it does."""
+        return self.tallies.setdefault(slot, Tally(self.target))
+
+    def report(self) -> dict[str, Any]:
+        """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
+        mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the
+        share of cases in which it was where those before it said; refits: sketches that were fitted again because the
+        mass left out had drifted away from its estimate; failed: audits that raised, which cost their steps nothing."""
+        ratios, factors = (
+            self.ratios,
+            [self.control.factor(slot) for slot in list(self.tallies)] or [self.control.factor(-1)],
+        )
+        found = ratios.interval()
+        return {
+            **self.tally.summary(),
+            "mass_ratio_95": None if found is None else [float(f"{x:.4g}") for x in found],
+            "foretold": round(ratios.inside / ratios.checked, 4) if ratios.checked else None,
+            "floor_factor": round(sum(factors) / len(factors), 4),
+            "skipped": self.skipped,
+            "refits": self.refits,
+            "failed": self.failed,
+        }
+
+    def release(self) -> None:
+        with self._dropping():
+            self._collect(wait=True)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _collect(self, wait: bool) -> None:
+        if self._job is None or not (wait or self._job[2].done()):
+            return
+        chosen, ids, job = self._job
+        self._job = None
+        found = job.result()
+        now = self.host.table.rows[chosen.slot, : len(ids)]
+        if len(ids) and torch.equal(now.long(), ids):  # else another's blocks were read
+            self._take(chosen, found)
+
+    def _take(self, chosen: Chosen, found: Finding) -> None:
+        error, missed, estimated = float(found.error[0]), float(found.missed[0]), float(found.estimated[0])
+        for tally in (self.tally, self.of(chosen.slot)):
+            tally.add(error, missed, estimated)
+        self.ratios.add(missed, estimated)
+        self.control.add(chosen.slot, error, chosen.floor)
+        if self.drifts.setdefault(chosen.slot, Drift()).add(missed, estimated):
+            del self.drifts[chosen.slot]
+            self.floors.stale.add(chosen.slot)
+            self.refits += 1
+
+    def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:
+        """Only reads. done: on a GPU, the event after which the step and its copy are over."""
+        if done is not None:
+            done.synchronize()
+        q, out, attended, left, kv = (x.clone() for x in self._copied.parts())
+        shape = self.cache.spec.layers[chosen.layer]
+        case = Case(q[None], out[None], attended[None], left[None], self._scales[chosen.layer], shape.softcap)
+        return measure(case, self._rows(chosen, ids, kv))
+
+    def _rows(self, chosen: Chosen, ids: Tensor, kv: Tensor) -> Rows:
+        yield from host_rows(self.host.memory, chosen.layer, ids, chosen.head)
+        filling = chosen.length % self.cache.block
+        if filling:
+            yield kv[0, :filling, None], kv[1, :filling, None]

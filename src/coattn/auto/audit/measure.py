@@ -1,0 +1,96 @@
+"""One case beside exact attention: a layer, a sequence and a KV head in one decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.kernels.quantise.blocks import unpack_blocks
+from coattn.kernels.softcap import softcap as capped
+
+PIECE = 4096
+"""Tokens that are read at a time."""
+
+Rows = Iterator[tuple[Tensor, Tensor]]
+"""k, v `[n, heads, d]`, piece after piece, all of a sequence."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a decode step did for some KV heads of a sequence.
+
+    q, out: `[heads, group, d]` float32. attended, left: `[heads, group]` float32: the lse of entries that were attended
+    by their own keys, and what was estimated for the rest.
+    """
+
+    q: Tensor
+    out: Tensor
+    attended: Tensor
+    left: Tensor
+    scale: float
+    softcap: float | None
+
+    @staticmethod
+    def of(
+        q: Tensor, out: Tensor, attended: Tensor, left: Tensor, kv_heads: int, scale: float, cap: float | None
+    ) -> Case:
+        """All heads of a sequence: q, out `[q_heads, d]`, the others `[q_heads]`."""
+        query, output = (x.float().view(kv_heads, -1, x.shape[-1]) for x in (q, out))
+        known, rest = (x.float().view(kv_heads, -1) for x in (attended, left))
+        return Case(query, output, known, rest, scale, cap)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`[heads]` float64 each, means over the query heads of a group."""
+
+    error: Tensor
+    """Of the output, in units of the values' spread, which is the root of their mean squared distance from their mean;
+    the root of the mean square over the group."""
+    missed: Tensor
+    """True mass of entries that were not attended by their own keys."""
+    estimated: Tensor
+    """What the rule thought that mass to be."""
+
+
+def measure(case: Case, rows: Rows) -> Finding:
+    """Reads every row once."""
+    heads, group, d = case.q.shape
+    top = case.q.new_full((heads, group), -torch.inf)
+    total, acc = torch.zeros_like(top), torch.zeros_like(case.q)
+    count, sums = 0, torch.zeros(heads, d, dtype=torch.float64, device=top.device)
+    squares = torch.zeros_like(sums[:, 0])
+    for k, v in rows:
+        keys, values = k.float().transpose(0, 1), v.float().transpose(0, 1)
+        scores = capped(case.q @ keys.mT * case.scale, case.softcap)
+        higher = torch.maximum(top, scores.amax(-1))
+        weights, shrink = (scores - higher[..., None]).exp(), (top - higher).exp()
+        total = total * shrink + weights.sum(-1)
+        acc = acc * shrink[..., None] + weights @ values
+        top = higher
+        count += len(k)
+        sums += values.sum(1)
+        squares += values.square().sum((1, 2))
+    full = top.double() + total.double().log()
+    spread = (squares / count - (sums / count).square().sum(-1)).clamp_min(1e-30)
+    off = (case.out.double() - acc.double() / total.double()[..., None]).square().sum(-1)
+    missed = 1 - (case.attended.double() - full).exp().clamp(max=1.0)
+    known = torch.logaddexp(case.attended.double(), case.left.double())
+    estimated = (case.left.double() - known).exp()
+    return Finding((off / spread[:, None]).mean(1).sqrt(), missed.mean(1), estimated.mean(1))
+
+
+def host_rows(memory: BlockMemory, layer: int, ids: Tensor, head: int) -> Rows:
+    """k, v of one KV head out of listed blocks in DRAM."""
+    shape, kept = memory.layers[layer], memory[layer]
+    each = max(1, PIECE // memory.block)
+    for some in torch.split(ids, each):
+        found = kept[some, head]
+        if memory.form != "model":
+            found = unpack_blocks(found, memory.block, shape.head_dim, torch.float32)
+        both = found.transpose(0, 1).reshape(2, -1, 1, shape.head_dim)
+        yield both[0], both[1]

@@ -1,0 +1,292 @@
+"""Sketches of keys in the GPU tier: a few bits a token, fitted to each sequence, and the mean of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import Filled, KVCache
+from coattn.cache.layout import NewestBlocks
+from coattn.cache.ledger import Ledger
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.errors import ConfigError
+from coattn.kernels.flush import sum_values
+from coattn.kernels.quantise.rows import PackedRows
+from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
+from coattn.kernels.sketch import flush_sketch, score_sketch
+from coattn.kernels.token_pool import TokenPool
+from coattn.part import check_count
+from coattn.parts.index.base import Index
+from coattn.parts.index.codes.means import Means
+from coattn.types import LayerShape, Step
+
+SAMPLE = 4096
+"""Keys that a fit looks at, evenly spaced."""
+PIECE = 4096
+"""Keys that are coded at a time."""
+AT_ONCE = 256 << 20
+"""Bytes of keys and values that are looked at at a time."""
+UNLIKE = 128
+"""Tokens of a KV head that stay in its pool because the sketch holds their keys worst: a few bits say where most keys
+are, and of one that is like no other they may say that it weighs a million times less than it does."""
+FIRST = 4096
+"""Tokens of a sequence that books are made for where nobody says how many come."""
+
+
+def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Lists of at most so many."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+class WordMemory(BlockMemory):
+    """Planes of the keys of blocks in DRAM: `[blocks, kv_heads, block, words]` int32."""
+
+    def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, words: int, padding: int) -> None:
+        self.words = words
+        super().__init__("gpu", layers, block, ledger, "A sketch of every key", padding=padding)
+
+    def layer_bytes(self, shape: LayerShape) -> int:
+        return 4 * self.block * shape.kv_heads * self.words
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        return (blocks, shape.kv_heads, self.block, self.words)
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        return torch.int32
+
+    def fill_randomly(self) -> None:
+        for layer in self.layers:
+            self[layer].random_(-(1 << 31), (1 << 31) - 1)
+
+
+@dataclass
+class Sketch(Index):
+    """Of every full block in DRAM: a few bits of each key, and the sum of its values.
+
+    Owner and writer: this index, when a block has become full, and the upkeep that fits it. Reader: the rule.
+    """
+
+    name = "sketch"
+    needs = frozenset({"whole_kv", "host", "fits"})
+    provides = frozenset({"sketch"})
+    beside = True
+    resumes = True
+    by_sequence = True
+    help_text = {
+        "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
+        "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
+    }
+
+    code_bytes: int | None = None
+    memory: WordMemory = field(init=False, repr=False)
+    tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
+    """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
+    means: Means = field(init=False, repr=False)
+    pools: dict[int, TokenPool] = field(init=False, repr=False, default_factory=dict)
+    """By layer: tokens that were wanted lately, in GPU memory."""
+    fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """By sequence: full blocks that it had when it was fitted."""
+    _taken: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.code_bytes is not None:
+            check_count("code_bytes", self.code_bytes, 4)
+            if self.code_bytes % 4:
+                raise ConfigError(f"code_bytes is {self.code_bytes}, but must be a multiple of 4.", "Set it to 16.")
+
+    def is_exact(self) -> bool:
+        return True  # what it says is used to choose by alone
+
+    def planes(self, shape: LayerShape) -> int:
+        """Bits of a key."""
+        most = shape.head_dim * (len(LEFT) - 1) // WORD * WORD
+        wanted = max(WORD, shape.head_dim * 2 // WORD * WORD) if self.code_bytes is None else 8 * self.code_bytes
+        return max(WORD, min(wanted, most))
+
+    def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        tables = sum(
+            (spec.seqs + 1) * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
+            for s in spec.layers.values()
+        )
+        places = spec.pool_blocks * config.block
+        pools = sum(
+            TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places, s.q_heads)
+            + (PackedRows.bytes(spec.seqs + 1, s.kv_heads, places, s.head_dim) if spec.pool_packed else 0)
+            for s in spec.layers.values()
+        )
+        return tables + pools + Means.bytes(spec.layers, spec.seqs)
+
+    def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
+        words = self.planes(spec.shape) // WORD
+        self.memory = WordMemory(spec.layers, config.block, spec.ledger, words, 0)
+        return self.memory
+
+    def open(self, cache: KVCache) -> None:
+        super().open(cache)
+        spec = cache.spec
+        self._taken = self.gpu_bytes(spec, cache.config)
+        spec.ledger.take("gpu", self._taken, "How the keys of each sequence are sketched")
+        for layer, s in spec.layers.items():
+            lead = (spec.seqs + 1, s.kv_heads)
+            self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
+        self.means = Means(spec.layers, spec.seqs)
+        self._make_pools(spec.tokens or FIRST)
+        cache.reports = True
+
+    def _make_pools(self, tokens: int) -> None:
+        cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
+        places = cache.spec.pool_blocks * cache.block
+        pins = min(UNLIKE, places // 4)
+        self.pools = {
+            layer: TokenPool.make(
+                gpu.memory[layer],
+                gpu.pools,
+                cache.spec.seqs + 1,
+                tokens,
+                places,
+                shape.q_heads,
+                pins,
+                cache.spec.pool_packed,
+                cache.spec.pool_hot,
+            )
+            for layer, shape in cache.spec.layers.items()
+        }
+        gpu.pooled.clear()
+
+    def reserve(self, tokens: int) -> bool:
+        """Books of the pools for sequences of so many tokens; whether they had to be made anew, all empty."""
+        if tokens <= self.pools[next(iter(self.pools))].place_of.shape[-1]:
+            return False
+        self._make_pools(2 * tokens)
+        return True
+
+    def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
+        for part in filled:
+            self.means.add(layer, part.slot, part.v)
+            if part.slot in self.fitted:
+                self._store(layer, part.slot, part.ids, part.k)
+        if table is None:
+            return
+        gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.flush_to
+        assert to is not None, "a cache with a DRAM tier has that column"
+        sum_values(gpu, self.means.sums[layer], block, to, table.seq)
+        flush_sketch(gpu, self.memory[layer], block, to, table.seq, self.tables[layer])
+
+    def fit(
+        self, slot: int, blocks: int, first: int, moments: Mapping[int, Tensor], last: Mapping[int, Tensor]
+    ) -> None:
+        """Fits the sketch to a sequence's first `blocks` full blocks, by layer, and codes them.
+
+        first: the block up to which steps attend in DRAM. Of those, keys that the sketch holds worst stay in the pool.
+        What the last queries `[n, q_heads, d]` attend to most fills the rest of it where a sequence has none yet; else
+        it goes on with what it has.
+        """
+        cache = self.cache
+        assert cache.host is not None
+        ids = cache.host.table.owned[slot][:blocks]
+        each = PIECE // cache.block or 1
+        taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
+        stride = max(1, len(taken) * cache.block // SAMPLE)
+        size = blocks * cache.block * cache.spec.shape.token_bytes
+        for some in batched(cache.spec.layers, max(1, AT_ONCE // max(1, size))):
+            read, found = {}, []
+            for layer in some:
+                pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
+                read[layer] = keys, _ = [torch.cat(x) for x in zip(*pieces, strict=True)]
+                found.append(spread_of(keys[taken.start * cache.block :: stride], moments.get(layer)))
+            # one call for all of them: most of the time is in small matrices
+            mean, spread, cost = (torch.cat(x) for x in zip(*found, strict=True))
+            made = fit(mean, spread, cost, self.planes(cache.spec.shape))
+            for i, layer in enumerate(some):
+                (keys, values), heads = read[layer], cache.spec.shape.kv_heads
+                self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
+                lost = [
+                    self.tables[layer][slot].lost(part, self._store(layer, slot, ids[start : start + each], part))
+                    for start, part in zip(range(0, blocks, each), torch.split(keys, each * cache.block), strict=True)
+                ]
+                self._fill(layer, slot, first, (keys, values), last.get(layer), torch.cat(lost))
+        self.fitted[slot] = blocks
+
+    def _fill(
+        self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None, lost: Tensor
+    ) -> None:
+        """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
+        gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
+        start, end = gpu.sinks * block, first * block
+        count = min(pool.age.shape[-1], max(0, end - start)) // block * block
+        k, v = (x[start:end].transpose(0, 1) for x in kv)
+        if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
+            weight = pool.lately(slot, k.shape[1]).double()
+        elif last is None:
+            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
+        else:
+            q = last.view(len(last), k.shape[0], -1, last.shape[-1]).to(k.dtype) * k.shape[-1] ** -0.5
+            # the scale of scores does not change which weigh most, nearly
+            weight = torch.stack([
+                (q[:, h].flatten(0, 1) @ k[h].T).float().softmax(-1).amax(0) for h in range(k.shape[0])
+            ])  # fmt: skip
+        unlike = lost[start:end].T.topk(min(pool.pins, count)).indices
+        chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
+        if pool.packed is not None:
+            pool.packed.learn(slot, k[:, :: max(1, k.shape[1] // SAMPLE)])
+        at = chosen[..., None].expand(-1, -1, k.shape[-1])
+        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at))
+        gpu.pooled[slot] = count // block
+
+    def forget(self, slot: int) -> None:
+        """A new sequence begins there."""
+        self.fitted.pop(slot, None)
+        cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
+
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        return [self.pools[layer].saved(table.seq) for layer in layers if layer in self.pools]
+
+    def recount(self, slot: int, keep: int) -> None:
+        self.means.recount(self.cache, slot, keep // self.cache.block)
+
+    def truncate(self, slot: int, keep: int) -> None:
+        """Codes of the blocks that are left stay good; the mean value is counted again, and the pool is filled anew."""
+        self.forget(slot)
+        self.recount(slot, keep)
+
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
+        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
+        return score_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
+
+    def _scored(self, layer: int, table: StepTable) -> tuple[Tensor, Tensor, Tensor, Sketcher, Tensor]:
+        blocks, lens = table.column("host_blocks"), table.column("host_lens")
+        return self.memory[layer], blocks, lens, self.tables[layer], table.seq
+
+    def _cap(self, layer: int) -> float | None:
+        return self.cache.spec.layers[layer].softcap
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """A key's bytes in the sketch, of a token's."""
+        return {"code_share": self.memory.block_bytes / self.cache.spec.block_bytes(self.cache.block)}
+
+    def release(self) -> None:
+        if self._taken:
+            self.cache.spec.ledger.give("gpu", self._taken)
+            self._taken = 0
+            self.tables.clear()
+            self.means = Means({}, 0)
+            self.fitted.clear()
+            self.pools.clear()
+
+    def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> Tensor:
+        """Whole blocks of keys `[n, kv_heads, d]` -> their words `[n, kv_heads, words]`."""
+        kept = self.memory[layer]
+        made = self.tables[layer][slot].encode(k.to(kept.device))
+        blocks = made.view(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
+        kept[torch.tensor(ids, device=kept.device)] = blocks
+        return made

@@ -1,0 +1,216 @@
+"""Sketches are fitted to a sequence: to its keys, and to the queries of what was read last."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from coattn.auto.floors import Floors
+from coattn.auto.index import Sketch
+from coattn.cache.config import CacheConfig, check_dtype
+from coattn.cache.kv import KVCache
+from coattn.cache.scales import scale_bytes
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.errors import ConfigError
+from coattn.kernels.attend_pool import has_form
+from coattn.kernels.quantise.rows import HOT, PackedRows
+from coattn.kernels.token_pool import bring, renew_pool
+from coattn.part import MOST as ALL
+from coattn.part import check_count, check_number
+from coattn.parts.index.base import Index
+from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.select.base import Select
+from coattn.types import Phase, Step
+
+SPAN = 2048
+"""Tokens whose queries count; older ones count less and less."""
+AGAIN = 2
+"""A sequence that has grown by this factor since it was fitted is fitted again."""
+
+SINKS = 1
+"""First blocks that stay in GPU memory: the first token can weigh most of all, and its key is so unlike the others that
+a sketch takes it for up to a million times lighter."""
+QUERIES = 32
+"""Last queries by which the pool is filled at first."""
+MOST = {"model": 8192, "int8": 16384}
+"""Tokens of a pool at most: how many are wanted hardly grows with the length. Every step attends to all where they are
+in the model's own numbers: at 10 sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each
+KV head fetches late 2 to 5."""
+SHARE = 0.5
+"""Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of
+what one of a quarter did, and KL was a quarter (docs/log/auto.md)."""
+MARGIN = 0.9
+"""Of what would be left of the GPU budget."""
+LEAST = 2048
+"""Tokens of a pool where nobody says how long sequences get."""
+
+
+def pool_tokens(longest: int, share: float | None, form: str) -> int:
+    """Tokens of a pool, if the GPU budget has room for them. share: of the longest sequence, where it is given."""
+    return min(MOST[form], int(longest * (SHARE if share is None else share)))
+
+
+def _most(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> int:
+    """Bytes of all pools at most: what window, index, books and the blocks that a prompt brings in leave of the room
+    for KV. Prompts can do with less: where they would leave next to nothing, half of that, a quarter of the room at
+    most."""
+    if spec.tokens is None:
+        return room // 4
+    blocks, left = spec.seqs * spec.tokens // config.block, room - sketch.gpu_bytes(spec, config)
+    for s in spec.layers.values():
+        left -= blocks * config.block * s.kv_heads * sketch.planes(s) // 8
+        if getattr(config, "host_dtype", "model") != "model":
+            left -= blocks * scale_bytes(config.block, s)
+    window = SINKS + (getattr(config, "window_blocks", None) or 1)
+    left -= (spec.seqs * window + spec.padding) * spec.block_bytes(config.block)
+    # prompts are read through two layers of one sequence
+    beside = 2 * spec.tokens * spec.shape.token_bytes
+    return max(min(room // 4, left // 2), int((left - beside) * MARGIN))
+
+
+@dataclass
+class Fit(Upkeep):
+    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled or an audit finds that
+    estimates have drifted: fits the sketch. At first fills a pool in GPU memory with the tokens that the last queries
+    attend to most. What steps fetch takes the places of tokens that were wanted longest ago. Steps attend to all of a
+    pool, of one in 8 bits to what was wanted last."""
+
+    name = "fit"
+    needs = frozenset({"sketch"})
+    provides = frozenset({"fits"})
+    resumes = True
+    listens = ALL  # all queries of a prompt count, if less and less: none of it can be shared
+    beside = True
+    patient = True
+    help_text = {
+        "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
+        "the longest sequence; unset: half",
+        "pool_dtype": "of their keys and values there: int8 or model; unset: int8 for models in 16 bits with heads of "
+        "64 or 128 channels",
+        "hot": "tokens of a pool in 8 bits that a step attends to without being asked, those wanted last; others are "
+        "looked up where they are wanted; unset: 4,096",
+    }
+
+    pool_share: float | None = None
+    pool_dtype: str | None = None
+    hot: int | None = None
+
+    _sketch: Sketch = field(init=False, repr=False)
+    _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By sequence and layer `[kv_heads, d, d]` float32: the sum of `q q^T`, weighted; only its shape matters."""
+
+    _last: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By sequence and layer `[n, q_heads, d]`: the last queries of its prompt."""
+
+    def __post_init__(self) -> None:
+        if self.pool_share is not None:
+            check_number("pool_share", self.pool_share, 0, 1)
+        if self.pool_dtype is not None:
+            check_dtype(self.pool_dtype, ("int8", "model"), "pool_dtype")
+        if self.hot is not None:
+            check_count("hot", self.hot, 1)
+
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
+        if "scored" not in select.works(config):
+            return spec  # other rules do not know what lies in a pool too, and would attend to it twice
+        small, room = self.in_8_bits(spec, select), spec.ledger.room("gpu")
+        form = "int8" if small else "model"
+        tokens = LEAST if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share, form)
+        blocks = max(1, tokens // config.block)
+        if room is not None:
+            each = spec.block_bytes(config.block)
+            if small:
+                shapes = spec.layers.values()
+                each = config.block * sum(PackedRows.token_bytes(s.kv_heads, s.head_dim) for s in shapes)
+            blocks = max(1, min(blocks, _most(spec, config, cast("Sketch", index), room) // (spec.seqs * each)))
+        packed = getattr(config, "host_dtype", "model") != "model"
+        return replace(
+            spec,
+            pool_blocks=blocks,
+            pool_packed=small,
+            pool_hot=HOT if self.hot is None else self.hot,
+            list_extra=0 if small else blocks,
+            sink_blocks=SINKS,
+            near_scales=packed,
+        )
+
+    def in_8_bits(self, spec: CacheSpec, select: Select) -> bool:
+        """Whether pools are kept in 8 bits; never where everything is to be exact."""
+        if select.is_exact() or self.pool_dtype == "model":
+            return False
+        shapes = list(spec.layers.values())
+        if spec.device.type != "cuda":
+            return self.pool_dtype == "int8" or all(map(has_form, shapes))
+        from coattn.kernels.cuda.attend_pool import refuses
+
+        why = next((found for found in map(refuses, shapes) if found is not None), None)
+        if why is not None and self.pool_dtype == "int8":
+            raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")
+        return why is None
+
+    def open(self, cache: KVCache, index: Index, select: Select) -> None:
+        super().open(cache, index, select)
+        self._sketch = cast("Sketch", index)
+        cache.settle = self._settle
+
+    def _settle(self, step: Step) -> None:
+        """Before a step's table is written, which lists the pools."""
+        if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
+            self._sketch.fitted.clear()
+        floors: Floors | None = getattr(self.select, "floors", None)
+        stale = set() if floors is None else floors.stale
+        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
+            if not history:
+                stale.discard(slot)
+                self._moments.pop(slot, None)
+                self._last.pop(slot, None)
+                self._sketch.forget(slot)
+            elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
+                blocks, first = history // self.cache.block, self.cache.gpu.first(length)
+                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0) or slot in stale:
+                    stale.discard(slot)
+                    moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
+                    self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        shape = self.cache.spec.layers[layer]
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True):
+            if start == end:
+                continue
+            own = q[max(start, end - SPAN) : end].view(-1, shape.kv_heads, q.shape[1] // shape.kv_heads, q.shape[2])
+            moment = torch.einsum("nhgd,nhge->hde", own.float(), own.float())
+            kept = self._moments.setdefault(slot, {})
+            if layer in kept:
+                moment += kept[layer] * math.exp(-(end - start) / SPAN)
+            kept[layer] = moment
+            self._last.setdefault(slot, {})[layer] = q[max(start, end - QUERIES) : end].clone()
+
+    def after(self, layer: int, table: StepTable) -> None:
+        super().after(layer, table)
+        if table.host and self.cache.spec.pool_blocks:
+            pool, host = self._sketch.pools[layer], self.cache.host
+            if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
+                bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
+            renew_pool(pool, table.seq)
+
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        return self._moments, self._last
+
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        return set(step.slots) if replayed else set()  # pools have gone on
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """A sequence that leaves its slot is fitted again when it comes back, to the queries that it reads then."""
+        if not keep:
+            self._moments.pop(slot, None)
+            self._last.pop(slot, None)
+            self._sketch.forget(slot)
+
+    def release(self) -> None:
+        self._moments.clear()
+        self._last.clear()

@@ -1,0 +1,1 @@
+"""DuoAttention: retrieval heads attend to everything, the others to the first and the newest tokens."""

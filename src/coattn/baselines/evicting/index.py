@@ -1,0 +1,87 @@
+"""Attention weights of stored entries, by which upkeep drops some: summed over all queries, or of the last one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.config import CacheConfig
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.kernels.average import Average
+from coattn.parts.index.base import Index, listed_rows
+from coattn.types import LayerShape
+
+
+class EntryMemory(BlockMemory):
+    """Two numbers of each entry and KV head: what it weighs, and its position in the text.
+
+    Layout of a layer's tensor: `[blocks, kv_heads, 2, block]` float32. Positions are exact to 16 million.
+    """
+
+    def layer_bytes(self, shape: LayerShape) -> int:
+        return 8 * self.block * shape.kv_heads
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        return blocks, shape.kv_heads, 2, self.block
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        return torch.float32
+
+
+@dataclass
+class EntryWeights(Index):
+    """Base of both. The attention of decode steps keeps the weights up; upkeep does, for prompts and turns."""
+
+    needs = frozenset({"evictable"})
+    provides = frozenset({"weights"})
+    keep = 1.0
+    """How much of an entry's weight stays when queries weigh it again."""
+    memory: EntryMemory = field(init=False, repr=False)
+
+    def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
+        self.memory = EntryMemory("gpu", spec.layers, config.block, spec.ledger, "Keeping tokens, with their weights,")
+        return self.memory
+
+    def observed(self, layer: int) -> Average:
+        return Average(self.memory[layer][:, :, 0], self.keep, self.gain(layer), summed=True)
+
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        return listed_rows([self.memory[layer][:, :, 0] for layer in layers], table)
+
+    @abstractmethod
+    def gain(self, layer: int) -> float:
+        """What the weights of one query, summed over the heads of a KV head, are multiplied with."""
+
+    def asking(self, q: Tensor) -> Tensor:
+        """Of the queries `[n, q_heads, d]` of a prompt, those whose weights count."""
+        return q
+
+
+@dataclass
+class Sums(EntryWeights):
+    """Of each entry and KV head the sum of its weights over all queries so far, and its position (H2O)."""
+
+    name = "sums"
+
+    def gain(self, layer: int) -> float:
+        return 1.0
+
+
+@dataclass
+class LastWeights(EntryWeights):
+    """Of each entry and KV head its weight for the last query, as a share of all heads, and its position (TOVA)."""
+
+    name = "last_weights"
+    keep = 0.0
+
+    def gain(self, layer: int) -> float:
+        return 1.0 / self.cache.spec.layers[layer].q_heads
+
+    def asking(self, q: Tensor) -> Tensor:
+        return q[-1:]

@@ -1,0 +1,1 @@
+"""InfiniGen: partial keys say one layer ahead which tokens the GPU fetches."""

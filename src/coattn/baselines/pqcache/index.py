@@ -1,0 +1,178 @@
+"""Codes of keys in codebooks of each prompt's own (PQCache, section 3): a few centroids for each piece of a KV head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import Filled, KVCache
+from coattn.cache.ledger import Ledger
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.errors import ConfigError
+from coattn.kernels.flush import sum_values
+from coattn.kernels.quantise.cluster import cluster, nearest
+from coattn.part import check_count
+from coattn.parts.index.base import Index
+from coattn.parts.index.codes.means import Means
+from coattn.types import LayerShape
+from coattn.units import ceil_div
+
+TAILS = ("mean", "none")
+
+
+class SubcodeMemory(BlockMemory):
+    """A byte for each piece of every key in DRAM: `[blocks, kv_heads, block, pieces]`."""
+
+    def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, pieces: int, padding: int) -> None:
+        self.pieces = pieces
+        super().__init__("gpu", layers, block, ledger, "Coding every key", padding=padding)
+
+    def layer_bytes(self, shape: LayerShape) -> int:
+        return self.block * shape.kv_heads * self.pieces
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        return (blocks, shape.kv_heads, self.block, self.pieces)
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        return torch.uint8
+
+    def fill_randomly(self) -> None:
+        """Nothing: codes follow from keys, before the first decode step."""
+
+
+@dataclass
+class PromptCodes(Index):
+    """Of every full block in DRAM: its keys as codes, in codebooks that are clustered anew for every prompt.
+
+    Owner and writer: this index, when a block has become full, and the upkeep before the first decode step after a
+    prompt. Reader: the rule.
+    """
+
+    name = "prompt_codes"
+    needs = frozenset({"host", "whole_kv", "prompt_books"})
+    provides = frozenset({"prompt_codes"})
+    beside = True
+    resumes = True
+    by_sequence = True
+    help_text = {
+        "subvectors": "pieces of a key, each with a code and centroids of its own",
+        "subbits": "bits of a code, of which a byte is stored: 2 ** subbits centroids",
+        "tail": "tokens in DRAM that are not chosen count by their codes, as if they had the mean value (mean), or not "
+        "at all (none)",
+    }
+
+    subvectors: int = 2
+    subbits: int = 6
+    tail: str = "none"
+    memory: SubcodeMemory = field(init=False, repr=False)
+    books: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By layer `[slots + 1, kv_heads, pieces, centroids, width]` in the layer's dtype; the last is for padding rows."""
+    prompt: Tensor = field(init=False, repr=False)
+    """`[slots + 1]` int32: tokens of each sequence when its codebooks were made."""
+    means: Means | None = field(init=False, repr=False, default=None)
+    """Of values, where they stand in for what is not chosen."""
+    _taken: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        check_count("subvectors", self.subvectors, 1)
+        check_count("subbits", self.subbits, 1, 8)
+        if self.tail not in TAILS:
+            raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(TAILS)}.")
+
+    @property
+    def centroids(self) -> int:
+        return 1 << self.subbits
+
+    def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        numbers = (s.kv_heads * self.centroids * s.head_dim * s.dtype.itemsize for s in spec.layers.values())
+        means = Means.bytes(spec.layers, spec.seqs) if self.tail == "mean" else 0
+        return (spec.seqs + 1) * sum(numbers) + means
+
+    def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
+        d = spec.shape.head_dim
+        if d % self.subvectors:
+            raise ConfigError(
+                f"subvectors is {self.subvectors}, which does not divide the head size {d}.", "Set subvectors=2."
+            )
+        # a decode step writes what is not full yet to the padding
+        self.memory = SubcodeMemory(spec.layers, config.block, spec.ledger, self.subvectors, 1)
+        return self.memory
+
+    def open(self, cache: KVCache) -> None:
+        super().open(cache)
+        spec, count = cache.spec, self.centroids
+        self._taken = self.gpu_bytes(spec, cache.config)
+        spec.ledger.take("gpu", self._taken, "Codebooks for each sequence")
+        for i, s in spec.layers.items():
+            size = (spec.seqs + 1, s.kv_heads, self.subvectors, count, s.head_dim // self.subvectors)
+            self.books[i] = torch.zeros(size, dtype=s.dtype, device=s.device)
+        self.prompt = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
+        self.means = Means(spec.layers, spec.seqs) if self.tail == "mean" else None
+
+    def fit(self, layer: int, slot: int, keys: Tensor, first: int, ids: list[int]) -> None:
+        """Codebooks of a sequence from its keys `[kv_heads, tokens, d]` but the first ones, and codes of its blocks."""
+        pieces = self._pieces(keys)
+        points = pieces[:, :, min(first, keys.shape[1] - 1) :]
+        self.books[layer][slot] = cluster(points.flatten(0, 1), self.centroids).view_as(self.books[layer][slot])
+        if ids:
+            self._store(layer, slot, ids, pieces[:, :, : len(ids) * self.cache.block])
+
+    def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
+        # what prompts and turns fill is coded when all of it is there: see `fit`
+        kept = self.memory[layer]
+        if table is not None and len(kept):  # else no block can be full
+            to = table.flush_to
+            assert to is not None, "a cache with a DRAM tier has that column"
+            if self.means is not None:
+                sum_values(self.cache.gpu.memory[layer], self.means.sums[layer], table.write_block, to, table.seq)
+            keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]
+            found = nearest(self._pieces(keys), self.books[layer][table.seq.long()])
+            kept[to.long().where(to >= 0, len(kept) - 1)] = found.transpose(-1, -2).to(torch.uint8)
+
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, width: int) -> Tensor:
+        """q `[rows, q_heads, d]` against the first `width` tokens that a decode step may attend to in DRAM.
+
+        -> `[rows, kv_heads, group, width]` float32, scaled: for each piece of a key the product of its centroid, looked
+        up in a table. What is past a sequence's end may be anything.
+        """
+        kept, block, heads = self.memory[layer], self.cache.block, self.memory[layer].shape[1]
+        blocks = table.column("host_blocks")[:, : ceil_div(width, block)].long().clamp(0, len(kept) - 1)
+        asked = q.view(len(q), heads, -1, self.subvectors, q.shape[-1] // self.subvectors).float()
+        products = torch.einsum("shgpw,shpcw->shgpc", asked, self.books[layer][table.seq.long()].float()) * scale
+        codes = kept[blocks].permute(0, 2, 4, 1, 3).flatten(3, 4)[..., :width].long()  # [rows, heads, pieces, width]
+        codes = codes[:, :, None].expand(-1, -1, asked.shape[2], -1, -1)
+        return products.gather(-1, codes).sum(3)
+
+    def counted(self, slot: int, blocks: int) -> None:
+        """A sequence has so many full blocks in DRAM now, and not by decode steps."""
+        if self.means is not None:
+            self.means.recount(self.cache, slot, blocks)
+
+    def recount(self, slot: int, keep: int) -> None:
+        self.truncate(slot, keep)
+
+    def truncate(self, slot: int, keep: int) -> None:
+        self.counted(slot, keep // self.cache.block)
+
+    def release(self) -> None:
+        if self._taken:
+            self.cache.spec.ledger.give("gpu", self._taken)
+        self._taken, self.means = 0, None
+        self.books.clear()
+
+    def _pieces(self, keys: Tensor) -> Tensor:
+        """`[..., tokens, d]` -> `[..., pieces, tokens, width]`"""
+        return keys.view(*keys.shape[:-1], self.subvectors, keys.shape[-1] // self.subvectors).transpose(-2, -3)
+
+    def _store(self, layer: int, slot: int, ids: list[int], pieces: Tensor) -> None:
+        """Codes of whole blocks, of pieces `[kv_heads, pieces, tokens, width]`."""
+        kept = self.memory[layer]
+        found = nearest(pieces, self.books[layer][slot]).to(torch.uint8)
+        found = found.view(*found.shape[:2], len(ids), self.cache.block).permute(2, 0, 3, 1)
+        kept[torch.tensor(ids, device=kept.device)] = found

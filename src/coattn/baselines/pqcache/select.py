@@ -1,0 +1,81 @@
+"""PQCache's rule: sinks, recent tokens, and the best of the others by the codes of their keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from coattn.baselines.pqcache.index import PromptCodes
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.step_table import StepTable
+from coattn.part import check_count, check_number
+from coattn.parts.call import Call
+from coattn.parts.index.base import Index
+from coattn.parts.select.host_tokens import Choice, HostTokens
+from coattn.types import BlockList
+
+
+@dataclass
+class CodeTop(HostTokens):
+    """Attends to all that lies on the GPU, and in DRAM to sinks, to recent tokens and to the best of each KV head.
+
+    A token's score is its weight by the codes, in a softmax over those that can be chosen, summed over the group.
+    """
+
+    name = "code_top"
+    needs = frozenset({*HostTokens.needs, "prompt_codes"})
+    help_text = {
+        "sinks": "first tokens that are always attended",
+        "compress": "share of a prompt, the sinks left out, that is attended after it: recent tokens and chosen ones",
+        "recent_share": "share of that for the most recent tokens; the others are chosen",
+        "dense_layers": "first layers that attend to everything",
+    }
+
+    sinks: int = 32
+    compress: float = 0.1
+    recent_share: float = 0.5
+    _codes: PromptCodes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("sinks", self.sinks, 0)
+        check_number("compress", self.compress, 0, 1, above=True)
+        check_number("recent_share", self.recent_share, 0, 1)
+
+    def open(self, cache: KVCache, index: Index, upkeep: Any) -> None:
+        super().open(cache, index, upkeep)
+        self._codes = cast("PromptCodes", index)
+
+    def works(self, config: CacheConfig) -> frozenset[str]:
+        return super().works(config) | {"term"}
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"sinks": tokens}
+
+    def choose(self, call: Call, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
+        width, lens = host.longest, table.column("host_lens")[:, None]
+        scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, width)
+        # sizes are those of the prompt, positions are counted now
+        prompt = (self._codes.prompt[table.seq.long()] - self.sinks).clamp(min=0)[:, None].double()
+        recent = (prompt * self.compress * self.recent_share).long()
+        top = (prompt * self.compress * (1 - self.recent_share)).long()
+        few = prompt <= self._codes.centroids  # such a prompt is attended as a whole, and a few tokens after it
+        position = torch.arange(width, device=scores.device)
+        begin = (lens + gpu.tokens - 1 - recent).clamp(min=self.sinks)
+        stored = position < lens
+        always = stored & ((position < self.sinks) | (position >= begin))
+        open_to = stored & ~always
+        weights = scores.masked_fill(~open_to[:, None, None], -torch.inf).softmax(-1).nan_to_num(0.0).sum(2)
+        wanted = weights.masked_fill(~stored[:, None], -1.0).masked_fill(always[:, None], torch.inf)
+        whole = self.sinks + self._codes.centroids  # whatever the width: a captured step has more room than it needs
+        room = min(width, max(whole, self.sinks + int(self.compress * (width + gpu.longest)) + 2))
+        chosen = always.sum(-1, keepdim=True) + top.minimum(open_to.sum(-1, keepdim=True))
+        count = torch.where(few, lens.clamp(max=whole), chosen)
+        # tokens with the same codes are as good as each other: the oldest first, whatever the width
+        order = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
+        counts, means = count.clamp(max=room).expand(-1, order.shape[1]), self._codes.means
+        rest = None if means is None else (scores, means.of(call.layer, table, call.shape))
+        return Choice(order, counts, rest)

@@ -1,0 +1,266 @@
+"""Runs decode steps as captured CUDA graphs; everything else layer by layer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.step_table import TableMemory
+from coattn.engine.runner.buckets import bucket_for, capture_sizes
+from coattn.engine.runner.legs import Leg, LegCapture, replay
+from coattn.engine.runner.runner import Chunk, EagerRunner
+from coattn.hf.forward import Session
+from coattn.hf.fuse import Fusion
+from coattn.hf.logits import head
+from coattn.hf.prefilled import Prefilled
+from coattn.hf.random_model import weight_bytes
+from coattn.kernels.streams import FIRST
+from coattn.step.runtime import Runtime
+from coattn.step.trace.account import step_trace
+from coattn.step.trace.step import Crossing, StepTrace, Timing, on_host_clock
+from coattn.types import Phase, Step, Tier
+
+log = logging.getLogger("coattn")
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """One step: replaying it reads the step tables and leaves logits here."""
+
+    legs: list[Leg]
+    logits: Tensor
+    seconds: float
+    """What capturing it took."""
+
+
+class GraphRunner:
+    """A Runner whose decode step is one CUDA graph for each batch size and for each of GPU only, GPU and host; where
+    layers lie on several devices, one for each of those too.
+
+    A step is captured when it is first needed. One whose CPU part failed takes the captures with it: the next one is
+    captured anew over a new mailbox.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        runtime: Runtime,
+        slots: int,
+        sizes: tuple[int, ...] | None = None,
+    ) -> None:
+        self.slots, self.session, self.runtime = slots, session, runtime
+        self.eager = EagerRunner(session, runtime, slots)
+        self.sizes = sizes or capture_sizes(slots)
+        self.always_host = False
+        """For benchmarks: hand over to the CPU also when nothing lies in DRAM."""
+        self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
+        self.best: list[int] | None = None
+        """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
+        self.launched: Callable[[], None] | None = None
+        self.weights = weight_bytes(session.model)
+        self._last: tuple[int, int, Step, bool] | None = None
+        borders = session.borders
+        self.devices = (session.device,) if borders is None else borders.division.devices
+        self._marks = [torch.zeros(3, 2, dtype=torch.int64, device=device) for device in self.devices]
+        """Of each leg, on its GPU's clock, the first of each row: it has begun; all of its own work is done; what ran
+        beside it is, too."""
+        self._beside = False
+        """Whether anything does."""
+        self._armed = False
+        """Whether a replay with a part for the CPU has begun and not ended well."""
+        self._over: Any = None
+        """Of a wait that sleeps."""
+        self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
+        self._captured: dict[tuple[int, bool], CapturedStep] = {}
+        self._pools = self._new_pools()
+        # before what a rule leaves running beside it
+        priority = FIRST if any(group.select.leaves for group in runtime.groups) else 0
+        self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
+        self.fusion = Fusion(session)  # last: whoever fails to make a runner finds the weights as they were
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return self.eager.needs(tokens)
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return self.eager.free()
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        return self.eager.extend(slot, tokens, history, want_logits)
+
+    def mix(
+        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+    ) -> Tensor | None:
+        return self.eager.mix(chunks, slots, tokens, history)
+
+    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        return self.eager.import_kv(slot, given, start, end)
+
+    def busy(self) -> set[int]:
+        return self.eager.busy()
+
+    def forget(self, slot: int, length: int) -> None:
+        self.eager.forget(slot, length)
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
+        host = self.runtime.reaches_host(step) or self.always_host
+        rows = bucket_for(self.sizes, len(slots))
+        captured = self._captured.get((rows, host)) or self.capture(rows, host)
+        self.runtime.begin(step)
+        try:
+            if host:
+                self.runtime.save()
+            self._write_inputs(tokens, history)
+            begin = time.monotonic_ns()
+            self._replay(captured, rows, host)
+            self._last = (begin, time.monotonic_ns(), step, host)
+            self.runtime.commit()
+        except BaseException:
+            self.runtime.abort()
+            if self._armed:  # the CPU's side waits for a step that will not be finished
+                self.drop_captures()
+            raise
+        self.best = self._best[: len(slots)].tolist()
+        return captured.logits[: len(slots)]
+
+    def capture(self, rows: int, host: bool) -> CapturedStep:
+        """Captures a step. It runs once for real before, over tables that hold padding rows alone: what a step leaves
+        behind for the next one must not be left twice."""
+        start = time.perf_counter()
+        empty = Step(Phase.DECODE, (), (), ())
+        for group in self.runtime.groups:
+            group.cache.plan(empty)
+        self._write_inputs((), ())
+        legs = [Leg(*pair) for pair in zip(self.devices, self._streams, strict=True)]
+        capture = LegCapture(legs, self.session.borders, self._pools)
+        stream = self._streams[0]
+        with self.runtime.capturing(rows, host), self.fusion.active(), torch.no_grad():
+            stream.wait_stream(torch.cuda.current_stream(self.devices[0]))
+            with torch.cuda.stream(stream), capture.rehearsing():
+                self._forward(rows)
+            torch.cuda.current_stream(self.devices[0]).wait_stream(stream)
+            self._synchronize()
+            with capture.capturing(self._leave, self._arrive):
+                logits = self._forward(rows)
+        made = self._captured[rows, host] = CapturedStep(legs, logits, time.perf_counter() - start)
+        log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * host, made.seconds)
+        return made
+
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        for rows in sorted({bucket_for(self.sizes, size) for size in sizes or self.sizes}):
+            for host in (False, True) if self.runtime.tiered() else (False,):
+                if (rows, host) not in self._captured:
+                    self.capture(rows, host)
+        return [
+            {"batch": rows, "cpu_or_pull": host, "seconds": made.seconds}
+            for (rows, host), made in sorted(self._captured.items())
+        ]
+
+    def trace(self) -> StepTrace | None:
+        """Where the time of the last decode step went. Copies a few numbers from the GPU."""
+        timing = self.timing()
+        if self._last is None or timing is None:
+            return self.eager.trace()
+        return step_trace(self.runtime, self._last[2], timing, self.weights)
+
+    def timing(self) -> Timing | None:
+        """When the last decode step ran, and what the GPU waited for. Copies a few numbers from the GPU."""
+        if self._last is None:
+            return None
+        begin, end, _, host = self._last
+        office = self.runtime.office if host else None
+        hands = [] if office is None else office.hands
+        crossings: list[Crossing] = []
+        until = end
+        # a leg ends where the next one begins: clocks of two GPUs are never compared
+        for section in reversed(range(len(self.devices))):
+            started, done, joined = self._marks[section][:, 0].tolist()
+            stamps = [stamp for hand in hands if hand.section == section for stamp in hand.fetches()]
+            if host and self._beside:
+                stamps.append(("the recall", done, joined))
+            crossings += on_host_clock(stamps, joined, begin, until)
+            until -= joined - started
+        return Timing(begin, end, () if office is None else tuple(office.spans()), tuple(crossings))
+
+    def drop_captures(self) -> None:
+        """Drops every graph, and the mailboxes that they hand over by."""
+        self._synchronize()
+        self._armed = False
+        self._captured.clear()
+        self._pools = self._new_pools()  # the old ones went with their last graphs
+        self.runtime.drop_captures()
+
+    def close(self) -> None:
+        self.drop_captures()
+        self.fusion.close()
+        self.eager.close()
+
+    def _forward(self, rows: int) -> Tensor:
+        ids, positions = self.inputs.device_rows("tokens", rows), self.inputs.device_rows("positions", rows)
+        with self.session.through():
+            logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
+            largest, best = logits.max(-1)
+            self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
+            self._leave(len(self.devices) - 1)
+        return logits
+
+    def _arrive(self, section: int) -> None:
+        """A leg begins."""
+        from coattn.kernels.triton.handover import mark
+
+        mark(self._marks[section][0, :1])
+
+    def _leave(self, section: int) -> None:
+        """A leg is at its end: what runs beside it is waited for."""
+        from coattn.kernels.triton.handover import mark
+
+        mark(self._marks[section][1, :1])
+        self._beside = self.runtime.join_side() or self._beside
+        mark(self._marks[section][2, :1])
+
+    def _replay(self, captured: CapturedStep, rows: int, host: bool) -> None:
+        office = self.runtime.office if host else None
+        self._armed = host
+        if office is not None:
+            office.begin(rows)
+        self.runtime.replaying()
+        replay(captured.legs)
+        if self.launched is not None:
+            try:
+                self.launched()
+            except Exception:
+                self.runtime.dropped += 1  # the step goes on
+        self._wait()
+        if office is not None:
+            office.finish()
+        self._armed = False
+        for group in self.runtime.groups:
+            group.replayed = True
+
+    def _wait(self) -> None:
+        """For the GPU. Waiting for a stream takes a core; where a thread works off the steps, it is left to that."""
+        stream = torch.cuda.current_stream(self.devices[-1])
+        if not self.runtime.busy():
+            stream.synchronize()
+            return
+        if self._over is None:
+            self._over = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._over.record(stream)
+        self._over.synchronize()
+
+    def _new_pools(self) -> dict[torch.device, Any]:
+        return {device: torch.cuda.graph_pool_handle() for device in self.devices}
+
+    def _synchronize(self) -> None:
+        for device in set(self.devices):
+            torch.cuda.synchronize(device)
+
+    def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
+        self.inputs.write({"tokens": tokens, "positions": history}, {})
+        self.inputs.upload()

@@ -1,0 +1,251 @@
+"""Runs steps: what an engine needs of a model under a method, and the plain way to do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from coattn.hf.forward import Session
+from coattn.hf.prefilled import Prefilled
+from coattn.hf.random_model import weight_bytes
+from coattn.kernels.upload import upload
+from coattn.parts.handover.span import Span
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
+from coattn.step.trace.account import step_trace
+from coattn.step.trace.step import StepTrace, Timing
+from coattn.types import Phase, Step, Tier
+
+
+class Chunk(NamedTuple):
+    """The next tokens of a prompt in one slot, after `history` stored ones. last: the prompt ends with them."""
+
+    slot: int
+    tokens: Sequence[int]
+    history: int
+    last: bool
+
+
+class Runner(Protocol):
+    """A model, its caches, and the steps that run over them. Used by one thread at a time.
+
+    A step that raises leaves every sequence with the history it had, but those that the runtime calls `torn`: of these
+    nothing may be used. BudgetError means that nothing was started.
+    Tensors that a step returns are valid until the next one.
+    """
+
+    runtime: Runtime
+    slots: int
+    """Sequences of the caches, known as `0 .. slots - 1`."""
+    best: list[int] | None
+    """The most likely token of each row of the last `decode`, where the runner knows it anyway; negative where the
+    logits were not finite. Saves greedy batches a reduction and a copy."""
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        """Bytes of each tier that a sequence of so many tokens takes, of what the slots share."""
+
+    def free(self) -> Mapping[Tier, int | None]:
+        """Bytes of each tier that sequences can still be given; None: no limit."""
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted.
+
+        They are wanted of the last chunk of a prompt.
+        """
+
+    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
+
+        -> float32 logits after the prompt's last token, `[1, vocabulary]`, on the model's device.
+        """
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
+
+    def mix(
+        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+    ) -> Tensor | None:
+        """Stores chunks of prompts, and one token in each slot, in one forward call.
+
+        -> float32 logits `[n, vocabulary]` after the token of each slot, then after each chunk that is the last of its
+        prompt; None where there is neither. For runners whose runtime says that it mixes (`unmixed`).
+        """
+
+    def busy(self) -> set[int]:
+        """Slots that a decode step would have to wait for, since something is still done for them off the steps."""
+
+    def forget(self, slot: int, length: int) -> None:
+        """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
+
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
+
+    launched: Callable[[], None] | None
+    """Called while a GPU is at work on a `decode` and the host has nothing to do; never by one that runs layer by
+    layer."""
+
+    def trace(self) -> StepTrace | None:
+        """Where the time of the last `decode` went; None before the first."""
+
+    def timing(self) -> Timing | None:
+        """When the last `decode` ran, and what a GPU waited for; None where there is no GPU, or nobody measured it."""
+
+    def close(self) -> None:
+        """Gives every byte back and leaves the model as it was."""
+
+
+class EagerRunner:
+    """The Transformers modules, called layer by layer. Runs on every machine."""
+
+    best: list[int] | None = None
+    launched: Callable[[], None] | None = None
+
+    def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
+        self.session, self.runtime, self.slots = session, runtime, slots
+        self.weights = weight_bytes(session.model)
+        self._clock = Clock()
+        runtime.probes.append(self._clock)
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
+        """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
+        self._last: tuple[int, int, Step, list[Span]] | None = None
+        if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
+            session.look_ahead()
+
+    def needs(self, tokens: int) -> Mapping[Tier, int]:
+        return self.runtime.bytes_for(tokens)
+
+    def free(self) -> Mapping[Tier, int | None]:
+        return self.runtime.free_bytes()
+
+    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+        step = step_of([Chunk(slot, tokens, history, want_logits)])
+        positions = torch.arange(history, history + len(tokens))
+        return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
+
+    @torch.no_grad()
+    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        heard = len(given.tokens) - len(given.queries[0])
+        # the queries that go with a prompt are its last ones: what comes before them is a step of its own
+        for first, last in ((start, min(end, heard)), (max(start, heard), end)):
+            if first >= last:
+                continue
+            try:
+                self.runtime.begin(Step(Phase.EXTEND if first else Phase.PREFILL, (slot,), (first,), (last - first,)))
+                for layer, (k, v) in enumerate(given.kv):
+                    q = given.queries[layer][first - heard : last - heard] if first >= heard else None
+                    self.runtime.import_kv(layer, k[first:last], v[first:last], q, given.scales[layer])
+                self.runtime.commit()
+            except BaseException:
+                self.runtime.abort()
+                if first > start:  # the step before it is history, and nobody knows of it
+                    self.runtime.torn.add(slot)
+                raise
+        return given.logits.to(self.session.head_device)
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))
+        logits = self._run(step, tokens, torch.tensor(history), slice(None))
+        assert logits is not None
+        return logits
+
+    def mix(
+        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+    ) -> Tensor | None:
+        reading = step_of(chunks)
+        ids, positions, rows = list(tokens), [*history], list(range(len(slots)))
+        for chunk in chunks:
+            ids += chunk.tokens
+            positions += range(chunk.history, chunk.history + len(chunk.tokens))
+            if chunk.last:
+                rows.append(len(ids) - 1)
+        wanted = upload(rows, self.session.device) if rows else None
+        if not slots:
+            return self._run(reading, ids, torch.tensor(positions), wanted)
+        step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
+        return self._run(step, ids, torch.tensor(positions), wanted, reading)
+
+    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        return []
+
+    def trace(self) -> StepTrace | None:
+        """Attention counts as the CPU's work, the rest of the model as the GPU's, as if there were one."""
+        if self._last is None:
+            return None
+        begin, end, step, spans = self._last
+        return step_trace(self.runtime, step, Timing(begin, end, tuple(spans), ()), self.weights)
+
+    def timing(self) -> Timing | None:
+        return None  # the host's clock does not see what a GPU does
+
+    def busy(self) -> set[int]:
+        return self.runtime.busy()
+
+    def forget(self, slot: int, length: int) -> None:
+        self.runtime.truncate(slot, length, 0)
+
+    def close(self) -> None:
+        self.session.close()
+        self.runtime.release()
+
+    def _run(
+        self,
+        step: Step,
+        tokens: Sequence[int],
+        positions: Tensor,
+        rows: slice | Tensor | None,
+        beside: Step | None = None,
+    ) -> Tensor | None:
+        device = self.session.device
+        self._clock.start()
+        decodes = step.phase is Phase.DECODE and beside is None
+        try:
+            self.runtime.begin(step, beside)
+            with nullcontext() if decodes else self.around():
+                ids, places = upload(tokens, device), upload(positions, device)
+                logits = self.session.forward(self.runtime, ids, places, rows)
+            self.runtime.commit()
+        except BaseException:
+            if self.runtime.step is not None:  # else the step was refused before it began
+                self.runtime.abort()
+            raise
+        if decodes:
+            self._last = (self._clock.begun, time.monotonic_ns(), step, self._clock.spans)
+        return logits
+
+
+def step_of(chunks: Sequence[Chunk]) -> Step:
+    """The step of some chunks; never a decode step, however short they are."""
+    history = tuple(chunk.history for chunk in chunks)
+    return Step(
+        Phase.EXTEND if any(history) else Phase.PREFILL,
+        tuple(chunk.slot for chunk in chunks),
+        history,
+        tuple(len(chunk.tokens) for chunk in chunks),
+        frozenset(chunk.slot for chunk in chunks if not chunk.last),
+    )
+
+
+class Clock(Probe):
+    """When each layer's attention ran."""
+
+    optional = True
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A step is about to begin."""
+        self.begun, self._since = time.monotonic_ns(), 0
+        self.spans: list[Span] = []
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        self._since = time.monotonic_ns()
+
+    def output(self, step: Step, layer: int, out: Tensor) -> None:
+        start, end = self._since, time.monotonic_ns()
+        self.spans.append(Span(layer, posted=start, ready=start, answered=end, seen=start, done=end))

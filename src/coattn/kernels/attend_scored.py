@@ -1,0 +1,183 @@
+"""Attention over the entries in DRAM whose estimated scores reach a bound; the mean value stands in for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
+from coattn.kernels.softcap import softcap as capped
+from coattn.kernels.streams import SideStream
+from coattn.kernels.token_pool import COLD, FRESH, NONE, TokenPool
+from coattn.state import Split
+
+if TYPE_CHECKING:
+    from coattn.types import ScoredWork
+
+
+SPLITS = 16
+"""Pieces of a sequence's tokens that are chosen from by themselves, on a GPU."""
+MANY = 64
+"""Pairs of a sequence and a KV head from which half as many pieces are enough."""
+
+
+def splits_of(pairs: int) -> int:
+    """Pieces of a sequence's tokens, where there are so many pairs of a sequence and a KV head."""
+    return SPLITS // (2 if pairs > MANY else 1)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """states: pieces of the entries attended, the last that of all others. `[rows, kv_heads, splits]` int32 each: far,
+    entries attended out of DRAM; later, those that only come into the pool; cold, those attended that lie cold in
+    it."""
+
+    states: Split
+    far: Tensor
+    later: Tensor
+    cold: Tensor
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Positions of the entries to be attended at once, by sequence and KV head in `splits` pieces of its tokens.
+
+    ids: `[rows, kv_heads, n]` int32, each piece from its first token's place on, and those that lie cold in a pool from
+    its last one's back; later: `[rows, kv_heads, splits, most]` int32, those that only come into the pool; count:
+    `[rows, kv_heads, splits, 3]` int32, how many of the first, of `later`, and of the cold ones.
+    tokens: `[rows]`, entries to choose from; a piece is as many wholes of `look` as make up its part of them.
+    """
+
+    ids: Tensor
+    later: Tensor
+    count: Tensor
+    tokens: Tensor
+    look: int
+
+
+Lanes = tuple[SideStream, SideStream]
+
+
+def attend_scored(
+    q: Tensor,
+    memory: Tensor | PackedBlocks,
+    work: ScoredWork,
+    scale: float,
+    softcap: float | None,
+    lanes: Lanes | None = None,
+    cold: Callable[[], Chosen] | None = None,
+) -> Taken:
+    """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
+    a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
+
+    An entry that any query head of a group wants is attended by all of them, with its own key; what a pool lists is
+    left out, since it is attended there, and what lies cold in it is read there, and counts as wanted. Entries that
+    were read in DRAM are to come into the pool, as long as it has places to give, and after them those that are `far`
+    above a bound and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read
+    are written into its cold places at once. lanes: where it fetches, and where the pool's books are written, beside
+    looking up what lies cold, on a GPU. cold: tells, on a GPU, what is looked up in place of what was chosen.
+    """
+    if q.device.type == "cuda":
+        from coattn.kernels.triton.attend_scored import attend_scored as kernel
+
+        return kernel(q, memory, work, scale, softcap, lanes, cold)
+    (rows, _, q_heads, _), pool = q.shape, work.pool
+    chosen, scores = _choose(work), work.scores
+    assert isinstance(scores, Tensor)
+    index, count = _front(chosen.at_once)
+    keys, values = (x.to(pool.gpu.dtype).float() for x in _gather(index, memory, work.table))
+    states = [_attend(q, keys, values, count, scale, softcap)]
+    if pool.packed is not None:
+        near, lying = _front(chosen.cold)
+        states.append(_attend(q, *_looked_up(pool, work.seq, near), lying, scale, softcap))
+        pool.touch(work.seq, chosen.cold)
+    else:
+        lying = torch.zeros_like(count)
+    left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
+    _list(work, chosen)
+    out, lse = zip(*states, (work.mean, left), strict=True)
+    counts = (count, chosen.later.sum(-1, dtype=torch.int32), lying)
+    return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), *(x[:, :, None] for x in counts))
+
+
+def _gather(index: Tensor, blocks: Tensor | PackedBlocks, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values at positions `[rows, kv_heads, n]` of blocks that table `[rows, blocks]` lists: `[rows, kv_heads,
+    n, d]` float32 each."""
+    block, position = blocks.block if isinstance(blocks, PackedBlocks) else blocks.shape[3], index.long()
+    ids = table.long()[:, None].expand(-1, index.shape[1], -1).gather(2, position // block)
+    heads = torch.arange(index.shape[1], device=index.device)[None, :, None]
+    found = read_entries(blocks, ids, heads, position % block)
+    return found[..., 0, :], found[..., 1, :]
+
+
+def _front(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """`[rows, kv_heads, n]` bool -> positions of what is marked, in front and in order, and how many."""
+    count = marks.sum(-1, dtype=torch.int32)
+    longest = int(count.max()) if count.numel() else 0
+    return marks.int().argsort(dim=-1, descending=True, stable=True)[..., :longest], count
+
+
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, count: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Over the first `count` of keys and values `[rows, kv_heads, n, d]`: output and lse."""
+    (rows, _, q_heads, d), (kv_heads, longest) = q.shape, keys.shape[1:3]
+    used = torch.arange(longest) < count[..., None]
+    grouped = q[:, 0].float().view(rows, kv_heads, -1, d)
+    exact = capped(torch.einsum("rhgd,rhnd->rhgn", grouped, keys) * scale, softcap)
+    exact = exact.masked_fill(~used[:, :, None], -torch.inf)
+    lse = exact.logsumexp(-1) if longest else exact.new_full(exact.shape[:-1], -torch.inf)
+    weights = (exact - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    return torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d), lse.view(rows, q_heads)
+
+
+def _looked_up(pool: TokenPool, seq: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of tokens `[rows, kv_heads, n]` as the pools of sequences `seq` have them."""
+    assert pool.packed is not None
+    found = torch.zeros(2, *index.shape, pool.packed.d)
+    for row, slot in enumerate(seq.tolist()):
+        for head in range(index.shape[1]) if slot < len(pool.clock) - 1 else ():
+            places = pool.place_of[slot, head, index[row, head].long()].long().clamp_min(0) % COLD
+            found[0, row, head], found[1, row, head] = pool.packed.rows(slot, head, places)
+    return found[0], found[1]
+
+
+class _Chosen(NamedTuple):
+    """`[rows, kv_heads, n]`: entries to be attended, to come into the pool only, to be attended though they lie cold in
+    it, and all that are not attended anywhere."""
+
+    at_once: Tensor
+    later: Tensor
+    cold: Tensor
+    rest: Tensor
+
+
+def _choose(work: ScoredWork) -> _Chosen:
+    scores, pool = work.scores, work.pool
+    assert isinstance(scores, Tensor)
+    rows, kv_heads, _, n = scores.shape
+    bound = work.bound.view(rows, kv_heads, -1, 1)
+    there = (torch.arange(n) < work.tokens[:, None])[:, None]
+    inside = pool.place_of[work.seq.long(), :, :n] >= 0
+    wanted = (scores >= bound).any(2) & there
+    cold = wanted & inside
+    at_once = (scores >= bound + work.now).any(2) & wanted & ~inside
+    later = (scores >= bound + work.far).any(2) & wanted & ~inside & ~at_once
+    return _Chosen(at_once, later, cold, there & ~at_once & ~cold)
+
+
+def _list(work: ScoredWork, chosen: _Chosen) -> None:
+    """Which tokens come into the places that are to be given: those attended first."""
+    pool = work.pool
+    for row, slot in enumerate(work.seq.tolist()):
+        for head in range(chosen.rest.shape[1]) if slot < len(pool.clock) - 1 else ():
+            here, more = (x[row, head].nonzero()[:, 0] for x in (chosen.at_once, chosen.later))
+            coming = torch.cat([here, more])[:FRESH].int()
+            room = pool.next[slot, head, : len(coming)] >= 0
+            pool.coming[slot, head] = NONE
+            pool.coming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
+            pool.ends[slot, head] = len(coming)

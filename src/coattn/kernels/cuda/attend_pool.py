@@ -1,0 +1,108 @@
+"""Attention over pools in 8 bits on a GPU, beside that over the window's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.attend_pool import has_form
+from coattn.kernels.attend_scored import Chosen
+from coattn.kernels.cuda.nvrtc import Int64, Module, available, module
+from coattn.kernels.quantise.rows import TILE
+from coattn.kernels.token_pool import COLD, PIECES, TokenPool
+from coattn.state import Split
+from coattn.types import BlockList, LayerShape
+
+WARPS = 4
+"""Of a program."""
+RESIDENT = 3
+"""Programs of a multiprocessor at a time."""
+ROUNDS = 4
+"""Of programs at most."""
+EACH = 1024
+"""Tokens of a program, about, where one round would be more: what is waited for beside them finds room soon."""
+LEAST = 2
+"""Tiles of a warp."""
+WINDOW = 64
+"""Tokens of the window for a program: one of 192 took longer than 16,384 tokens of a pool take all programs."""
+
+
+def refuses(shape: LayerShape) -> str | None:
+    """Why pools of such a layer cannot be in 8 bits, or None."""
+    if not available(shape.device):
+        return "kernels cannot be compiled for this device"
+    return None if has_form(shape) else "heads or numbers have no form that fits"
+
+
+def splits_of(pairs: int, places: int, slots: int) -> int:
+    """How many pieces each pool is cut into: those that keep the most of so many slots at work in all rounds."""
+    rounds = max(1, min(ROUNDS, pairs * places // (slots * EACH))) if 2 * pairs <= slots else ROUNDS
+    most = max(1, min(places // (TILE * WARPS * LEAST), rounds * slots // pairs, PIECES))
+    return max(range(1, most + 1), key=lambda count: pairs * count / (-(-pairs * count // slots) * slots))
+
+
+def _module(q: Tensor, blocks: Tensor, softcap: float | None) -> Module:
+    form = {
+        "WARPS": WARPS, "GROUP": q.shape[2] // blocks.shape[1], "D": q.shape[3], "BLOCK": blocks.shape[3],
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "WINDOW": WINDOW,
+        "PIECES": PIECES, "COLD": COLD,
+    }  # fmt: skip
+    return module("attend_pool.cu", tuple(form.items()), q.device)
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def attend_near(
+    q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Callable[[], Split]]:
+    """See `ops/attend_pool.py`."""
+    rows = pool.packed
+    assert rows is not None
+    (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
+    splits = splits_of(seqs * kv_heads, min(rows.hot, rows.places), _processors(q.device) * RESIDENT)
+    near = -(-picked.longest // WINDOW)
+    pieces = near + splits
+    out = torch.empty(seqs, pieces, q_heads, d, dtype=torch.float32, device=q.device)
+    lse = torch.empty(seqs, pieces, q_heads, dtype=torch.float32, device=q.device)
+    made, how = _module(q, blocks, softcap), (float(scale), float(softcap or 1.0))
+    strides = Int64(q.stride(0)), Int64(q.stride(2))
+    made.launch(
+        "attend_near", (near, kv_heads, seqs), WARPS * 32, q, blocks, picked.table, picked.tokens, out, lse, *how,
+        pieces, *strides, Int64(blocks.stride(0)), Int64(blocks.stride(1)), Int64(blocks.stride(2)),
+        Int64(picked.table.stride(0)),
+    )  # fmt: skip
+
+    def pools() -> Split:
+        made.launch(
+            "attend_pool", (splits, kv_heads, seqs), WARPS * 32, q, rows.codes, rows.scales, rows.middle, rows.spread,
+            rows.listed, rows.count, seq, out, lse, pool.heard, *how, rows.places, pieces, *strides,
+        )  # fmt: skip
+        return Split(out, lse)
+
+    return lse[:, :near], pools
+
+
+def look_up(
+    q: Tensor,
+    pool: TokenPool,
+    seq: Tensor,
+    chosen: Chosen,
+    pieces: Split,
+    where: slice,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """q `[rows, 1, q_heads, d]` over what was chosen though it lies cold in the pools of sequences `seq`, in 8 bits:
+    into pieces `where`, a program each."""
+    (_, kv_heads, splits, _), rows = chosen.count.shape, pool.packed
+    assert rows is not None
+    _module(q, pool.gpu, softcap).launch(
+        "look_up", (where.stop - where.start, kv_heads, len(seq)), WARPS * 32, q, rows.codes, rows.scales, rows.middle,
+        rows.spread, pool.place_of, chosen.ids, chosen.count, chosen.tokens, seq, pieces.out, pieces.lse, float(scale),
+        float(softcap or 1.0), rows.places, pieces.out.shape[1], where.start, pool.place_of.shape[-1],
+        chosen.ids.shape[-1], splits, chosen.look, Int64(q.stride(0)), Int64(q.stride(2)),
+    )  # fmt: skip

@@ -1,0 +1,31 @@
+"""`renew_pool` on a GPU: one program for a sequence and KV head."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from coattn.kernels.cuda.nvrtc import module
+from coattn.kernels.token_pool import COLD, FRESH, TokenPool
+from coattn.units import ceil_div
+
+THREADS = 256
+"""Of a program; fewer where a pool has few places."""
+
+
+def constants(places: int) -> dict[str, int]:
+    """Of the kernel's form, for pools of so many places."""
+    threads = min(THREADS, ceil_div(places, 64) * 32)
+    return {"THREADS": threads, "EACH": 2 * ceil_div(places, 2 * threads), "FRESH": FRESH, "COLD": COLD}
+
+
+def renew_pool(pool: TokenPool, seq: Tensor) -> None:
+    """See `ops/token_pool.py`."""
+    (slots, heads), places, rows = pool.clock.shape, pool.age.shape[-1], pool.packed
+    form = constants(places)
+    lists = (None, None, None) if rows is None else (rows.listed, rows.count, rows.since)
+    row, hot = (0, 0) if rows is None else (rows.places, max(0, rows.hot - pool.pins))
+    module("renew_pool.cu", tuple(form.items()), seq.device).launch(
+        "renew_pool", (heads, len(seq), 1), form["THREADS"],
+        pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, pool.place_of, *lists, pool.given, seq,
+        pool.place_of.shape[-1], row, places, slots - 1, pool.pins, hot,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Attention of many queries over listed blocks: the keys and values are gathered, then attended as in a prompt."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.merge import merge_rows
+from coattn.kernels.prompt import Mask, attend_prompt
+from coattn.kernels.prompt.kernels import LARGEST, ON_CPU
+from coattn.state import AttnState
+from coattn.types import BlockList
+
+PIECE = 65536
+"""Keys gathered from blocks at a time."""
+
+
+MANY = 64
+"""Query tokens from which it is faster than the kernels for few, on a CPU."""
+
+
+def refuses(q: Tensor, blocks: Tensor, picked: BlockList, softcap: float | None) -> str | None:
+    """Why a call over blocks cannot be taken, or None."""
+    reason = unfit(q[0], softcap)
+    if reason is None and (q.shape[0] != 1 or blocks.device != q.device or picked.table.shape[1] != 1):
+        return "there is more than one sequence or one list, or the blocks are elsewhere"
+    return reason
+
+
+def unfit(q: Tensor, softcap: float | None) -> str | None:
+    """Why queries `[t, q_heads, d]` are not many, or have no kernel but the reference; None where they have one."""
+    if q.device.type == "cuda":
+        return None if q.shape[-1] <= LARGEST else f"head size {q.shape[-1]} does not fit"
+    if softcap is not None:
+        return "scores are soft-capped"
+    return None if len(q) >= MANY and q.dtype in ON_CPU else f"there are {len(q)} tokens of {q.dtype}"
+
+
+def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None = None) -> AttnState:
+    """q `[1, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`; the lists are the same for all heads."""
+    block, mask = blocks.shape[3], Mask(False, softcap=softcap)
+    states = []
+    for start in range(0, picked.longest, PIECE):
+        tokens = min(PIECE, picked.longest - start)
+        ids = picked.table[0, 0, start // block : -(-(start + tokens) // block)].long()
+        k, v = rows(blocks, ids, tokens)
+        states.append(attend_prompt(q[0], k, v, scale, mask))
+    if not states:
+        return AttnState.empty(q)
+    whole = states[0] if len(states) == 1 else merge_rows(states, torch.float32)
+    return AttnState(whole.out[None], whole.lse[None])
+
+
+def rows(blocks: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """The first tokens of listed blocks: k, v `[tokens, kv_heads, d]`, in one copy.
+
+    On a CPU the rows of a head lie side by side, as its kernel wants them. On a GPU token after token: cuDNN compiles a
+    program for every stride, and the strides of this form are the same for any number of tokens.
+    """
+    if blocks.device.type == "cuda":
+        from coattn.kernels.triton.listed_rows import listed_rows
+
+        return listed_rows(blocks, ids, tokens)
+    found = blocks.permute(2, 1, 0, 3, 4)[:, :, ids].flatten(2, 3)
+    k, v = found[:, :, :tokens].transpose(1, 2)
+    return k, v

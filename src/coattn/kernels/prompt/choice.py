@@ -1,0 +1,169 @@
+"""Which kernel a shape gets: by a table, so that two processes on the same kind of GPU choose alike and round alike.
+
+Before a kernel is first used it is tried on a few random numbers: one that PyTorch cannot run here, or that is wrong,
+is passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.prompt.kernels import KERNELS, PIECES, TILES, Kernel
+from coattn.kernels.prompt.mask import Mask, Shape
+
+HOPPER = (9, 0)
+"""From this generation on cuDNN gets tiles. TFLOP/s on an H200, head size 128, bfloat16, 2,048 queries and more: cuDNN
+597 to 668, own 414 to 436, flash 319 to 347 (docs/log/prompts.md). Newer GPUs are taken to be alike; on older ones,
+where none was measured, flash attention comes first: it was written for them."""
+FASTEST, FASTEST_BEFORE = ("cudnn", "own", "flash", "reference"), ("flash", "own", "cudnn", "reference")
+LEAST_TOKENS = 128
+"""Fewer queries get the first kernel that fits."""
+FEW_TOKENS, FEW_KEYS = 512, 2048
+"""What kernels are tried on that take any numbers."""
+ROWS = 32
+"""Queries whose result is compared with a plain computation in float32."""
+LSE_ERROR, OUT_ERROR = 1e-3, 2e-2
+"""Most that a kernel may differ: of the log-sum-exp absolute, of the output relative. A wrong layout gives more."""
+RUNS = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One kernel on one shape; refused says why there are no figures."""
+
+    kernel: str
+    refused: str | None = None
+    ms: float | None = None
+    """The fastest of a few runs."""
+    first_ms: float | None = None
+    """The first run, with what is compiled in it."""
+    tflops: float | None = None
+    lse_error: float | None = None
+    out_error: float | None = None
+
+
+def best(shape: Shape) -> Kernel:
+    """The first kernel of the device's table that takes a shape and gives the right numbers."""
+    fits = [kernel for kernel in KERNELS if kernel.refuses(shape) is None]
+    if len(fits) <= 2 or shape.device.type == "cpu" or shape.tokens < LEAST_TOKENS:
+        return fits[0]  # nothing to choose from but the reference, or nothing to gain
+    order = FASTEST if capability(shape.device) >= HOPPER else FASTEST_BEFORE
+    fits.sort(key=lambda kernel: order.index(kernel.name))
+    return next((kernel for kernel in fits if is_right(kernel, probe(shape))), fits[-1])
+
+
+def tile_kernel(shape: Shape) -> Kernel | None:
+    """The kernel that takes tiles only, where cutting a shape into them is faster than another kernel on the whole."""
+    kernel = KERNELS[0]
+    if shape.device.type != "cuda" or not shape.mask.plain or shape.tokens < TILES[-1] or shape.keys < PIECES[-1]:
+        return None
+    if capability(shape.device) < HOPPER:
+        return None
+    asked = replace(shape, tokens=TILES[-1], keys=TILES[-1], mask=Mask(False))
+    return kernel if kernel.refuses(asked) is None and is_right(kernel, asked) else None
+
+
+def probe(shape: Shape) -> Shape:
+    """A small shape on which a kernel is tried in place of `shape`: the same but for its numbers of tokens."""
+    if shape.tokens in TILES and shape.keys in PIECES:
+        return replace(shape, tokens=TILES[-1], keys=TILES[-1])
+    return replace(shape, tokens=FEW_TOKENS, keys=FEW_KEYS)
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a GPU: its generation, such as (9, 0)."""
+    return torch.cuda.get_device_capability(device)
+
+
+@cache
+def is_right(kernel: Kernel, shape: Shape) -> bool:
+    """Whether a kernel gives the numbers of a plain computation, tried once in a process; the reference does."""
+    return kernel.name == "reference" or _measure(kernel, shape, *_draw(shape), timed=False).refused is None
+
+
+def measure(shape: Shape, names: tuple[str, ...] | None = None) -> tuple[Measured, ...]:
+    """Every kernel but the reference on random numbers of this shape, or those named: for people. Nothing is chosen by
+    it."""
+    numbers = _draw(shape)
+    tried = [kernel for kernel in KERNELS if (kernel.name in names if names else kernel.name != "reference")]
+    return tuple(_measure(kernel, shape, *numbers) for kernel in tried)
+
+
+def _draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v: the same for the same shape."""
+    generator = torch.Generator(shape.device).manual_seed(0)
+
+    def draw(rows: int, heads: int) -> Tensor:
+        size = (rows, heads, shape.head_dim)
+        return torch.randn(size, generator=generator, device=shape.device, dtype=torch.float32).to(shape.dtype)
+
+    return draw(shape.tokens, shape.q_heads), draw(shape.keys, shape.kv_heads), draw(shape.keys, shape.kv_heads)
+
+
+def _measure(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor, timed: bool = True) -> Measured:
+    reason = kernel.refuses(shape)
+    if reason is not None:
+        return Measured(kernel.name, reason)
+    scale = shape.head_dim**-0.5
+    try:
+        _wait(shape.device)
+        start = time.perf_counter()
+        state = kernel.run(q, k, v, scale, shape.mask)
+        _wait(shape.device)
+        first = (time.perf_counter() - start) * 1e3
+        rows, out, lse = sample(q, k, v, scale, shape.mask)
+        lse_error = float((state.lse[rows].float() - lse).abs().max())
+        out_error = float((state.out[rows].float() - out).norm() / out.norm())
+        # compared so that a nan is wrong too
+        if not (lse_error <= LSE_ERROR and out_error <= OUT_ERROR):
+            wrong = f"its log-sum-exp differs by {lse_error:.1e}, its output by {out_error:.1e}"
+            return Measured(kernel.name, wrong, lse_error=lse_error, out_error=out_error)
+        if not timed:
+            return Measured(kernel.name, None, None, first, None, lse_error, out_error)
+        del state
+        ms = _time(lambda: kernel.run(q, k, v, scale, shape.mask), shape.device)
+    except Exception as error:  # a kernel that this machine's PyTorch cannot run
+        return Measured(kernel.name, " ".join(str(error).split())[:200] or type(error).__name__)
+    return Measured(kernel.name, None, ms, first, shape.flops / ms / 1e9, lse_error, out_error)
+
+
+def sample(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+    """Some rows, their output `[rows, q_heads, d]` and lse `[rows, q_heads]`, in float32."""
+    t, n, group = len(q), len(k), q.shape[1] // k.shape[1]
+    rows = torch.linspace(0, t - 1, min(ROWS, t), device=q.device).long()
+    part = q[rows].float().view(len(rows), k.shape[1], group, q.shape[2])
+    scores = torch.einsum("rhgd,nhd->rhgn", part, k.float()) * scale
+    if mask.softcap is not None:
+        scores = mask.softcap * torch.tanh(scores / mask.softcap)
+    if mask.causal:
+        behind = (n - t + rows)[:, None] - torch.arange(n, device=q.device)
+        seen = behind >= 0
+        if mask.window is not None:
+            seen &= (behind < mask.window) | (torch.arange(n, device=q.device) < mask.sinks)
+        scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+    out = torch.einsum("rhgn,nhd->rhgd", scores.softmax(-1), v.float())
+    return rows, out.flatten(1, 2), scores.logsumexp(-1).flatten(1)
+
+
+def _time(run: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of the fastest run, after one to warm up."""
+    run()
+    fastest = float("inf")
+    for _ in range(RUNS):
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest * 1e3
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

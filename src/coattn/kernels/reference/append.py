@@ -1,0 +1,51 @@
+"""Writing new keys and values into blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.quantise.blocks import PackedBlocks, as_blocks, pack_blocks, scales_of
+
+
+def write_rows(blocks: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    """Token i of k, v `[tokens, kv_heads, d]` goes to row `rows[i]` of block `ids[i]`. No two tokens share a place."""
+    blocks[ids, :, 0, rows] = k.to(blocks.dtype)
+    blocks[ids, :, 1, rows] = v.to(blocks.dtype)
+
+
+def whole_blocks(k: Tensor, v: Tensor, block: int) -> Tensor:
+    """k, v `[n * block, kv_heads, d]`, in order -> `[n, kv_heads, 2, block, d]`."""
+    return torch.stack([x.reshape(-1, block, *x.shape[1:]).transpose(1, 2) for x in (k, v)], 2)
+
+
+def read_rows(blocks: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of `write_rows`: k, v `[tokens, kv_heads, d]`."""
+    return blocks[ids, :, 0, rows], blocks[ids, :, 1, rows]
+
+
+def append(
+    gpu: Tensor,
+    ids: Tensor,
+    places: Tensor,
+    k: Tensor,
+    v: Tensor,
+    host: Tensor | PackedBlocks | None,
+    flush_to: Tensor | None,
+) -> None:
+    """One token a sequence into `gpu`; block `ids[i]` then on to host block `flush_to[i]` where that is not negative.
+
+    host: like `gpu`, or in 8 bits (`quantise/blocks.py`).
+    """
+    write_rows(gpu, ids.long(), places.long(), k, v)
+    if host is not None and flush_to is not None:
+        full = (flush_to >= 0).nonzero()[:, 0]
+        blocks, to = gpu[ids[full].long()], flush_to[full].long()
+        away = as_blocks(host, *gpu.shape[3:])
+        if isinstance(away, Tensor):
+            away[to] = blocks.to(away.device)
+            return
+        made = pack_blocks(blocks)
+        away.memory[to] = made.to(away.memory.device)
+        if away.scales is not None:
+            away.scales[to] = scales_of(made, *gpu.shape[3:])

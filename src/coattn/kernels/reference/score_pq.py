@@ -1,0 +1,35 @@
+"""Scores of one query token a sequence against what GPU memory holds of keys in DRAM."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.quantise.codebook import Codebook
+from coattn.kernels.quantise.pack import unpack
+
+
+def score_pq(
+    q: Tensor,
+    kept: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    book: Codebook | None,
+    bits: int,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """q `[seqs, q_heads, d]` against kept `[blocks, kv_heads, block, width]` -> `[seqs, kv_heads, group, n]` float32.
+
+    kept: codes of a codebook as int16, or packed at `bits` bits; without a codebook, keys. Sequence s has its first
+    `tokens[s]` entries in blocks `table[s]`; the scores past them are -inf.
+    """
+    listed = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [seqs, kv_heads, n, width]
+    grouped = q.float().view(len(q), kept.shape[1], -1, q.shape[-1]) * scale
+    if book is not None:
+        listed = book.pieces(listed if bits == 16 else unpack(listed, book.groups, bits))
+    scores = torch.einsum("shxd,shnd->shxn", grouped, listed.float())
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    absent = torch.arange(scores.shape[-1], device=q.device) >= tokens.view(-1, 1, 1, 1)
+    return scores.masked_fill(absent, -torch.inf)

@@ -1,0 +1,126 @@
+"""Sketches of keys: scores of a query, and the sketch of a block that has become full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.quantise.sketch import Scores, Sketcher, guess, unpack
+from coattn.kernels.softcap import softcap as capped
+from coattn.kernels.token_pool import LOG2E, TOUCH, TokenPool
+
+
+def score_sketch(
+    q: Tensor,
+    kept: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    sketcher: Sketcher,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+    pool: TokenPool,
+) -> Callable[[], Scores]:
+    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks; to be called for
+    the scores, on another stream if that is better.
+
+    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries are
+    attended to in it; the highest scores are noted there, and which of its tokens are wanted, by the last bound. On a
+    GPU scores may be a `Scan`.
+    """
+    if q.device.type == "cuda":
+        from coattn.kernels.cuda import score_sketch as cuda
+
+        if cuda.refuses(q, kept, pool) is None:
+            # before attention takes all of the GPU: what waits for it is longer
+            weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+            return lambda: cuda.score(weighed, pool)
+
+    off = pool.off(seq)  # before the pools are attended again
+
+    def score() -> Scores:
+        found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)._replace(off=off)
+        scores, n = found.scores, table.shape[1] * kept.shape[2]
+        assert isinstance(scores, Tensor)
+        above = pool.above[seq.long()]
+        base = found.guess + torch.where(above.isfinite(), above, 0.0)
+        highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
+        hot = pool.hot(seq, n)
+        pool.best[seq.long(), :, :n] = highest.masked_fill(hot, -torch.inf).clamp(-60000, 60000).to(torch.float16)
+        past = torch.arange(n, device=q.device) >= tokens[:, None]
+        wanted = (highest >= -TOUCH * LOG2E) & above.isfinite().all(-1)[:, None, None] & ~past[:, None]
+        pool.touch(seq, wanted)
+        return found._replace(scores=scores.masked_fill(hot[:, :, None], -torch.inf))
+
+    return score
+
+
+def _score(
+    q: Tensor,
+    kept: Tensor,
+    table: Tensor,
+    tokens: Tensor,
+    sketcher: Sketcher,
+    seq: Tensor,
+    scale: float,
+    softcap: float | None,
+    pool: TokenPool,
+) -> Scores:
+    if q.device.type == "cuda":
+        from coattn.kernels.triton.sketch import score_sketch as kernel
+
+        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool.place_of)
+    (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
+    worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
+    words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
+    found = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]
+    found = capped(found * scale, softcap)
+    past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
+    found = found.masked_fill(past[:, :, None], -torch.inf)
+    held = pool.hot(seq, found.shape[-1])
+    lse, inside = (
+        found.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
+    )
+    about = guess(worth * scale, base * scale, softcap).view(rows, q_heads)
+    return Scores(found, lse, inside, about, torch.zeros_like(about))
+
+
+def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, seq: Tensor, whole: bool) -> Tensor:
+    """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
+
+    near: lse `[rows, n, q_heads]` of pieces of what lies in GPU memory, whole or without the pool. Without, the
+    sketch's estimate stands for it, by as much more or less as the last one of sequences `seq` was off: so nobody waits
+    for attention over the pool. floors: `[rows]`, their logarithms. How far bounds are above `found.guess` is noted.
+    """
+    if near.device.type == "cuda":
+        from coattn.kernels.cuda import bound_scores as cuda
+        from coattn.kernels.cuda import nvrtc
+
+        if nvrtc.available(near.device):
+            return cuda.bound_scores(found, near, floors, pool, seq, whole)
+    slots, parts = seq.long(), [found.lse, near]
+    if not whole:
+        inside = found.inside.logsumexp(1)
+        parts.append((inside + found.off)[:, None])
+        pool.told[slots] = inside
+    bound = torch.cat(parts, 1).logsumexp(1) + floors[:, None]
+    pool.above[slots] = bound - found.guess
+    return bound
+
+
+def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
+    """Codes the keys of blocks that became full in a decode step.
+
+    gpu `[n, kv_heads, 2, block, d]`; block, to, seq `[rows]`: of each row its filling block, where the full one went in
+    DRAM (-1: it is not full), its sequence.
+    """
+    if gpu.device.type == "cuda":
+        from coattn.kernels.triton.sketch import flush_sketch as kernel
+
+        kernel(gpu, kept, block, to, seq, sketcher)
+        return
+    for own, number, slot in zip(block.tolist(), to.tolist(), seq.tolist(), strict=True):
+        if number >= 0:
+            kept[number] = sketcher[slot].encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)

@@ -1,0 +1,123 @@
+"""Linear layers over a few tokens: bound by reading the weights once, so nothing else may be in the way."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from coattn.kernels.triton.launch import options
+
+MOST_TOKENS = 16
+
+Tile = tuple[int, int, int, int]
+"""Rows and columns of weights per iteration, warps, stages."""
+
+
+@triton.jit
+def _vector(
+    x_ptr, w_ptr, b_ptr, r_ptr, out_ptr, n, k,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FOLLOW: tl.constexpr,
+):  # fmt: skip
+    """One token: each program reads BN rows of weights front to back."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    c = tl.arange(0, BK)
+    inside = rows < n
+    at = w_ptr + rows.to(tl.int64)[:, None] * k + c[None, :]
+    # the weights depend on nobody: their first tile is on its way before the kernel in front has ended
+    w = tl.load(at, mask=inside[:, None] & (c < k)[None, :], other=0.0, eviction_policy="evict_first")
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
+    x = tl.load(x_ptr + c, mask=c < k, other=0.0)
+    acc = w.to(tl.float32) * x.to(tl.float32)[None, :]
+    for start in range(BK, k, BK):
+        seen = c < k - start
+        w = tl.load(at + start, mask=inside[:, None] & seen[None, :], other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + start + c, mask=seen, other=0.0)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    y = tl.sum(acc, 1)
+    if BIAS:
+        y += tl.load(b_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    y = y.to(out_ptr.dtype.element_ty)
+    if RESIDUAL:
+        y = tl.load(r_ptr + rows, mask=inside, other=0.0) + y
+    tl.store(out_ptr + rows, y, mask=inside)
+
+
+@triton.jit
+def _few(
+    x_ptr, w_ptr, b_ptr, r_ptr, out_ptr, m, n, k, x_row,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    FOLLOW: tl.constexpr,
+):  # fmt: skip
+    """A few tokens: the weights are the large operand of a small matrix product."""
+    if FOLLOW:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    c = tl.arange(0, BK)
+    t = tl.arange(0, M)
+    acc = tl.zeros([M, BN], tl.float32)
+    for start in range(0, k, BK):
+        seen = c < k - start
+        w_at = w_ptr + rows.to(tl.int64)[:, None] * k + start + c[None, :]
+        w = tl.load(w_at, mask=(rows < n)[:, None] & seen[None, :], other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + t[:, None] * x_row + start + c[None, :], mask=(t < m)[:, None] & seen[None, :], other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    if BIAS:
+        acc += tl.load(b_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)[None, :]
+    y = acc.to(out_ptr.dtype.element_ty)
+    at = t[:, None] * n + rows[None, :]
+    inside = (t < m)[:, None] & (rows < n)[None, :]
+    if RESIDUAL:
+        y = tl.load(r_ptr + at, mask=inside, other=0.0) + y
+    tl.store(out_ptr + at, y, mask=inside)
+
+
+def refuses(x: Tensor, weight: Tensor) -> str | None:
+    """Why PyTorch's own product is the better one, or None."""
+    tokens = x.numel() // x.shape[-1]
+    if tokens > MOST_TOKENS or x.dtype not in (torch.bfloat16, torch.float16):
+        return f"{tokens} tokens of {x.dtype}"
+    if not weight.is_contiguous() or x.stride(-1) != 1:
+        return "the operands are not contiguous"
+    return None
+
+
+def tile_of(tokens: int, n: int, k: int) -> Tile:
+    """What was fastest on an H200, by shape."""
+    if tokens == 1:
+        if k > 4096 and k % 4096:  # rows that 4,096 columns at a time would read past the end
+            return (4, 1024, 4, 1) if n < 16384 and k < 8192 else (8, 1024, 8, 1)
+        columns = min(4096, max(128, triton.next_power_of_2(k)))
+        return min(16, 8192 // columns), columns, 4, 1
+    if k % 4096 and n >= 5120:  # rows of 5,120 or 17,408: 184 us a layer of 14B instead of 190
+        return (64, 64, 4, 3) if n >= 16384 else (64, 128, 4, 6)
+    if k >= 8192:
+        return 32, 512, 4, 3
+    if n >= 16384:
+        return 32, 128, 4, 3
+    return (64, 128, 4, 5) if n >= 6144 else (32, 256, 4, 5)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile | None = None) -> Tensor:
+    """x `[.., tokens, k]` times weight `[n, k]`, plus residual `[.., tokens, n]`; tokens together at most 16."""
+    n, k = weight.shape
+    flat = x.reshape(-1, k)
+    tokens = flat.shape[0]
+    out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
+    b, r = weight if bias is None else bias, weight if residual is None else residual
+    bn, bk, warps, stages = tile or tile_of(tokens, n, k)
+    flags = {"BIAS": bias is not None, "RESIDUAL": residual is not None, "BN": bn, "BK": bk}
+    grid = (triton.cdiv(n, bn),)
+    if tokens == 1:
+        _vector[grid](flat, weight, b, r, out, n, k, **flags, num_warps=warps, num_stages=stages, **options(1))
+    else:
+        _few[grid](
+            flat, weight, b, r, out, tokens, n, k, flat.stride(0),
+            **flags, M=16, num_warps=warps, num_stages=stages, **options(tokens),
+        )  # fmt: skip
+    return out

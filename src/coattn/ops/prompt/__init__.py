@@ -1,6 +1,0 @@
-"""Attention of a prompt's tokens: many queries of one sequence over keys that are in hand, with the log-sum-exp."""
-
-from coattn.ops.prompt.attend import attend_prompt
-from coattn.ops.prompt.mask import Mask
-
-__all__ = ["Mask", "attend_prompt"]

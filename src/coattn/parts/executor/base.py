@@ -1,0 +1,57 @@
+"""What an executor is: it runs some kinds of work."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.part import Part
+from coattn.parts.call import Call
+from coattn.parts.executor.staging import Staging
+from coattn.state import AttnState, Split
+from coattn.types import KINDS, Work
+
+State = AttnState | Split
+Result = Callable[[], State]
+"""Fetches what was handed over."""
+
+
+@dataclass
+class Executor(Part):
+    """Computes attention over pieces of work of the kinds in `runs`, and hands back a state on the query's device."""
+
+    axis: ClassVar[str] = "place"
+    runs: ClassVar[frozenset[str]]
+    """Of `types.KINDS`."""
+    runs_packed: ClassVar[frozenset[str]] = frozenset(KINDS)
+    """Of these, those that it runs over blocks in fewer bits than the model's own numbers."""
+    asynchronous: ClassVar[bool] = False
+    """Whether it works on the host, so that it is handed its work and may overlap with the GPU."""
+
+    cache: KVCache = field(init=False, repr=False)
+    staging: Staging | None = field(init=False, repr=False, default=None)
+    """What blocks in DRAM pass through on their way to the GPU, where they do."""
+
+    def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        """Bytes of the GPU tier that it cannot work without."""
+        return 0
+
+    def open(self, cache: KVCache) -> None:
+        """Allocates working memory in the GPU tier, where it needs any. After the cache's own `open`."""
+        self.cache = cache
+
+    @abstractmethod
+    def run(self, call: Call, work: Any) -> State:
+        """Attention over one piece of work."""
+
+    def read(self, call: Call, work: Work, following: int | None) -> State:
+        """The same for many queries a sequence: a prompt or a turn over the history.
+
+        following: the layer that will be asked for the same work next, if that is known.
+        """
+        return self.run(call, work)

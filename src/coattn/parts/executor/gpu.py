@@ -1,0 +1,33 @@
+"""The GPU, over what lies in GPU memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coattn.kernels.attend import attend
+from coattn.kernels.average import attend_averaging
+from coattn.parts.call import Call
+from coattn.parts.executor.base import Executor, State
+from coattn.state import AttnState
+from coattn.types import BlockWork, Term
+
+
+@dataclass
+class Gpu(Executor):
+    """Attends on the layer's own device to blocks there, and adds the terms that a rule knows. Part of every row."""
+
+    name = "gpu"
+    runs = frozenset({"gpu", "term"})
+
+    def run(self, call: Call, work: BlockWork | Term) -> State:
+        if isinstance(work, Term):
+            return AttnState(work.out, work.lse)
+        if work.state is not None:
+            return work.state
+        memory, cap, table = self.cache.gpu.memory[call.layer], call.shape.softcap, call.table
+        if table is None:
+            return attend(call.q, memory, work.blocks, call.scale, cap)
+        average, stamp = call.index.observed(call.layer), table.hand.stamp(call.layer, "gpu")
+        if average is not None:
+            return attend_averaging(call.q, memory, work.blocks, call.scale, cap, average, stamp)
+        return attend(call.q, memory, work.blocks, call.scale, cap, stamp)

@@ -1,0 +1,172 @@
+"""The GPU, over blocks in DRAM: read where they lie, or brought in through a small staging memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.kernels.attend import attend
+from coattn.kernels.attend_scored import Chosen, Lanes, attend_scored
+from coattn.kernels.merge import merge_states
+from coattn.kernels.streams import FIRST, SideStream
+from coattn.kernels.upload import upload
+from coattn.parts.call import Call
+from coattn.parts.executor.base import Executor, State
+from coattn.parts.executor.staging import Filling, Staging
+from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
+from coattn.units import ceil_div
+
+
+@dataclass(frozen=True)
+class Piece:
+    """As many of a selection's blocks as a staging half holds."""
+
+    ids: list[int]
+    """Ids of blocks in DRAM, in staging order."""
+    picked: BlockList
+    """The same blocks by their place in the half, on the host."""
+    _there: dict[torch.device, BlockList] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> BlockList:
+        """The list on a device, copied once for all layers of a step."""
+        if device not in self._there:
+            table, tokens = (upload(x, device) for x in (self.picked.table, self.picked.tokens))
+            self._there[device] = BlockList(table, tokens, self.picked.longest)
+        return self._there[device]
+
+
+@dataclass
+class Pull(Executor):
+    """The GPU attends to blocks in DRAM over PCIe: in decode where they lie, else through a staging memory in its tier.
+
+    The staging memory takes what the budget leaves, at most two layers' worth; a layer that does not fit goes through
+    in pieces, the next piece on its way while one is attended, and the partial results are merged.
+    """
+
+    name = "pull"
+    runs = frozenset({"host", "scored"})
+    runs_packed = frozenset({"scored"})
+    provides = frozenset({"pull"})
+
+    staging: Staging | None = field(init=False, repr=False, default=None)
+    _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
+    _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
+    _taken: dict[int, tuple[Tensor, Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By layer, of the last step: how many `far`, `later` and `cold`, see `Taken`."""
+    _lanes: Lanes = field(init=False, repr=False, default_factory=lambda: (SideStream(FIRST), SideStream(FIRST)))
+    cold: Callable[[ScoredWork], Callable[[], Chosen]] | None = field(init=False, repr=False, default=None)
+    """Tells what is looked up in place of what is chosen, on a GPU: benchmarks put in as much as texts look up. Called
+    before anything is chosen, so that drawing it takes none of the step's time."""
+
+    def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
+
+    def open(self, cache: KVCache) -> None:
+        super().open(cache)
+        if cache.host is None:
+            return
+        self.staging = Staging(cache.spec.layers, cache.spec.ledger, cache.block)
+        if cache.spec.tokens is not None:
+            # sequences are read one after another
+            self.staging.reserve(cache.spec.tokens // cache.block)
+
+    def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
+        assert self.cache.host is not None
+        if isinstance(work, ScoredWork):
+            memory, cap = self.cache.host.memory.listed(call.layer), call.shape.softcap
+            cold = None if self.cold is None else self.cold(work)
+            found = attend_scored(call.q, memory, work, call.scale, cap, self._lanes, cold)
+            self._taken[call.layer] = found.far, found.later, found.cold
+            return found.states
+        if call.table is None:
+            return self.read(call, work, None)
+        # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
+        stamp, cap = call.table.hand.stamp(call.layer, "pull"), call.shape.softcap
+        listed, whole = work.blocks, self.cache.host.memory[call.layer]
+        memory = listed.memory if isinstance(listed.memory, Tensor) else whole
+        return attend(call.q, memory, listed, call.scale, cap, stamp)
+
+    def read(self, call: Call, work: Work, following: int | None) -> State:
+        assert isinstance(work, BlockWork)
+        assert self.staging is not None, "there is a DRAM tier"
+        listed = work.blocks
+        pieces = self._cut(listed)
+        wanted = [(call.layer, piece) for piece in pieces[1:]]
+        if following is not None:
+            wanted.append((following, pieces[0]))
+        arriving = self._arrived(call.layer, listed) or self._fill(call.layer, pieces[0])
+        states = []
+        for i, piece in enumerate(pieces):
+            current = arriving
+            if i < len(wanted):
+                arriving = self._fill(*wanted[i])
+            picked = piece.on(call.q.device)
+            states.append(attend(call.q, current.wait(), picked, call.scale, call.shape.softcap))
+            self.staging.done(current)
+        self._arriving = None if following is None else (following, listed, arriving)
+        return merge_states(states)
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads;
+        those that come for later steps, and that it looked up in pools."""
+        if not self._taken:
+            return {}
+        counts = [
+            torch.stack([x[: step.seqs].sum() for x in own]).cpu() / own[0].shape[1] for own in self._taken.values()
+        ]
+        attended, later, cold = (torch.stack(counts).sum(0) / len(counts)).tolist()
+        more = {"later_entries": later, "cold_entries": cold}
+        return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
+
+    def release(self) -> None:
+        self._taken.clear()
+        if self.staging is not None:
+            self.staging.release()
+        self._arriving = self._pieces = None
+
+    def _fill(self, layer: int, piece: Piece) -> Filling:
+        assert self.staging is not None
+        assert self.cache.host is not None
+        return self.staging.fill(layer, self.cache.host.memory, piece.ids)
+
+    def _arrived(self, layer: int, picked: BlockList) -> Filling | None:
+        arriving, self._arriving = self._arriving, None
+        return arriving[2] if arriving and arriving[0] == layer and arriving[1] is picked else None
+
+    def _cut(self, picked: BlockList) -> list[Piece]:
+        """The selection in pieces; the same for every layer of a step, so cut once."""
+        if self._pieces is None or self._pieces[0] is not picked:
+            assert self.staging is not None
+            block = self.cache.block
+            counts = [ceil_div(n, block) for n in picked.tokens[:, 0].tolist()]
+            if self._arriving is None:
+                self.staging.reserve(sum(counts))
+            self._pieces = (picked, cut(picked, counts, block, self.staging.blocks))
+        return self._pieces[1]
+
+
+def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Piece]:
+    """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks."""
+    flat = [(seq, i) for seq, count in enumerate(counts) for i in range(count)]
+    assert picked.table.shape[1] == 1, "one list for all KV heads"
+    table, tokens = picked.table[:, 0].tolist(), picked.tokens[:, 0].tolist()
+    pieces = []
+    for start in range(0, len(flat), most):
+        part = flat[start : start + most]
+        rows: list[list[int]] = [[] for _ in counts]
+        held = [0] * len(counts)
+        for place, (seq, i) in enumerate(part):
+            rows[seq].append(place)
+            held[seq] += min(block, tokens[seq] - i * block)
+        width = max(map(len, rows))
+        listing = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int32)
+        piece = BlockList(listing[:, None], torch.tensor(held, dtype=torch.int32)[:, None], max(held))
+        pieces.append(Piece([table[seq][i] for seq, i in part], piece))
+    return pieces

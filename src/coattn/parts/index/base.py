@@ -1,0 +1,79 @@
+"""What an index is: what is remembered of stored tokens so that a rule can choose among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import Filled, KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.part import Part
+from coattn.types import Step
+
+if TYPE_CHECKING:
+    from coattn.kernels.average import Average
+
+
+@dataclass
+class Index(Part):
+    """Follows a cache, block by block. It lies in the GPU tier."""
+
+    axis: ClassVar[str] = "index"
+    beside: ClassVar[bool] = False
+    """Whether `update` has something to do in decode steps, which then runs beside the next layer."""
+    resumes: ClassVar[bool] = False
+    """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
+    by_sequence: ClassVar[bool] = False
+    """Whether what it keeps of a block hangs on the whole sequence: then a block is in one sequence at a time."""
+
+    cache: KVCache = field(init=False, repr=False)
+
+    def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        """Bytes of the GPU tier that it needs at least, beside its side of every block."""
+        return 0
+
+    def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory | None:
+        """What it keeps of every block, in a memory that the cache makes grow with its own; takes nothing yet."""
+        return None
+
+    def open(self, cache: KVCache) -> None:
+        """Meets the cache, after the cache's own `open`."""
+        self.cache = cache
+
+    def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
+        """Blocks have become full: `filled`, or in a decode step those that its table says."""
+
+    def observed(self, layer: int) -> Average | None:
+        """Moving averages of weights that the GPU's attention keeps up in every decode step, where wanted."""
+        return None
+
+    def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
+        """Puts back what the attention of a decode step's layers changes in place, as it is now."""
+        return []
+
+    def commit(self, step: Step) -> None:
+        """The step is over."""
+
+    def recount(self, slot: int, keep: int) -> None:
+        """A step that failed has told of more blocks than a sequence of `keep` tokens has."""
+
+    def truncate(self, slot: int, keep: int) -> None:
+        """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void."""
+
+
+def listed_rows(values: Sequence[Tensor], table: StepTable) -> list[Callable[[], None]]:
+    """Puts back the rows of `values`, one for each block of GPU memory, that a decode step attends to, as they are."""
+    listed = table.column("gpu_blocks").long().flatten()
+
+    def saved(x: Tensor) -> Callable[[], None]:
+        at = listed.to(x.device)
+        kept = x[at]
+        return lambda: x.__setitem__(at, kept)
+
+    return [saved(x) for x in values]

@@ -1,0 +1,125 @@
+"""The codebooks of an index: from a file, or made from the first keys that are coded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coattn.kernels.encode_keys import encode_keys
+from coattn.kernels.quantise.basis import Basis
+from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
+from coattn.kernels.quantise.file import load
+from coattn.kernels.quantise.pack import pack, unpack
+from coattn.types import LayerShape
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Books:
+    """A codebook for each layer: `groups` pieces of a key, `count` centroids, codes of `bits` bits."""
+
+    layers: Mapping[int, LayerShape]
+    groups: int
+    count: int
+    shared: bool
+    bits: int
+    path: str | None = None
+    rounded: bool = False
+    """Whether centroids are kept in 8 bits."""
+    turned: bool = False
+    """Whether keys are turned to a basis, which then comes from the file."""
+    fixed: bool = False
+    """Whether centroids never move: they are there from the beginning, and calibration writes into them."""
+    made: dict[int, Codebook] = field(default_factory=dict)
+    ready: set[int] = field(default_factory=set)
+    """Layers whose centroids mean something."""
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.groups:
+            for i, book in load(self.path, self.layers).items():
+                self._set(i, book.centroids, book.basis)
+        elif self.fixed and self.groups:
+            self.made = {i: self._book(self._zeros(s)) for i, s in self.layers.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers, made or not."""
+        if not self.groups:
+            return 0
+        kept = 0
+        for s in self.layers.values():
+            kept += book_bytes(s, self.groups, self.count, self.shared, self.turned)
+            if self.rounded and self.shared:
+                kept += s.head_dim // self.groups * (self.count + 4)
+        return kept
+
+    def encode(self, layer: int, k: Tensor) -> Tensor:
+        """What is kept of keys `[..., kv_heads, d]`: codes, packed codes, or without groups the keys."""
+        if not self.groups:
+            return k
+        if layer not in self.ready:
+            self._set(layer, self._calibrate(layer, k))
+        codes = encode_keys(self.made[layer], k)
+        return codes if self.bits == 16 else pack(codes, self.bits)
+
+    def decode(self, layer: int, kept: Tensor) -> Tensor:
+        """Keys `[..., kv_heads, d]` as far as what is kept of them tells."""
+        if not self.groups or not kept.numel():
+            return kept
+        return self.made[layer].decode(kept if self.bits == 16 else unpack(kept, self.groups, self.bits))
+
+    def known(self) -> dict[int, Tensor]:
+        """By layer: the centroids that codes so far were made with."""
+        return {layer: self.made[layer].centroids for layer in sorted(self.ready)} if self.groups else {}
+
+    def fits(self, layer: int, centroids: Tensor) -> bool:
+        """Whether codes that were made elsewhere with these centroids mean the same here, or can come to."""
+        if not self.groups or layer not in self.layers or centroids.shape != self._zeros(self.layers[layer]).shape:
+            return False
+        own = self.known().get(layer)
+        return own is None or torch.equal(own.cpu(), centroids.to(own.dtype))
+
+    def adopt(self, layer: int, centroids: Tensor) -> None:
+        """Takes centroids that fit."""
+        if layer not in self.ready:
+            self._set(layer, centroids.to(self.layers[layer].device))
+
+    def fill_randomly(self) -> None:
+        """Random centroids for every layer."""
+        for i, s in self.layers.items() if self.groups else ():
+            self._set(i, torch.randn_like(self._zeros(s)))
+
+    def _zeros(self, shape: LayerShape) -> Tensor:
+        size = (1 if self.shared else self.groups, self.count, shape.head_dim // self.groups)
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+    def _book(self, centroids: Tensor, basis: Basis | None = None) -> Codebook:
+        book = Codebook(centroids, self.groups, basis=basis)
+        return book.rounded() if self.rounded else book
+
+    def _set(self, layer: int, centroids: Tensor, basis: Basis | None = None) -> None:
+        self.ready.add(layer)
+        old = self.made.get(layer)
+        book = self._book(centroids, old.basis if basis is None and old is not None else basis)
+        if old is not None and self.fixed:
+            old.centroids.copy_(book.centroids)
+            for own, new in zip(old.small or (), book.small or (), strict=True):
+                own.copy_(new)
+            # a new object: what was derived from the old numbers is gone
+            book = Codebook(old.centroids, self.groups, old.small, old.basis)
+        self.made[layer] = book
+
+    def _calibrate(self, layer: int, k: Tensor) -> Tensor:
+        if not self.ready:
+            log.warning(
+                "No codebook was given: making one from the first %s tokens of this prompt. "
+                "`coattn calibrate hcattention` makes a better one, once.",
+                f"{len(k):,}",
+            )
+        book = fit(k.flatten(0, 1), self.groups, self.count, shared=self.shared)
+        return book.centroids.to(self.layers[layer].dtype)

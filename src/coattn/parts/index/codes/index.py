@@ -1,0 +1,221 @@
+"""Codes of keys (HCAttention, section 3.1): a key as a few small numbers, by which every query scores every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import Filled, KVCache
+from coattn.cache.layout import NewestBlocks
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.errors import ConfigError
+from coattn.kernels.flush import flush_keys, sum_values
+from coattn.kernels.quantise.file import Origin, read_origin
+from coattn.kernels.quantise.pack import BITS
+from coattn.kernels.score_pq import score_pq
+from coattn.kernels.upload import upload
+from coattn.part import check_count
+from coattn.parts.index.base import Index
+from coattn.parts.index.codes.books import Books
+from coattn.parts.index.codes.means import Means
+from coattn.parts.index.codes.memory import CodeMemory
+from coattn.types import Phase, Step
+
+CENTROIDS = 8192
+
+
+@dataclass
+class Codes(Index):
+    """Of every full block in DRAM: its keys as product-quantised codes, and the sum of its values.
+
+    Owner and writer: this index, when a block has become full. Reader: the rule, from the next step on.
+    """
+
+    name = "codes"
+    needs = frozenset({"host"})
+    provides = frozenset({"codes"})
+    resumes = True
+    beside = True
+    help_text = {
+        "groups": "pieces of a key, each a code; 0: exact keys; unset: as in the codebook, or half the head size",
+        "centroids": "centroids of a codebook; unset: as in the codebook, or 8,192",
+        "code_bits": "bits of a stored code: 16, or packed at 12 or 13",
+        "centroid_bits": "bits of each number of a centroid: 16, or 8, which scores faster",
+        "codebook": "file that `coattn calibrate hcattention` wrote; unset: made from the first keys that are coded",
+    }
+
+    groups: int | None = None
+    centroids: int | None = None
+    code_bits: int = 16
+    centroid_bits: int = 16
+    codebook: str | None = None
+    books: Books = field(init=False, repr=False)
+    means: Means = field(init=False, repr=False)
+    memory: CodeMemory = field(init=False, repr=False)
+    _shared: bool = field(init=False, repr=False, default=True)
+    _rotated: bool = field(init=False, repr=False, default=False)
+    _taken: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.groups is not None:
+            check_count("groups", self.groups, 0)
+        if self.codebook is not None:
+            self._agree(read_origin(self.codebook))
+        check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
+        if isinstance(self.code_bits, float) or self.code_bits not in BITS:
+            raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
+        if self.centroid_bits not in (8, 16):
+            raise ConfigError(f"centroid_bits is {self.centroid_bits!r}, but must be 8 or 16.", "Leave it out for 16.")
+        most = 1 << min(self.code_bits, 15)
+        if self.groups != 0 and (self.centroids or CENTROIDS) > most:
+            raise ConfigError(
+                f"{self.centroids or CENTROIDS:,} centroids do not fit in codes of {self.code_bits} bits.",
+                f"Set centroids={most} or less, or more code_bits.",
+            )
+
+    def _agree(self, origin: Origin) -> None:
+        for name in ("groups", "centroids"):
+            own, given = getattr(self, name), getattr(origin, name)
+            if own is not None and own != given:
+                raise ConfigError(
+                    f"{name} is {own!r}, but the codebook {self.codebook} has {given!r}.", f"Leave {name} out."
+                )
+            setattr(self, name, given)
+        self._shared, self._rotated = origin.shared, origin.basis
+
+    def is_exact(self) -> bool:
+        return self.groups == 0
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"groups": 0, "codebook": None}
+
+    def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
+        return self._books(spec).bytes + Means.bytes(spec.layers, spec.seqs)
+
+    def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
+        groups = self._groups(spec)
+        for shape in spec.layers.values():
+            if groups and shape.head_dim % groups:
+                raise ConfigError(
+                    f"groups is {groups}, which does not divide the head size {shape.head_dim}.",
+                    f"Set groups={shape.head_dim // 2} or {shape.head_dim // 4}.",
+                )
+        self.memory = CodeMemory(
+            spec.layers,
+            config.block,
+            spec.ledger,
+            "Coding every key",
+            groups=groups,
+            bits=self.code_bits,
+        )
+        return self.memory
+
+    def open(self, cache: KVCache) -> None:
+        super().open(cache)
+        spec = cache.spec
+        self.books = self._books(spec, self.codebook, spec.fixed)
+        beside = self.books.bytes + Means.bytes(spec.layers, spec.seqs)
+        spec.ledger.take("gpu", beside, "A codebook for each layer, and the mean value of each sequence")
+        self._taken = beside
+        self.means = Means(spec.layers, spec.seqs)
+        cache.keys, cache.reports = self.keys, True
+        cache.fill = lambda layer, filled: self.update(layer, filled, None)
+
+    def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
+        kept = self.memory[layer]
+        for part in filled:
+            self.means.add(layer, part.slot, part.v)
+            self._store(layer, part.ids, part.k)
+        if table is None:
+            return
+        gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.flush_to
+        assert to is not None, "a cache with a DRAM tier has that column"
+        sum_values(gpu, self.means.sums[layer], block, to, table.seq)
+        if not self.books.groups:
+            flush_keys(gpu, kept, block, to)
+        elif gpu.device.type != "cuda":
+            for own, number in zip(block.tolist(), to.tolist(), strict=True):
+                if number >= 0:
+                    self._store(layer, [number], gpu[own, :, 0].transpose(0, 1))
+        elif layer in self.books.made:
+            from coattn.kernels.triton.nearest import code_flushed
+
+            code_flushed(gpu, kept, block, to, self.books.made[layer], self.code_bits)
+
+    def commit(self, step: Step) -> None:
+        """A block that became full on a GPU before there was a codebook makes one, before anybody reads its codes."""
+        if step.phase is not Phase.DECODE or not self.books.groups or len(self.books.ready) == len(self.books.layers):
+            return
+        cache = self.cache
+        assert cache.host is not None
+        assert isinstance(cache.gpu, NewestBlocks)
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            if length % cache.block == 0:
+                b = length // cache.block - 1
+                for layer in cache.spec.layers:
+                    keys = cache.gpu.memory[layer][cache.gpu.block_id(slot, b), :, 0].transpose(0, 1)
+                    self._store(layer, [cache.host.table.owned[slot][b]], keys)
+
+    def recount(self, slot: int, keep: int) -> None:
+        self.truncate(slot, keep)
+
+    def truncate(self, slot: int, keep: int) -> None:
+        blocks, reading = keep // self.cache.block, self.cache.reading
+        if reading is not None:
+            blocks = reading.known(slot, blocks)
+        self.means.recount(self.cache, slot, blocks)
+
+    def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, top: Tensor | None = None) -> Tensor:
+        """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM.
+
+        -> `[rows, kv_heads, group, n]` float32, scaled and soft-capped; past a sequence's end see `ops/score_pq.py`,
+        as for `top`.
+        """
+        softcap = self.cache.spec.layers[layer].softcap
+        book = self.books.made[layer] if self.books.groups else None
+        blocks, lens = table.column("host_blocks"), table.column("host_lens")
+        return score_pq(q, self.memory[layer], blocks, lens, book, self.code_bits, scale, softcap, top)
+
+    def keys(self, layer: int, ids: Tensor) -> Tensor:
+        """Keys of blocks as far as their codes tell: `[blocks, kv_heads, block, head_dim]`."""
+        kept = self.memory[layer]
+        return self.books.decode(layer, kept[ids.to(kept.device)].transpose(1, 2)).transpose(1, 2)
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """What a key's code is: channels of a group (0: exact keys), centroids; and its bytes of a token's."""
+        books = self.books
+        width = self.cache.spec.shape.head_dim // books.groups if books.groups else 0
+        whole = self.cache.spec.block_bytes(self.cache.block)
+        return {
+            "group_width": width,
+            "code_centroids": books.count if width else 0,
+            "code_share": self.memory.block_bytes / whole,
+        }
+
+    def release(self) -> None:
+        if self._taken:
+            self.cache.spec.ledger.give("gpu", self._taken)
+            self._taken = 0
+            self.means = Means({}, 0)
+            self.books = Books({}, 0, 0, True, 16)
+
+    def _groups(self, spec: CacheSpec) -> int:
+        return spec.shape.head_dim // 2 if self.groups is None else self.groups
+
+    def _books(self, spec: CacheSpec, path: str | None = None, fixed: bool = False) -> Books:
+        count, rounded = self.centroids or CENTROIDS, self.centroid_bits == 8
+        groups, bits = self._groups(spec), self.code_bits
+        return Books(spec.layers, groups, count, self._shared, bits, path, rounded, self._rotated, fixed)
+
+    def _store(self, layer: int, ids: list[int], k: Tensor) -> None:
+        """Codes of whole blocks of keys `[len(ids) * block, kv_heads, d]`."""
+        kept = self.memory[layer]
+        made = self.books.encode(layer, k)
+        made = made.reshape(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
+        kept[upload(ids, kept.device)] = made.to(kept.device, kept.dtype)

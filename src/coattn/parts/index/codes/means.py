@@ -1,0 +1,65 @@
+"""The mean value of a sequence's full blocks: a running sum for each layer, slot and KV head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from coattn.cache.kv import KVCache
+from coattn.cache.step_table import StepTable
+from coattn.types import LayerShape
+
+
+class Means:
+    """By layer `[seqs + 1, kv_heads, d + 1]` float32: the sum of values, and of how many; the last row is for padding.
+
+    Owner and writer: the index, when a block has become full. Reader: the rule that lets the mean stand in for what is
+    left out, from the next step on.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:
+        self.sums = {i: torch.zeros(slots + 1, s.kv_heads, s.head_dim + 1, device=s.device) for i, s in layers.items()}
+
+    @staticmethod
+    def bytes(layers: Mapping[int, LayerShape], slots: int) -> int:
+        """Of all layers."""
+        return sum(4 * (slots + 1) * s.kv_heads * (s.head_dim + 1) for s in layers.values())
+
+    def add(self, layer: int, slot: int, values: Tensor) -> None:
+        """values `[tokens, kv_heads, d]` of blocks that are full now."""
+        sums = self.sums[layer][slot]
+        sums[:, :-1] += values.float().sum(0)
+        sums[:, -1] += len(values)
+
+    def set(self, layer: int, slot: int, values: Tensor | None) -> None:
+        """values of all full blocks of a sequence, where it has any."""
+        self.sums[layer][slot] = 0
+        if values is not None:
+            self.add(layer, slot, values)
+
+    def recount(self, cache: KVCache, slot: int, blocks: int) -> None:
+        """From what DRAM holds of a sequence's first `blocks` full blocks."""
+        host = cache.host
+        assert host is not None, "means are of what lies there"
+        host.memory.settle()
+        ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
+        packed = cache.config.host == "kv" and host.memory.form != "model"  # values are not by themselves there
+        for layer, shape in cache.spec.layers.items():
+            if packed:
+                values = host.memory.get(layer, ids)[:, :, 1].to(shape.device)
+            else:
+                values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
+            values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
+            self.set(layer, slot, values if len(ids) else None)
+
+    def of(self, layer: int, table: StepTable, shape: LayerShape) -> Tensor:
+        """`[seqs, q_heads, d]` float32: for each query head the mean value of its KV head."""
+        sums, group = self.sums[layer], shape.q_heads // shape.kv_heads
+        if sums.device.type == "cuda":
+            from coattn.kernels.triton.mean_values import mean_values
+
+            return mean_values(sums, table.seq, group)
+        found = sums[table.seq.long()]
+        return (found[..., :-1] / found[..., -1:].clamp_min(1)).repeat_interleave(group, 1)

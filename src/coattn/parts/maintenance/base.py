@@ -1,0 +1,80 @@
+"""What upkeep is: what changes between steps about where things lie and what is attended there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.part import Part
+from coattn.parts.index.base import Index
+from coattn.parts.select.base import Select
+from coattn.types import Step
+
+if TYPE_CHECKING:
+    from coattn.parts.maintenance.recall.residency import Residency
+
+
+@dataclass
+class Upkeep(Part):
+    """Keeps cache and index in the state that the rule picks from."""
+
+    axis: ClassVar[str] = "upkeep"
+    beside: ClassVar[bool] = False
+    """Whether `after` has something to do beside what the index does."""
+    patient: ClassVar[bool] = False
+    """Whether `after` may wait until the next layer attends, and run beside that: what it reads of DRAM slows down
+    products, which share nothing out anew, more than attention. Those of one token do: there it does not wait."""
+    resumes: ClassVar[bool] = False
+    """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
+    listens = 0
+    """Last queries of a prompt that it chooses by: they are computed even where their tokens are stored."""
+
+    cache: KVCache = field(init=False, repr=False)
+    index: Index = field(init=False, repr=False)
+    select: Select = field(init=False, repr=False)
+    busy: dict[int, Future[Any]] = field(init=False, repr=False, default_factory=dict)
+    """Sequences for which something is still done off the steps. A decode step with one of them would wait for it."""
+    residency: Residency | None = field(init=False, repr=False, default=None)
+    """Which blocks are in the pools, where they are copies of blocks in DRAM."""
+
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
+        """The spec with what it wants beside the window: a pool, a lag."""
+        return spec
+
+    def open(self, cache: KVCache, index: Index, select: Select) -> None:
+        """Meets the other parts, after the cache and the index were opened."""
+        self.cache, self.index, self.select = cache, index, select
+
+    def plan(self, step: Step) -> None:
+        """A step has been planned by the cache and has not run."""
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        """Hears the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
+
+    def after(self, layer: int, table: StepTable) -> None:
+        """A layer's attention in a decode step has been started; on a GPU this runs beside what follows."""
+        self.index.update(layer, (), table)
+
+    def commit(self, step: Step) -> None:
+        """The step is over."""
+
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        """By sequence: what it remembers of what is being read. A step that fails leaves it as it was."""
+        return ()
+
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        """A step that was planned did not happen -> sequences of which it cannot be as before.
+
+        replayed: all its layers ran, in a graph, `after` included; else that of none did.
+        """
+        return set()
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """All but the first `keep` of the `length` tokens of a sequence are about to be forgotten."""

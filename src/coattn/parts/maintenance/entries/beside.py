@@ -1,0 +1,164 @@
+"""Choices beside the steps: one thread makes them, one after another, and stands back behind everybody else."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from coattn.parts.maintenance.entries.choosing import REST, Choice
+
+NICE = 10
+"""How far a thread that chooses stands back behind those that run steps."""
+
+
+class Due(NamedTuple):
+    """A choice that is to be made for a sequence of so many tokens; marks: of what it comes after."""
+
+    length: int
+    marks: Marks
+
+
+class Beside:
+    """Which sequences wait for a choice. All but what `_run` and `_ahead` do is on the thread that runs the steps.
+
+    A choice becomes due when a prompt or turn has been read, and nothing is done then: somebody waits for its first
+    token. The next step of others begins it (`begin`). Where that step is the sequence's own, nobody else decodes, and
+    it makes the choice itself.
+    """
+
+    def __init__(self, busy: dict[int, Future[Any]], ahead: Callable[[], bool]) -> None:
+        """busy: by sequence that waits; a choice that is due is not done. ahead: takes a little memory for what is to
+        come -> whether there is more to take; called in the thread when a choice is over."""
+        self.busy, self._ahead = busy, ahead
+        self.choices: dict[int, Choice] = {}
+        self._due: dict[int, Due] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._begun = 0
+        """Choices so far: whoever takes memory in the thread ends when there is another."""
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._due or slot in self.choices
+
+    def due(self, slot: int, length: int, devices: set[torch.device]) -> None:
+        """A choice for a sequence of so many tokens is to be made beside the steps that follow."""
+        self._due[slot], self.busy[slot] = Due(length, Marks(devices, self._streams)), Future()
+
+    def begin(self, make: Callable[[int, int], Choice], but: Collection[int]) -> None:
+        """Choices that are due are made from now on, except those of the slots of the step that is planned."""
+        for slot in [slot for slot in self._due if slot not in but]:
+            length, marks = self._due.pop(slot)
+            choice = self.choices[slot] = make(slot, length)
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
+            self._begun += 1
+            self.busy[slot] = self._thread.submit(self._run, choice, marks)
+            self._thread.submit(self._take_ahead, choice, self._begun)
+
+    def take(self, slot: int, length: int) -> Choice | None:
+        """The choice for a sequence of so many tokens, as far as it has come; from now on nobody else has to do with
+        it. None: there is none, or it failed."""
+        choice, job = self.choices.get(slot), self.busy.get(slot)
+        if choice is None or job is None or choice.length != length:
+            return None
+        choice.hurry()
+        if job.cancel():
+            return choice  # nobody has begun with it
+        return choice if job.exception() is None else None
+
+    def go_on(self) -> None:
+        for choice in self.choices.values():
+            choice.go_on()
+
+    def stand_still(self, slot: int) -> None:
+        if slot in self.choices:
+            self.choices[slot].stand_still()
+
+    def hurry(self, slots: Collection[int]) -> None:
+        """The step of these sequences has come."""
+        for slot in slots:
+            if slot in self.choices:
+                self.choices[slot].hurry()
+
+    def give_up(self, slot: int) -> bool:
+        """What is chosen for a sequence is not wanted any more, whatever became of it -> whether its lists were
+        touched."""
+        self._due.pop(slot, None)
+        choice, job = self.choices.get(slot), self.busy.get(slot)
+        if choice is None:
+            self.busy.pop(slot, None)
+            return False
+        choice.give_up()
+        if job is not None and not job.cancel():
+            wait([job])
+        self.end(slot)
+        return True
+
+    def end(self, slot: int) -> None:
+        """A choice is over."""
+        self.busy.pop(slot, None)
+        self.choices.pop(slot).close()
+
+    def release(self) -> None:
+        """Gives up everything; waits for the thread."""
+        for slot in [*self._due, *self.choices]:
+            self.give_up(slot)
+        self._begun += 1
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _run(self, choice: Choice, marks: Marks) -> None:
+        with marks.after():
+            choice.run()
+
+    def _take_ahead(self, choice: Choice, number: int) -> None:
+        """After a choice, while nobody waits for it any more; where a step has finished it, that has done this."""
+        more = not (choice.waited_for or choice.given_up)
+        while more and number == self._begun:
+            begun = time.perf_counter()
+            more = self._ahead()
+            time.sleep(REST * (time.perf_counter() - begun))
+
+
+class Marks:
+    """The state of GPUs at one moment, for a thread that works on streams of its own from there on."""
+
+    def __init__(self, devices: set[torch.device], streams: dict[torch.device, Any]) -> None:
+        self.streams, self.events = streams, dict[torch.device, Any]()
+        for device in devices:
+            if device not in streams:  # one for good: PyTorch keeps memory for each
+                streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.events[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.events[device].record(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def after(self) -> Iterator[None]:
+        """Work inside comes after that moment; at the end it is waited for."""
+        with ExitStack() as entered:
+            for device, event in self.events.items():
+                self.streams[device].wait_event(event)
+                entered.enter_context(torch.cuda.stream(self.streams[device]))
+            yield
+            for device in self.events:
+                self.streams[device].synchronize()
+
+
+def stand_back() -> None:
+    """The calling thread runs where nobody else wants to: behind others, and on CPUs that no worker is pinned to, where
+    there are any. A worker that had to share its CPU would be what a step waits for."""
+    from coattn import native
+
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    with suppress(OSError):
+        others = os.sched_getaffinity(0) - set(native.worker_cpus())
+        if len(others) > 1:  # one of them is worker 0's, who is whoever calls
+            os.sched_setaffinity(threading.get_native_id(), others)

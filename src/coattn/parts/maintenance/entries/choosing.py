@@ -1,0 +1,160 @@
+"""After a prompt or turn: all that lies in DRAM is weighed with its last queries, and chosen from afresh."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.dense import marks_of
+from coattn.parts.maintenance.entries.weighing import Weighed, weigh_host, weigh_window
+from coattn.units import ceil_div
+
+if TYPE_CHECKING:
+    from coattn.parts.index.rest import LeftOut
+    from coattn.parts.maintenance.entries.entries import Entries
+
+REST = 2.0
+"""How long a thread rests after a piece of work, by the time that it took: copies take memory bandwidth, which is what
+the steps of others wait for."""
+
+
+class Choice:
+    """What becomes of the lists of one sequence, which nobody reads until it is over.
+
+    Made on the thread that runs the steps. `run` does it on another, beside the steps: in pieces that take about a
+    millisecond, nearly all of it in C++ without the interpreter, without the worker pool and without PyTorch's threads,
+    all of which the steps of others need. `finish` does what is left of it in the step that waits for it, with the pool
+    and without a rest. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
+    """
+
+    def __init__(self, entries: Entries, slot: int, length: int) -> None:
+        """length: of the sequence, with the token that it decodes next."""
+        self.entries, self.slot, self.length = entries, slot, length
+        self.first = entries.gpu.first(length)
+        """Blocks that are chosen from."""
+        self.heard = dict(entries.heard.get(slot, {}))
+        self.before = entries.stale[slot]
+        self.left: dict[int, LeftOut] = {}
+        """By layer: what stands in for entries that are not kept, where anything does."""
+        # decode steps that choose again have weighed the window themselves
+        self._new = entries.renewal is None or slot not in entries.renewal.begun
+        self._reads = threading.Lock()
+        self._still = False
+        self._stop = torch.zeros(1, dtype=torch.int32)
+        """Set for a moment, or for good: what is being written ends with its piece."""
+        self.held = None if entries.cache.reading is None else self._hold()
+        self.waited_for = False
+        """Whether its sequence's step has come: the thread leaves it to that."""
+        self.given_up = False
+        self._window: list[Weighed] = []
+        self._inference = torch.is_inference_mode_enabled()
+        """Threads begin without it, and may then not write to what was made in it."""
+        self._pieces = self._work()
+        """What is left to do. Whoever has ended with a piece may leave the next to another thread."""
+
+    def _hold(self) -> Any:
+        reading = self.entries.cache.reading
+        assert reading is not None
+        return reading.hold(marks_of(self.entries.cache, self.slot, self.first)) if reading.spare_room else None
+
+    @property
+    def ids(self) -> Tensor:
+        """`[blocks]` int32: where what is chosen from lies now. It may move while nobody reads."""
+        return self.entries.table.rows[self.slot, : self.first]
+
+    def stand_still(self) -> None:
+        """Reads nothing until it may go on: its blocks are about to be replaced by others, and overwritten."""
+        if not self._still:
+            self._stop[0] = 1
+            self._reads.acquire()
+            self._still = True
+
+    def go_on(self) -> None:
+        """Blocks have been replaced."""
+        if self._still:
+            self._stop[0] = int(self.given_up or self.waited_for)
+            self._still = False
+            self._reads.release()
+
+    def give_up(self) -> None:
+        """Nobody wants it any more; it ends after the piece that it is at."""
+        self.given_up = True
+        self._stop[0] = 1
+        self.go_on()
+
+    def hurry(self) -> None:
+        """A step waits for it: the thread ends after the piece that it is at, and `finish` goes on from there."""
+        self.waited_for = True
+        self._stop[0] = 1
+        self.go_on()
+
+    def weigh(self) -> None:
+        """The window's entries weigh what was found. Between steps: those of others write to the same memory."""
+        for layer, ids, rows, made in self._window:
+            self.entries.averages[layer][ids, :, rows] = made
+            for x in (ids, rows, made) if made.is_cuda else ():  # made on the thread's stream, which goes on
+                x.record_stream(torch.cuda.current_stream(x.device))
+
+    def close(self) -> None:
+        """It is over. On the thread that runs the steps."""
+        self._pieces.close()
+        if self.held is not None:
+            self.entries.cache.reading.let_go(self.held)  # type: ignore[union-attr]
+            self.held = None
+
+    def run(self) -> None:
+        """Weighs and copies beside the steps of others, until it is over or somebody wants it otherwise."""
+        with torch.inference_mode(self._inference):
+            for _ in self._pieces:
+                if self.given_up or self.waited_for:
+                    return
+
+    def finish(self) -> None:
+        """What is left, in the step that waits for it: lists hold what is kept."""
+        self.waited_for = True
+        self._stop[0] = 0
+        left = sum(1 for _ in self._pieces)
+        if left:
+            self.entries.lists.make_room()
+
+    def _work(self) -> Generator[None]:
+        """Piece by piece; between two it may change hands."""
+        entries = self.entries
+        entries.lists.clear([self.slot])
+        yield
+        for layer in entries.cache.spec.layers if self.first else ():
+            with self._reads:
+                weights = weigh_host(self, layer)
+                known = layer in self.heard
+                kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
+                counts = kept.sum(-1).tolist()  # waits for the keys
+                if entries.left is not None:
+                    q, scale = self.heard.get(layer), entries.scale.get(layer, 1.0)
+                    self.left[layer] = entries.left.weighed(layer, self.slot, kept, q, scale)
+            position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
+            yield
+            if self.waited_for:
+                entries.lists.reserve(sum(ceil_div(count, entries.lists.block) for count in counts))
+            ends = [0, *itertools.accumulate(counts)]
+            for head, (begin, end) in enumerate(itertools.pairwise(ends)):
+                yield from self._fill(layer, head, position[begin:end], weight[begin:end])
+        for layer in entries.cache.spec.layers if self._new else ():
+            where = (layer, self.slot, self.before, self.length - 1)
+            self._window.append(weigh_window(entries, *where, self.heard.get(layer), entries.scale.get(layer, 1.0)))
+            yield
+
+    def _fill(self, layer: int, head: int, position: Tensor, weight: Tensor) -> Generator[None]:
+        lists, memory = self.entries.lists, self.entries.host[layer]
+        block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
+        where, source = (self.entries.numbers[layer], self.slot, head), memory.data_ptr() + head * one
+        at = 0
+        while at < len(position):
+            with self._reads:
+                pace = (0.0, self._stop, False) if self.waited_for else (REST, self._stop, True)
+                at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, *pace)
+            yield

@@ -1,0 +1,431 @@
+"""HGCA's contextual cache: of every token in DRAM, the entries that a rule keeps, head by head.
+
+Sections 3.2 and 3.3 of the paper, Algorithm 1. Entries leave the window block by block; a block stays attended on the
+GPU for a few steps more, in which those of its entries that the rule keeps are copied into the lists: every entry is
+attended in every step either there or here, never in both and never in none.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.layout import NewestBlocks
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.part import check_number
+from coattn.parts.index.averages import Averages
+from coattn.parts.index.base import Index
+from coattn.parts.index.heard import QUERIES
+from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.entries.beside import Beside
+from coattn.parts.maintenance.entries.choosing import Choice
+from coattn.parts.maintenance.entries.left import LeftEntries
+from coattn.parts.maintenance.entries.lists import EntryLists, PendingAppend, spares
+from coattn.parts.maintenance.entries.renewal import Renewal
+from coattn.parts.maintenance.entries.weighing import addresses, choose_all
+from coattn.parts.select.base import Select
+from coattn.types import BlockList, Phase, Step
+from coattn.units import ceil_div
+
+LAG = 8
+"""Decode steps for which a block that leaves the window stays attended there."""
+ADDRESSES = 1 << 40
+"""Bytes of addresses for the lists where nobody says how long sequences get."""
+
+
+class Waiting(NamedTuple):
+    """A block that is to leave the window: its averages at the step that said so, over so many entries."""
+
+    weights: list[Tensor]
+    entries: int
+
+
+@dataclass
+class Entries(Upkeep):
+    """Keeps lists of entries in DRAM, contiguous, for the CPU to attend to instead of all.
+
+    A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries
+    are chosen as they leave the window, by their moving averages. In an engine the choice is made beside the steps of
+    others, once the first token is out; its sequence alone waits for it (`busy`). Where the index remembers queries
+    (`renew`), decode steps choose again the same way.
+    """
+
+    name = "entries"
+    needs = frozenset({"host", "whole_kv", "averages", "keeps_entries", "cpu"})
+    provides = frozenset({"entries"})
+    resumes = True
+    listens = QUERIES
+    help_text = {
+        "peak": "weigh by the largest weight that any of a prompt's last queries gives, instead of by the mean",
+        "capacity": "room for chosen entries, as a share of the tokens in DRAM",
+    }
+
+    peak: bool = True
+    capacity: float = 1.0
+    lists: EntryLists = field(init=False, repr=False)
+    keep: Any = field(init=False, repr=False, default=None)
+    """`(weights [..., kv_heads, entries], entries they were taken over) -> what is kept`: the rule's."""
+    numbers: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """By layer: its number within the lists."""
+    _covered: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """By sequence: blocks whose entries have been chosen from, the one that is leaving included."""
+    stale: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """Sequences that have read a prompt or a turn since entries were chosen, and the tokens that they had before."""
+    heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By sequence and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
+    scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    _waiting: dict[int, Waiting] = field(init=False, repr=False, default_factory=dict)
+    """Sequences with a block that has to leave, and has not been chosen from yet."""
+    _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
+    """Sequences with a block on its way to the lists."""
+    left: LeftEntries | None = field(init=False, repr=False, default=None)
+    """Keeps up what stands in for entries that are not kept, where anything does."""
+    renewal: Renewal | None = field(init=False, repr=False, default=None)
+    """Says when decode steps choose again, where they do."""
+    choosing: Beside = field(init=False, repr=False)
+    """Choices that are made beside the steps."""
+
+    def __post_init__(self) -> None:
+        check_number("capacity", self.capacity, 0, 1, above=True)
+
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
+        return replace(spec, lag=LAG, host_extra=self.capacity)
+
+    def open(self, cache: KVCache, index: Index, select: Select) -> None:
+        super().open(cache, index, select)
+        assert cache.host is not None
+        self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
+        self.choosing = Beside(self.busy, self._take_ahead)
+        self.table.replacing = self.choosing.stand_still
+        found = cast("Averages", index)
+        self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
+        self.keep = cast("Any", select).keep
+        spec, shape = cache.spec, cache.spec.shape
+        self.numbers = {layer: i for i, layer in enumerate(spec.layers)}
+        packed = self.host.form != "model"
+        width = 16 if spec.tokens is None else max(1, spec.tokens // self.block)
+        blocks = spec.seqs * (width + spares(packed))
+        most = ADDRESSES if spec.tokens is None else blocks * self.host.block_bytes
+        room = spec.ledger.room("host")
+        self.lists = EntryLists(
+            shape,
+            len(spec.layers),
+            spec.seqs + 1,
+            self.block,
+            width,
+            most if room is None else min(most, room),
+            spec.ledger,
+            spec.fixed,
+            packed,
+        )
+        self.left = LeftEntries(self, found.rest) if found.rest is not None else None
+        self.renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
+
+    def plan(self, step: Step) -> None:
+        self.choosing.go_on()
+        self._plan(step)
+        self.choosing.begin(self._begin_choice, step.slots)
+
+    def _plan(self, step: Step) -> None:
+        if step.phase is not Phase.DECODE:
+            reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
+            for slot, _ in reading:
+                self._give_up(slot)
+                self._forget_renewal(slot)
+            self._finish([slot for slot, _ in reading])
+            for slot, history in reading:
+                self.stale.setdefault(slot, history)
+            self._forget_averages(step)
+            return
+        waiting = [slot for slot in step.slots if slot in self.choosing]
+        self.choosing.hurry(waiting)
+        try:
+            for slot, length in zip(step.slots, step.lengths, strict=True):
+                if slot in self.stale:
+                    self._choose_again(slot, length)
+        finally:
+            for slot in waiting:  # whoever came after one that failed: nobody waits any more
+                self._give_up(slot)
+        gone = [
+            slot
+            for slot, length in zip(step.slots, step.lengths, strict=True)
+            if slot in self._leaving and self.gpu.first(length) == self._covered[slot]
+        ]
+        self._finish(gone)
+
+    def _forget_averages(self, step: Step) -> None:
+        """Nobody has weighed what is read now: a sequence that waits for its choice may be parked like that."""
+        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
+            if length > history:
+                self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
+
+    def commit(self, step: Step) -> None:
+        if step.phase is Phase.DECODE:
+            self._choose_leaving(step)
+            self.lists.top_up()
+            if self.renewal is not None:
+                self._renew(step, self.renewal)
+        elif self.cache.spec.fixed:  # else what is read meanwhile may move
+            for slot, length in zip(step.slots, step.lengths, strict=True):
+                due = slot in self.stale and slot in self.heard and slot not in step.more
+                if due and self._has_room(length + 1):
+                    self._choose_later(slot, length + 1)
+
+    def _has_room(self, length: int) -> bool:
+        """Whether a choice off the steps cannot lack memory, whatever others take meanwhile; else a step makes it."""
+        layers, slots, heads = self.lists.stored.shape
+        return self.lists.spare() >= 2 * layers * heads * (self.gpu.first(length) + self.lists.spares * slots)
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        self.scale[layer] = scale
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True):
+            if start == end:
+                continue
+            heard = self.heard.setdefault(slot, {})
+            own = q[max(start, end - QUERIES) : end]
+            before = heard.get(layer)
+            if before is not None and len(own) < QUERIES:
+                own = torch.cat([before, own])[-QUERIES:]
+            heard[layer] = own.clone()
+
+    def listed(self, layer: int, table: StepTable) -> BlockList:
+        """What a layer attends to in DRAM, as lists for each KV head."""
+        number, lists = self.numbers[layer], self.lists
+        own, owners = lists.table[number], table.memory.host("seq")[: table.rows]
+        return BlockList(own, lists.shown[number], own.shape[-1] * self.block, lists.blocks, owners=owners)
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """Bytes of window, lists and DRAM blocks in use, and how much of what lies in DRAM the heads attend to."""
+        found = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
+        spread = found.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=found.dtype)).tolist()
+        names = ("kept_lowest", "kept_median", "kept_highest")
+        stored = sum(len(self.table.owned[slot]) for slot in step.slots) * self.host.block_bytes
+        held = {
+            "window_bytes": self.gpu.memory.bytes,
+            "context_bytes": self.lists.used_bytes(),
+            "stored_bytes": stored,
+        }
+        attended = float(self.lists.shown[:, list(step.slots)].double().mean((0, 2)).sum())
+        return {
+            **held,
+            **dict(zip(names, spread, strict=True)),
+            "kept_mean": found.mean().item(),
+            "attended_host": attended,
+        }
+
+    def shares(self, slot: int, length: int) -> Tensor:
+        """`[layers, kv_heads]`: how much of what lies in DRAM each head attends to, of so many tokens."""
+        return self.lists.shown[:, slot].double() / max(1, self.gpu.first(length) * self.block)
+
+    def preset(self, slots: list[int], length: int, choose: Any) -> None:
+        """Entries of sequences of so many tokens as if they had been chosen: `choose(layer, entries)` says which.
+
+        choose: `-> (weights, kept) [kv_heads, entries]`.
+        """
+        first = self.gpu.first(length + 1)
+        for slot in slots:
+            self._give_up(slot)
+            self.lists.clear([slot])
+            for layer in self.numbers:
+                weights, kept = choose(layer, first * self.block)
+                self.lists.put(choose_all(self, layer, slot, weights, kept))
+            self._covered[slot] = first
+            self.stale.pop(slot, None)
+            if self.left is not None:
+                self.left.set(slot, {})
+        self.lists.show(slots)
+        self.lists.make_room()
+
+    def heard_of(self) -> tuple[dict[int, Any], ...]:
+        return self.stale, self.heard
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        self._give_up(slot)
+        self._finish([slot])
+        first, blocks = self.gpu.first(keep), ceil_div(keep, self.block)
+        for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
+            self._weigh_as_before(slot, b)
+        self._show(slot, keep, self._covered.get(slot, 0))
+        self._unhear(slot, length, keep)
+        if self.renewal is not None:
+            self.renewal.truncate(slot, length, keep)
+            if slot in self.renewal.begun:  # the lists are empty: they are filled before the next step
+                self.stale[slot], self.heard[slot] = keep, self.renewal.queries(slot, keep)
+        if self.left is not None:
+            self.left.recount(slot, first, self._covered[slot]) if keep else self.left.set(slot, {})
+        if not keep:
+            self.stale.pop(slot, None)
+            self.heard.pop(slot, None)
+
+    def _unhear(self, slot: int, length: int, keep: int) -> None:
+        """Only the first `keep` of `length` tokens are left: what newer ones asked has no say in the next choice."""
+        if slot not in self.stale:
+            return
+        self.stale[slot], gone = min(self.stale[slot], keep), length - keep
+        if gone:
+            self.heard[slot] = {layer: q[:-gone] for layer, q in self.heard.get(slot, {}).items() if len(q) > gone}
+
+    def _weigh_as_before(self, slot: int, b: int) -> None:
+        """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing.
+
+        Of a block that was not chosen from, or whose lists were given up for others, nobody knows.
+        """
+        place, heads = self.gpu.block_id(slot, b), self.cache.spec.shape.kv_heads
+        if b >= self._covered.get(slot, 0):
+            self.averages.forget(*self.gpu.places(slot, torch.arange(b * self.block, (b + 1) * self.block)))
+            return
+        for layer, number in self.numbers.items():
+            weights = torch.zeros(heads, self.block)
+            for head in range(heads):
+                rows, known = self.lists.of_block(number, slot, head, b)
+                weights[head, rows] = known
+            self.averages[layer][place] = weights.to(self.averages[layer].device)
+
+    def release(self) -> None:
+        if hasattr(self, "choosing"):
+            self.choosing.release()
+        self._waiting.clear()
+        self._finish(list(self._leaving))
+        if hasattr(self, "lists"):
+            self.lists.release()
+            self.left = self.renewal = None
+            del self.lists, self.averages
+
+    def __del__(self) -> None:
+        """Nobody released it: the pool may still be copying from memory that goes with it."""
+        for keeping in getattr(self, "_leaving", {}).values():
+            with suppress(Exception):  # at the interpreter's end the pool may be gone
+                keeping.finish()
+
+    def _choose_leaving(self, step: Step) -> None:
+        """Starts the way of blocks that are to leave the window to the lists.
+
+        Sequences of one length would all be at it in one step, and make it a long one: the others wait for the steps
+        that follow, as long as LAG allows. What they keep does not depend on how long they wait. One slot after
+        another: tensors of many would be large enough for PyTorch to share them among threads, which would have to wait
+        for the workers that spin on the same cores.
+        """
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            b = self._covered.get(slot, 0)
+            due = ceil_div(length, self.block) - self.gpu.ring + 1 > b
+            if due and slot not in self._leaving and slot not in self._waiting:
+                weights = self.averages.copy(self.gpu.block_id(slot, b))
+                self._waiting[slot] = Waiting(weights, length - self.gpu.first(length) * self.block)
+        waiting = sorted(
+            ((length - 1) % self.block + 1, slot)
+            for slot, length in zip(step.slots, step.lengths, strict=True)
+            if slot in self._waiting
+        )
+        at_once, last = ceil_div(len(step.slots), LAG // 2), min(LAG, self.block)
+        for i, (filled, slot) in enumerate(reversed(waiting)):
+            if i < at_once or filled >= last:
+                self._start(slot)
+
+    def _start(self, slot: int) -> None:
+        """Chooses from the block that waits; the pool copies what is kept."""
+        copies, entries = self._waiting.pop(slot)
+        b, own = self._covered.get(slot, 0), self.averages.gathered(copies)
+        where = addresses(self, [self.table.owned[slot][b]])
+        kept = self.keep(own, entries)
+        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
+        if self.left is not None:
+            self.left.leave(slot, b, kept)
+        self._covered[slot] = b + 1
+        if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
+            self._leaving[slot].finish()
+
+    def _finish(self, slots: list[int]) -> None:
+        """Blocks of these slots have left: what was chosen of them is attended from now on."""
+        for slot in slots:
+            if slot in self._waiting:
+                self._start(slot)
+        moved = [slot for slot in slots if slot in self._leaving]
+        for slot in moved:
+            self._leaving.pop(slot).finish()
+            if self.left is not None:
+                self.left.shown(slot)
+        if moved:
+            self.lists.show(moved)
+
+    def _choose_again(self, slot: int, length: int) -> None:
+        """All that lies in DRAM is weighed with the last queries of the prompt or turn, and chosen from afresh.
+
+        Where that was begun beside the steps, goes on from there.
+        """
+        choice = self.choosing.take(slot, length)
+        if choice is None:  # one that failed is tried again here: if it fails again, the step says so
+            self._give_up(slot)
+            for leaving in self._leaving.values():  # blocks that were set aside for them may be what is lacking
+                leaving.finish()
+            choice = self.choosing.choices[slot] = self._begin_choice(slot, length)
+        choice.finish()
+        choice.weigh()
+        for b in range(max(0, ceil_div(length - 1, self.block) - self.gpu.ring), self.gpu.first(length - 1)):
+            self.averages.settle(self.gpu.block_id(slot, b))
+        self.choosing.end(slot)
+        if self.left is not None:
+            self.left.set(slot, choice.left)
+        if self.renewal is not None:
+            self.renewal.chosen(slot, length - 1, choice.before, choice.heard)
+        self.stale.pop(slot)
+        self.heard.pop(slot, None)
+        self._covered[slot] = choice.first
+        self.lists.show([slot])
+
+    def _renew(self, step: Step, renewal: Renewal) -> None:
+        """Begins to choose again for sequences whose turn it is."""
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            known = self.scale and slot not in self.stale  # queries that came from elsewhere may have had no scale
+            if not known or not renewal.due(slot, length) or not self.gpu.first(length + 1):
+                continue
+            renewal.begun.add(slot)
+            self.stale[slot], self.heard[slot] = length, renewal.queries(slot, length)
+            if self.cache.spec.fixed:
+                self._choose_later(slot, length + 1)
+
+    def _forget_renewal(self, slot: int) -> None:
+        """What decode steps have begun to choose is not wanted any more: a prompt or turn will choose."""
+        if self.renewal is not None and slot in self.renewal.begun:
+            self.renewal.begun.discard(slot)
+            self.stale.pop(slot, None)
+            self.heard.pop(slot, None)
+
+    def _choose_later(self, slot: int, length: int) -> None:
+        """Beside the steps that follow: the sequence waits, others go on. What is chosen does not depend on when."""
+        self._give_up(slot)
+        devices = {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}
+        self.choosing.due(slot, length, devices)
+
+    def _begin_choice(self, slot: int, length: int) -> Choice:
+        """From now on nothing that was chosen before counts."""
+        self._finish([slot])
+        self._covered[slot] = 0
+        return Choice(self, slot, length)
+
+    def _give_up(self, slot: int) -> None:
+        """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
+        if self.choosing.give_up(slot):
+            self.lists.clear([slot])
+
+    def _take_ahead(self) -> bool:
+        return self.lists.make_room(self.lists.blocks_of_piece())
+
+    def _show(self, slot: int, length: int, covered: int) -> None:
+        """So many blocks of a sequence have been chosen from: those before its window are attended there.
+
+        What was chosen of the block that is about to leave the window stands, and is shown when it leaves.
+        """
+        first = self.gpu.first(length)
+        covered = min(covered, max(first, ceil_div(length, self.block) - self.gpu.ring + 1))
+        self.lists.cut([slot], covered * self.block)
+        self._covered[slot] = covered
+        if covered > first:
+            self.lists.hide(slot, first * self.block)
+            self._leaving[slot] = PendingAppend(self.lists)

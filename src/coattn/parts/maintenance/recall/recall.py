@@ -1,0 +1,166 @@
+"""Recall: blocks that a rule picks again and again come into a pool in GPU memory (ScoutAttention, section 3.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.cache.layout import NewestBlocks
+from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import StepTable
+from coattn.errors import ConfigError
+from coattn.kernels.lists import Residents
+from coattn.kernels.recall import recall
+from coattn.kernels.renew import Due, renew
+from coattn.part import check_count
+from coattn.parts.index.base import Index
+from coattn.parts.index.digests import Digests
+from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.recall.residency import Residency, check_profile, read_intervals
+from coattn.parts.select.base import Select
+from coattn.parts.select.digest_top import DigestTop, newest
+from coattn.parts.select.picks import Picks, rows_of
+from coattn.types import BlockList, Phase, Step
+
+
+@dataclass
+class Recall(Upkeep):
+    """So many resident blocks per layer, sequence and KV head, each head its own: as many as the budget has.
+
+    Place j of the pool of sequence s is block `pools + s * places + j` of GPU memory. Which block lies there stands in
+    the residency table. A resident block is a copy, so giving its place to another is free.
+    """
+
+    name = "recall"
+    needs = frozenset({"host", "whole_kv", "digests", "picks"})
+    provides = frozenset({"pool"})
+    resumes = True
+    listens = 1
+    beside = True
+    help_text = {
+        "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves the window",
+        "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
+        "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
+    }
+
+    pool_blocks: int | None = None
+    recall_interval: int = 8
+    recall_file: str | None = None
+    residency: Residency = field(init=False, repr=False)
+    places: int = field(init=False, repr=False, default=0)
+    _moved: Tensor = field(init=False, repr=False)
+    """Blocks that were brought from DRAM, since the beginning."""
+    _new: set[int] = field(init=False, repr=False, default_factory=set)
+    """Sequences whose residents are to be chosen before their next decode step."""
+
+    def __post_init__(self) -> None:
+        check_count("recall_interval", self.recall_interval, 0)
+        if self.pool_blocks is not None:
+            check_count("pool_blocks", self.pool_blocks, 1)
+        self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
+
+    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
+        """As many places as the budget leaves to the window, and no more than a sequence has blocks."""
+        places = self.pool_blocks or max(1, cast("DigestTop", select).budget // config.block - newest(config))
+        if spec.tokens is not None:
+            places = min(places, max(1, spec.tokens // config.block))
+        return replace(spec, pool_blocks=places)
+
+    def open(self, cache: KVCache, index: Index, select: Select) -> None:
+        super().open(cache, index, select)
+        spec = cache.spec
+        if self._intervals is not None:
+            check_profile(str(self.recall_file), len(self._intervals), spec.layers)
+        if cache.config.uncaptured() is not None and spec.device.type == "cuda":
+            raise ConfigError(
+                f"block is {cache.block}, but on a GPU it must be a power of two.", "Set block=16, 32 or 64."
+            )
+        self.places = spec.pool_blocks
+        self.residency = Residency(spec, self.places, cast("NewestBlocks", cache.gpu).pools)
+        self._queries = {
+            i: torch.zeros(spec.seqs, s.q_heads, s.head_dim, dtype=s.dtype, device=s.device)
+            for i, s in spec.layers.items()
+        }
+        self._scales = dict.fromkeys(spec.layers, 1.0)
+        self._moved = torch.zeros(1, dtype=torch.int64, device=spec.device)
+
+    def pool(self, layer: int) -> Residents:
+        """A layer's pool, as kernels take it."""
+        sinks = cast("DigestTop", self.select).sink_blocks
+        return Residents(self.residency.held[layer], self.residency.first, self.cache.block, sinks)
+
+    def plan(self, step: Step) -> None:
+        if step.phase is not Phase.DECODE:
+            return
+        for slot, history in zip(step.slots, step.history, strict=True):
+            if slot in self._new:
+                self._choose(slot, self.cache.gpu.first(history + 1), history // self.cache.block)
+                self._new.discard(slot)
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        """Keeps each sequence's last query: what it attends to is where the next one will look first."""
+        self._scales[layer] = scale
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True):
+            if end > start:
+                self._queries[layer][slot] = q[end - 1]
+                self._new.add(slot)
+
+    def after(self, layer: int, table: StepTable) -> None:
+        """Every few steps of a sequence, and at another one in every layer, its misses take the places of the residents
+        with the lowest scores; blocks of the window that are full now get empty places, and digests. Used from the next
+        step on."""
+        cache, picks = self.cache, cast("DigestTop", self.select).picks
+        assert cache.host is not None
+        lists = picks.of(layer) if picks is not None and table.host else None
+        interval = 0 if lists is None else self._interval(layer)
+        if lists is None:
+            lists = Picks(dict(cache.spec.layers), table.memory.batch, cache.gpu.width, self.places).nothing(layer)
+        gpu, host, digests = cache.gpu.memory[layer], cache.host.memory[layer], cast("Digests", self.index).of(layer)
+        renew(gpu, host, digests, rows_of(table), self.pool(layer), lists, Due(interval, layer), self._moved)
+
+    def _interval(self, layer: int) -> int:
+        return self.recall_interval if self._intervals is None else self._intervals[layer]
+
+    def abort(self, step: Step, replayed: bool) -> set[int]:
+        if replayed:  # a block that became full has a place, and would get another one
+            for slot, history in zip(step.slots, step.history, strict=True):
+                self.residency.forget(slot, history // self.cache.block)
+        return set()
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        self.residency.forget(slot, keep // self.cache.block)
+
+    def report(self, step: Step) -> dict[str, Any]:
+        assert self.cache.host is not None
+        memory, shape = self.cache.host.memory, self.cache.spec.shape
+        return {"recalled_bytes": int(self._moved) * memory.layer_bytes(shape) // shape.kv_heads}
+
+    def _choose(self, slot: int, first: int, full: int) -> None:
+        """The first residents: of the blocks before `first`, those that the last query of the prompt wants most.
+
+        Places that are left are for the other full blocks, which the window holds now and will drop.
+        """
+        block, digests, host = self.cache.block, cast("Digests", self.index), self.cache.host
+        assert host is not None
+        for layer, shape in self.cache.spec.layers.items():
+            self.residency.forget_layer(layer, slot, 0)
+            if not full:
+                continue
+            ids = torch.tensor(host.table.owned[slot][:full], dtype=torch.int32, device=shape.device)
+            tokens = torch.tensor([[full * block]], dtype=torch.int32, device=shape.device)
+            listed = BlockList(ids[None, None], tokens, full * block)
+            q, scale = self._queries[layer][slot : slot + 1], self._scales[layer]
+            sinks = cast("DigestTop", self.select).sink_blocks
+            scores = digests.listed_scores(layer, q, listed, scale, sinks)
+            scores[..., first:] = torch.finfo(scores.dtype).min
+            chosen = scores.topk(min(self.places, full), -1).indices
+            counts = torch.full(chosen.shape[:2], chosen.shape[2], device=shape.device)
+            slots = torch.tensor([slot], device=shape.device)
+            to, numbers = self.residency.replace(layer, scores, chosen, counts, slots, counts[:, 0] > 0)
+            source = listed.table.expand(-1, to.shape[1], -1).gather(2, numbers)
+            recall(self.cache.gpu.memory[layer], host.memory[layer], to, source)

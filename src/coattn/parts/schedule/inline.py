@@ -1,0 +1,28 @@
+"""One piece after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coattn.parts.call import Call
+from coattn.parts.executor.base import State
+from coattn.parts.schedule.base import Schedule, executor_of, nothing
+from coattn.types import Selection
+
+
+@dataclass
+class Inline(Schedule):
+    """Every piece of work in order; who works on the host is waited for at once."""
+
+    name = "inline"
+
+    def run(self, call: Call, selection: Selection) -> list[State]:
+        assert call.table is not None
+        states: list[State] = []
+        for work in selection.works:
+            executor = executor_of(self.executors, work)
+            if executor.asynchronous:
+                states.append(call.table.hand.ask(executor, call, work)())
+            else:
+                states.append(executor.run(call, work))
+        return states or nothing(call)

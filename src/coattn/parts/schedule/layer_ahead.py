@@ -1,0 +1,93 @@
+"""The CPU one layer ahead of the GPU (ScoutAttention, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from coattn.errors import ConfigError
+from coattn.part import check_count
+from coattn.parts.call import Call
+from coattn.parts.executor.base import Result, State
+from coattn.parts.schedule.base import nothing
+from coattn.parts.schedule.same_layer import SameLayer
+from coattn.types import Selection, Step
+
+
+@dataclass(frozen=True)
+class Started:
+    """What the CPU does for a layer whose turn has not come."""
+
+    step: Step
+    results: list[Result]
+    wait: Callable[[], None]
+    """Makes what follows wait for the predicted query and what it picked."""
+
+
+@dataclass
+class LayerAhead(SameLayer):
+    """The host starts on a layer while the GPU is at the layer before, with the query predicted there.
+
+    A layer then merges what was started for it with what its real query finds on the GPU. Layers whose query was not
+    predicted, the first above all, run like `same_layer`. With `true_query` the predicted query only picks: the host
+    is handed the layer's own query in the layer's turn, over lists that have been ready since the layer before.
+    """
+
+    name = "layer_ahead"
+    help_text = {
+        "ahead_from": "first layer that is started ahead; queries of the very first are predicted badly in many models",
+        "norm": "what a predicted query is made of, the input of the layer before: under the layer's own norm (own), "
+        "or under that of the layer before, as InfiniGen does (before)",
+        "true_query": "the predicted query only picks; the host attends with the layer's own, in the layer's turn",
+    }
+
+    ahead_from: int = 3
+    norm: str = "own"
+    true_query: bool = False
+    _started: dict[int, Started] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_count("ahead_from", self.ahead_from, 1)
+        if self.norm not in ("own", "before"):
+            raise ConfigError(f"norm is {self.norm!r}, but must be own or before.", "Leave it out for own.")
+
+    def is_exact(self) -> bool:
+        return False
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"ahead_from": NEVER}
+
+    def predicts(self, layer: int) -> bool:
+        return layer >= self.ahead_from
+
+    def norm_layer(self, layer: int) -> int:
+        return layer - (self.norm == "before")
+
+    def predict(self, call: Call, selection: Selection) -> None:
+        assert call.table is not None
+        hand = call.table.hand
+        wait = hand.mark()
+        handed = [] if self.true_query else self.runs(selection, True)
+        results = [hand.ask(executor, call, work) for executor, work in handed]
+        self._started[call.layer] = Started(call.step, results, wait)
+
+    def begin(self, call: Call) -> None:
+        started = self._started.get(call.layer)
+        if started is not None and started.step is call.step:
+            # what lies on the GPU was picked with the predicted query too
+            started.wait()
+
+    def run(self, call: Call, selection: Selection) -> list[State]:
+        started = self._started.pop(call.layer, None)
+        if self.true_query or started is None or started.step is not call.step:
+            return super().run(call, selection)
+        states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
+        return states + [fetch() for fetch in started.results] or nothing(call)
+
+    def release(self) -> None:
+        self._started.clear()
+
+
+NEVER = 1 << 20
+"""No model has so many layers."""

@@ -1,0 +1,50 @@
+"""What a selection rule is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
+from coattn.part import Part
+from coattn.parts.call import Call
+from coattn.parts.index.base import Index
+from coattn.types import Selection
+
+if TYPE_CHECKING:
+    from coattn.parts.maintenance.base import Upkeep
+
+
+@dataclass
+class Select(Part):
+    """Picks, per layer and step, the stored entries that the queries attend to. Same inputs, same result."""
+
+    axis: ClassVar[str] = "select"
+    capturable = False
+    fixes: ClassVar[dict[str, int]] = {}
+    """Parameters of other parts that the rule works with one value of only."""
+
+    leaves: ClassVar[bool] = False
+    """Whether `pick` leaves attention running beside what follows, which is to come first on a GPU."""
+
+    cache: KVCache = field(init=False, repr=False)
+    target = 0.0
+    """The error of attention's output that it promises to keep below; audited where it is above 0."""
+
+    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
+        """Meets what it will pick from, after they were opened."""
+        self.cache = cache
+
+    def works(self, config: CacheConfig) -> frozenset[str]:
+        """The kinds of work (`types.KINDS`) that `pick` may return over such a cache; an executor must run each."""
+        return frozenset({"gpu", "host"} & config.provides)
+
+    def most(self) -> int | None:
+        """Entries that a KV head attends to at most, where the rule has such a number."""
+        return None
+
+    @abstractmethod
+    def pick(self, call: Call) -> Selection:
+        """What `call.q` attends to of what the cache shows in this step."""

@@ -1,0 +1,20 @@
+"""Everything that is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coattn.parts.call import Call
+from coattn.parts.select.base import Select
+from coattn.types import Selection
+
+
+@dataclass
+class Everything(Select):
+    """Attends to every token that the cache still has."""
+
+    name = "everything"
+    capturable = True
+
+    def pick(self, call: Call) -> Selection:
+        return call.visible

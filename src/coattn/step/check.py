@@ -1,0 +1,249 @@
+"""Does a row do what it says? It is run over small random tensors beside attention as the textbook writes it.
+
+What `compose` can tell from the parts alone it refuses. This looks at what the parts do together: prompts, decode steps
+with predicted queries, turns and tokens taken back, once with the parameters under which nothing is left out, and once
+as the row stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.kernels.blockwise import NAMES
+from coattn.method.row import Composed, Method, compose
+from coattn.step.probe import Probe
+from coattn.step.runtime import Group, Runtime
+from coattn.types import LayerShape, Rope, Selection, Step
+
+if TYPE_CHECKING:
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+
+TOKENS = 224
+"""Of the longest sequence of the check that leaves nothing out."""
+LONGEST = 6144
+"""Of the longest sequence in which a budget is tried; a larger budget is not."""
+BOUND = 2e-5
+"""Largest difference of an exact row from the textbook, in float32 over values of about 1."""
+HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
+ROPE = Rope(tuple(10 ** -(i / 2) for i in range(DIM // 2)))
+LAYERS = 5
+STEPS = (13, 10, 9)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a run found."""
+
+    error: float
+    """Largest difference from the textbook, over prompts, turns and decode steps."""
+    attended: int
+    """Most entries that any KV head attended to in a decode step."""
+    stored: int
+    """Entries of the longest sequence in that step."""
+    most: int | None
+    """Entries that the rule says a KV head attends to at most."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a row is what it says, and what was seen."""
+
+    row: str
+    exact: bool
+    """What the row says of itself."""
+    whole: Mapping[str, Any] | None
+    """Parameters under which it should leave nothing out; None: its rule names none."""
+    equal: Checked | None
+    """The run with these."""
+    own: Checked
+    """The run with the row's own parameters."""
+    problems: tuple[str, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """As data, for a report."""
+        found = {name: None if run is None else vars(run) for name, run in (("equal", self.equal), ("own", self.own))}
+        whole = None if self.whole is None else dict(self.whole)
+        return {"method": self.row, "exact": self.exact, "whole": whole, **found, "problems": list(self.problems)}
+
+
+class Counting(Probe):
+    """Counts what decode steps attend to."""
+
+    most_attended = 0
+
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        rows = call.step.seqs
+        lists = [part.in_reach(rows).tokens.cpu() for part in (selection.gpu, selection.host) if part is not None]
+        if selection.rows is not None:
+            lists.append(selection.rows.count.cpu())
+        if lists:
+            total = sum(torch.broadcast_to(each, (len(each), KV_HEADS)) for each in lists)
+            self.most_attended = max(self.most_attended, int(torch.as_tensor(total).max()))
+
+
+class Trial:
+    """A row, the tokens it was given, and the textbook's answer to every step."""
+
+    def __init__(
+        self, composed: Composed, seqs: int = 2, device: torch.device | None = None, layers: int = LAYERS
+    ) -> None:
+        device, self.layers = device or torch.device("cpu"), layers
+        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, device, rope=ROPE)
+        self.seqs, self.lengths, self.error, self.stored = seqs, [0] * seqs, 0.0, 0
+        self.counted = Counting()
+        self.runtime = Runtime([shape] * layers, composed, Ledger(), seqs, None, probes=[self.counted])
+        self.draws = torch.Generator().manual_seed(0)
+        empty = torch.empty(0, KV_HEADS, DIM)
+        self.seen = [[(empty, empty)] * seqs for _ in range(layers)]
+        self.device = device
+
+    def step(self, new: tuple[int, ...]) -> None:
+        """So many new tokens for each sequence."""
+        step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
+        self.runtime.begin(step)
+        drawn = [[self._draw(step.tokens, heads) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(self.layers)]
+        for layer, (q, k, v) in enumerate(drawn):
+            following = layer + 1
+            if following < self.layers and self.runtime.predicts(following):
+                real = drawn[following][0]
+                guess = (real + 0.2 * self._draw(step.tokens, HEADS)).to(self.device)
+                with self.runtime.side_stream(following, guess):
+                    self.runtime.predict(following, guess, SCALE)
+            there = [x.to(self.device) for x in (q, k, v)]
+            out = self.runtime.attend(layer, there[0], there[1], there[2], SCALE).cpu()
+            for i, (start, end) in enumerate(step.spans):
+                old = self.seen[layer][i]
+                keys, values = (torch.cat([a, b[start:end]]) for a, b in zip(old, (k, v), strict=True))
+                self.seen[layer][i] = keys, values
+                if end > start:
+                    error = (out[start:end] - textbook(q[start:end], keys, values)).abs().max()
+                    self.error = float("inf") if not error.isfinite() else max(self.error, error.item())
+        self.runtime.commit()
+        self.lengths = list(step.lengths)
+        self.stored = max(self.lengths)
+
+    def take_back(self, tokens: int) -> None:
+        """The last tokens of every sequence are forgotten."""
+        for slot, length in enumerate(self.lengths):
+            keep = max(0, length - tokens)
+            self.runtime.truncate(slot, length, keep)
+            self.lengths[slot] = keep
+            for layer in self.seen:
+                layer[slot] = layer[slot][0][:keep], layer[slot][1][:keep]
+
+    def close(self) -> None:
+        self.runtime.release()
+
+    def _draw(self, tokens: int, heads: int) -> Tensor:
+        return torch.randn(tokens, heads, DIM, generator=self.draws)
+
+
+def textbook(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention in float64: q `[t, q_heads, d]` are the last tokens of k, v `[n, kv_heads, d]`."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("thd,nhd->htn", q.double(), keys) * SCALE
+    unseen = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
+    return torch.einsum("htn,nhd->thd", scores.masked_fill(unseen, -torch.inf).softmax(-1), values)
+
+
+def whole_parameters(composed: Composed, tokens: int) -> dict[str, Any] | None:
+    """Parameters under which the row leaves nothing out of sequences of so many tokens; None where a part has none."""
+    found: dict[str, Any] = {}
+    for part in composed.build().all():
+        own = part.whole(tokens)
+        if own is None:
+            return None
+        found |= own
+    return {**found, **{name: None for name in NAMES if name in composed.params}}
+
+
+def check(
+    method: Method,
+    own_tokens: int | None = None,
+    device: torch.device | None = None,
+    whole_tokens: int = TOKENS,
+    layers: int = LAYERS,
+    steps: tuple[int, int, int] = STEPS,
+    **overrides: Any,
+) -> Verdict:
+    """Runs a row as it stands, and with the parameters under which it leaves nothing out. Seconds on a CPU.
+
+    own_tokens: length of the sequences for the row's own parameters; left out, twice what its rule says it attends to.
+    whole_tokens: of those with which nothing is left out. layers: of the model that is made up. steps:
+    see `histories`.
+    Raises what `compose` raises; an exception in a step is a problem of the verdict.
+    """
+    composed = compose(method, **overrides)
+    problems: list[str] = []
+    equal = None
+    whole = whole_parameters(composed, 2 * whole_tokens)
+    if whole is not None:
+        exact = compose(method, **{**overrides, **whole})
+        equal = _run(exact, histories(whole_tokens, steps), problems, "with nothing left out", device, layers)
+        if equal is not None and equal.error > BOUND:
+            problems.append(
+                f"with nothing left out ({_words(whole)}) it differs from full attention by {equal.error:.2g}"
+            )
+    most = composed.build().most()
+    tokens = own_tokens or min(LONGEST, max(TOKENS, 2 * (most or 0)))
+    own = _run(composed, histories(tokens, steps), problems, "as it stands", device, layers)
+    if own is not None:
+        if composed.exact and own.error > BOUND:
+            problems.append(f"it says that it is exact, and differs from full attention by {own.error:.2g}")
+        if own.error == float("inf"):
+            problems.append("it gives numbers that are not finite")
+        if own.most is not None and own.attended > own.most:
+            problems.append(f"a KV head attended to {own.attended:,} entries; its rule allows {own.most:,}")
+    failed = Checked(float("inf"), 0, 0, most)
+    return Verdict(method.name, composed.exact, whole, equal, own or failed, tuple(problems))
+
+
+def histories(tokens: int, steps: tuple[int, int, int] = STEPS) -> Iterator[tuple[int, ...] | int]:
+    """What happens to two sequences of about so many tokens: new tokens of each, or a number of tokens taken back.
+
+    steps: decode steps after the prompt, after a turn, and after tokens were taken back.
+    """
+    yield tokens * 3 // 4, tokens // 3
+    yield from [(1, 1)] * steps[0]
+    yield 5, tokens // 8
+    yield from [(1, 1)] * steps[1]
+    yield 6
+    yield from [(1, 1)] * steps[2]
+
+
+def _run(
+    composed: Composed,
+    turns: Iterator[tuple[int, ...] | int],
+    problems: list[str],
+    how: str,
+    device: torch.device | None,
+    layers: int,
+) -> Checked | None:
+    trial = Trial(composed, device=device, layers=layers)
+    try:
+        for turn in turns:
+            if isinstance(turn, tuple):
+                trial.step(turn)
+            elif (
+                "all_tokens" in trial.runtime.groups[0].cache.config.provides
+            ):  # a window cannot bring back what it dropped
+                trial.take_back(turn)
+        most = trial.runtime.groups[0].select.most()
+        return Checked(trial.error, trial.counted.most_attended, trial.stored, most)
+    except Exception as error:
+        problems.append(f"{how} a step fails: {type(error).__name__}: {error}")
+        return None
+    finally:
+        trial.close()
+
+
+def _words(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in params.items()) or "its own parameters"

@@ -1,0 +1,65 @@
+"""Layers of one kind are a group: which there are, and whether the budgets can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from coattn.cache.kv import KVCache
+from coattn.cache.least import min_gpu_bytes
+from coattn.cache.spec import CacheSpec
+from coattn.method.row import Composed, Parts, compose
+from coattn.method.table import SLIDING
+from coattn.parts.executor.gpu import Gpu
+from coattn.parts.handover.base import Hand
+from coattn.parts.handover.threads import Threads
+from coattn.step.layer_group import Group
+
+
+def make_groups(composed: Composed, spec: CacheSpec) -> list[Group]:
+    """Groups that are not open yet, sliding windows first, then the method's. Raises BudgetError for what they need.
+
+    spec: of all layers of the model. Layers that look back a fixed number of tokens by themselves have a bounded
+    window under every method.
+    """
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for i, shape in spec.layers.items():
+        where = (shape.section, str(shape.device))
+        kinds.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, *where), []).append(i)
+    found = []
+    # windows first: their need is fixed, the method takes what is left
+    for (window, *_), members in sorted(kinds.items(), key=lambda item: item[0][0] is None):
+        row = composed if window is None else compose(SLIDING, recent=window)
+        own = {i: spec.layers[i] for i in members}
+        found.append(_make(row.build(), replace(spec, layers=own, ledger=spec.ledger.part(own[members[0]].section))))
+    _require(found, composed, spec)
+    return found
+
+
+def _make(parts: Parts, spec: CacheSpec) -> Group:
+    spec = parts.upkeep.wants(spec, parts.config, parts.index, parts.select)
+    cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
+    gpu = Gpu()
+    place = gpu if parts.place.name == gpu.name else parts.place
+    hand = Threads() if spec.device.type == "cuda" else Hand()
+    return Group(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.upkeep, hand)
+
+
+def _require(groups: Sequence[Group], composed: Composed, spec: CacheSpec) -> None:
+    # in an engine, the least is for the shortest of sequences; what a longer one needs is said when it comes
+    amount = _amount(spec.seqs, None if spec.fixed else spec.tokens)
+    for section in sorted({group.section for group in groups}):
+        least = sum(_least_bytes(group) for group in groups if group.section == section)
+        spec.ledger.part(section).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
+
+
+def _least_bytes(group: Group) -> int:
+    """Of the GPU tier, what it cannot do without."""
+    spec, config = group.cache.spec, group.cache.config
+    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.place.min_gpu_bytes(spec, config)
+
+
+def _amount(seqs: int, tokens: int | None) -> str:
+    sequences = "one sequence" if seqs == 1 else f"{seqs} sequences"
+    return sequences if tokens is None else f"{sequences} of {tokens:,} tokens"

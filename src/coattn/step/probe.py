@@ -1,0 +1,46 @@
+"""Looking on: what a runtime shows to whoever measures, counts or draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from coattn.types import Selection, Step
+
+if TYPE_CHECKING:
+    from coattn.parts.call import Call
+    from coattn.parts.executor.base import State
+    from coattn.step.runtime import Group, Runtime
+
+
+class Probe:
+    """Sees a runtime's steps, and changes nothing. Override what is of interest.
+
+    A captured step shows what it does once, when it is captured: probes are for steps that are not.
+    """
+
+    optional: ClassVar[bool] = False
+    """Whether a step does without it: then what it raises is dropped and counted."""
+
+    def open(self, runtime: Runtime) -> None:
+        """A runtime has been opened whose steps it will see."""
+
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        """A layer is about to attend: q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed."""
+
+    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+        """What a layer of a decode step attends to, and the results before they are merged."""
+
+    def output(self, step: Step, layer: int, out: Tensor) -> None:
+        """What the layer's attention gives, like q."""
+
+    def commit(self, step: Step) -> None:
+        """The step is over."""
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        """A sequence has only its first `keep` tokens from now on."""

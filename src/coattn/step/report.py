@@ -1,0 +1,161 @@
+"""What is known of the steps and the memory of groups of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from coattn.step.layer_group import Group
+from coattn.types import Step, Tier
+
+
+def reports(groups: Sequence[Group], step: Step) -> list[dict[str, Any]]:
+    """What the parts of each group say of the last decode step. May wait for the GPU."""
+    return [_report(group, step) for group in groups]
+
+
+def report(groups: Sequence[Group], said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The `reports` of groups as one; of the method's own layers where they say the same.
+
+    Where those lie on several devices, bytes are added up and other numbers are the mean over the layers.
+    """
+    found: dict[str, Any] = {}
+    for window in (True, False):
+        found |= _together(
+            [
+                (len(group.cache.spec.layers), own)
+                for group, own in zip(groups, said, strict=True)
+                if (group.cache.spec.shape.sliding_window is not None) is window
+            ]
+        )
+    return found
+
+
+def attended(groups: Sequence[Group], step: Step, said: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
+
+    said: the groups' `reports`. Codes that are scored on the GPU count there, by their bytes.
+    """
+    layers = sum(len(group.cache.spec.layers) for group in groups)
+    gpu = host = 0.0
+    for group, found in zip(groups, said, strict=True):
+        most = group.select.most()
+        own, other = found["attended_gpu"], found["attended_host"]
+        if most is not None and not other:  # sequences of about the same length, or an estimate
+            own = min(own, most * step.seqs)
+        share = len(group.cache.spec.layers) / layers
+        gpu, host = gpu + share * own, host + share * other
+    return round(gpu), round(host)
+
+
+def token_bytes(groups: Iterable[Group]) -> tuple[int, int]:
+    """Bytes of one token of all layers, on the GPU and in DRAM."""
+    gpu = host = 0
+    for group in groups:
+        own, tier = group.cache.spec.block_bytes(1), group.cache.host
+        gpu += own
+        host += own if tier is None else tier.memory.block_bytes // tier.block
+    return gpu, host
+
+
+def bytes_for(groups: Iterable[Group], tokens: int) -> dict[Tier, int]:
+    """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
+    total: dict[Tier, int] = {}
+    for group in groups:
+        for tier, count in group.cache.bytes_for(tokens).items():
+            total[tier] = total.get(tier, 0) + count
+    return total
+
+
+def free_bytes(groups: Sequence[Group]) -> dict[Tier, int | None]:
+    """Bytes per tier that sequences can still be given; None: no limit.
+
+    A sequence takes of all devices in the same proportion: the fullest says how much more of it there can be.
+    """
+    sections = _sections(groups)
+    if len(sections) == 1:
+        return _free(groups)
+    found: dict[Tier, int | None] = {}
+    for own in sections:
+        for tier, count in _free(own).items():
+            share = _share(groups, own, tier)
+            # a count may have been rounded down: a byte more is less than a block
+            fits = None if count is None or not share else int((count + 1) / share)
+            before = found.get(tier)
+            found[tier] = before if fits is None else fits if before is None else min(before, fits)
+    return found
+
+
+def fullest(groups: Sequence[Group], tier: Tier) -> tuple[str, float]:
+    """Of several devices, the one with the least room for more of a sequence, and its share of a sequence's bytes.
+
+    DRAM belongs to none of them.
+    """
+    sections = _sections(groups)
+    if len(sections) == 1 or tier == "host":
+        return "", 1.0
+    rooms = []
+    for k, own in enumerate(sections):
+        share, count = _share(groups, own, tier), _free(own).get(tier)
+        if count is not None and share:
+            rooms.append((count / share, k, share))
+    if not rooms:
+        return "", 1.0
+    _, k, share = min(rooms)
+    return sections[k][0].cache.spec.ledger.device, share
+
+
+def _sections(groups: Sequence[Group]) -> list[list[Group]]:
+    return [[g for g in groups if g.section == section] for section in sorted({g.section for g in groups})]
+
+
+def _share(groups: Sequence[Group], own: Sequence[Group], tier: Tier) -> float:
+    """Of the bytes that a sequence takes, those in one section."""
+    many = 1024 * max(group.cache.block for group in groups)
+    whole = bytes_for(groups, many).get(tier, 0)
+    return bytes_for(own, many).get(tier, 0) / whole if whole else 0.0
+
+
+def _free(groups: Iterable[Group]) -> dict[Tier, int | None]:
+    found: dict[Tier, int | None] = {}
+    for group in groups:
+        for tier, count in group.cache.free_bytes().items():
+            before = found.get(tier, 0)
+            found[tier] = None if count is None or before is None else before + count
+    return found
+
+
+def _report(group: Group, step: Step) -> dict[str, Any]:
+    """Of one group; entries attended among it."""
+    cache = group.cache
+    gpu, host = 0.0, 0
+    for slot, seen in zip(step.slots, step.visible, strict=True):
+        tokens = cache.gpu.stored_tokens(slot, seen)  # the step is over: what it saw is stored
+        gpu += cache.gpu.entries(slot, tokens) + cache.gpu.pool_entries(slot)
+        if cache.host is not None:
+            host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block
+    found: dict[str, Any] = {"attended_gpu": gpu, "attended_host": float(host)}
+    for part in group.all():
+        found |= part.report(step)
+    if group.replayed and group.mailboxes is not None:
+        found |= group.mailboxes.report()
+    if "row_entries" in found and host:
+        rows = found["row_entries"]
+        found |= {"kept_mean": rows / host, "attended_host": rows}
+        found["attended_gpu"] += host * found.get("code_share", 0.0)
+    return found
+
+
+def _together(parts: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """parts: of each group, its layers and what it says."""
+    if len(parts) <= 1:
+        return parts[0][1] if parts else {}
+    found: dict[str, Any] = {}
+    for name in {name: None for _, said in parts for name in said}:
+        told = [(layers, said[name]) for layers, said in parts if name in said]
+        add: Callable[..., Any] = sum
+        if "bytes" in name:
+            found[name] = add(value for _, value in told)
+        else:
+            found[name] = add(n * value for n, value in told) / add(n for n, _ in told)
+    return found

@@ -1,0 +1,120 @@
+"""What one decode step did when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coattn.parts.handover.span import Span
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A time in which the GPU did nothing but fetch KV over PCIe.
+
+    That is the kernel that attends to blocks in DRAM where they lie, from the end of the layer's attention in GPU
+    memory to its own end, or what is left of a recall when all else of a step is done. The same bytes would take about
+    a hundredth of it from GPU memory, so it counts as waiting altogether.
+    """
+
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One decode step, in nanoseconds of the host's monotonic clock."""
+
+    begin: int
+    end: int
+    spans: tuple[Span, ...]
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.begin) / 1e9
+
+    @property
+    def cpu_wait(self) -> float:
+        """Share of the step in which the GPU waited for the CPU's answer, its way over PCIe included."""
+        return self._share(self._answers())
+
+    @property
+    def pcie_wait(self) -> float:
+        """Share of the step in which the GPU only fetched KV over PCIe."""
+        return self._share(self._fetches())
+
+    @property
+    def gpu_idle(self) -> float:
+        """Share of the step in which the GPU waited for either."""
+        return self._share([*self._answers(), *self._fetches()])
+
+    @property
+    def cpu_busy(self) -> float:
+        """Share of the step in which the CPU's workers had a job."""
+        return sum(span.done - span.seen for span in self.spans) / max(1, self.end - self.begin)
+
+    def waits(self) -> list[tuple[str, int, int]]:
+        """`(name, start, end)`: where the GPU stopped, and where it went on, in order of time."""
+        answers = [(f"layer {span.layer}", span.ready, max(span.ready, span.answered)) for span in self.spans]
+        return sorted([*answers, *((each.name, each.begin, each.end) for each in self.crossings)], key=lambda w: w[1])
+
+    def _answers(self) -> list[tuple[int, int]]:
+        return [(span.ready, span.answered) for span in self.spans]
+
+    def _fetches(self) -> list[tuple[int, int]]:
+        return [(each.begin, each.end) for each in self.crossings]
+
+    def _share(self, times: Iterable[tuple[int, int]]) -> float:
+        return covered(times) / max(1, self.end - self.begin)
+
+
+@dataclass(frozen=True)
+class StepTrace(Timing):
+    """One decode step. Bytes are what the step must move over each link."""
+
+    sequences: int
+    weight_bytes: int
+    hbm_bytes: int
+    """Weights included."""
+    pcie_bytes: int
+    dram_bytes: int
+    attended_gpu: int = 0
+    """Entries in the GPU tier, over all sequences, averaged over the layers."""
+    attended_host: int = 0
+    """Those in DRAM."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rates = {
+            f"{link}_gbps": getattr(self, f"{link}_bytes") / self.seconds / 1e9 for link in ("hbm", "pcie", "dram")
+        }
+        names = ("gpu_idle", "cpu_wait", "pcie_wait", "cpu_busy")
+        return {**asdict(self), "ms": self.seconds * 1e3, **{name: getattr(self, name) for name in names}, **rates}
+
+
+def covered(times: Iterable[tuple[int, int]]) -> int:
+    """Nanoseconds that lie in any of these times; where two overlap they count once."""
+    total, last = 0, None
+    for begin, end in sorted(times):
+        start = begin if last is None else max(begin, last)
+        total += max(0, end - start)
+        last = end if last is None else max(end, last)
+    return total
+
+
+def on_host_clock(stamps: Iterable[tuple[str, int, int]], last: int, begin: int, end: int) -> list[Crossing]:
+    """Times on the GPU's clock as crossings of a step that ran from `begin` to `end` on the host's.
+
+    last: the GPU's clock when the step's last kernel ran, which is when the host saw the step end. What was never
+    stamped, or was stamped by an earlier step, is left out.
+    """
+    ahead = end - last
+    found = []
+    for name, start, stop in stamps:
+        first, past = max(begin, start + ahead), min(end, stop + ahead)
+        if past > first and stop > start:
+            found.append(Crossing(name, first, past))
+    return found

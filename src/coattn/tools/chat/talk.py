@@ -1,0 +1,146 @@
+"""The conversation: lines in, pieces of text out, and a few commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from coattn.errors import CoattnError, ConfigError
+from coattn.text import decode, read_bytes
+from coattn.tools.chat.base import Asked, Messages, Partner, Stats
+from coattn.units import format_bytes
+
+HELP = """/file PATH    put a text file before your next message
+/method NAME  go on under another method
+/stats        what the last answer took
+/reset        forget the conversation
+/help         this
+/quit         leave (or Ctrl-D)
+A line that ends with \\ goes on in the next; lines between \"\"\" and \"\"\" are one. Ctrl-C stops an answer."""
+
+
+class Talk:
+    """read: a line for a prompt, EOFError at the end, CoattnError for one that is no text; write: the answer; tell:
+    everything else, a line."""
+
+    def __init__(
+        self,
+        partner: Partner,
+        asked: Asked,
+        system: str | None,
+        read: Callable[[str], str],
+        write: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.partner, self.asked = partner, asked
+        self._read, self._write, self._tell = read, write, tell
+        self._begin: Messages = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: Messages = list(partner.said or self._begin)
+        self._files: list[str] = []
+        self.failed = 0
+
+    def run(self) -> None:
+        """Until the end of the input, or /quit. `failed` counts the lines that could not be done."""
+        while True:
+            try:
+                said = self._message()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                self._tell("(Ctrl-D or /quit leaves)")
+                continue
+            except CoattnError as error:
+                self._fail(error)
+                continue
+            if said.strip() in ("/quit", "/exit"):
+                return
+            try:
+                self._do(said)
+            except CoattnError as error:
+                self._fail(error)
+
+    def _fail(self, error: CoattnError) -> None:
+        self.failed += 1
+        self._tell(f"error: {error}")
+        if error.hint:
+            self._tell(f"hint: {error.hint}")
+
+    def _message(self) -> str:
+        """One message, of one line or several."""
+        line = self._read("> ")
+        if line.strip() == '"""':
+            lines = []
+            while (line := self._read("... ")).strip() != '"""':
+                lines.append(line)
+            return "\n".join(lines)
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._read("... "))
+        return "\n".join(lines)
+
+    def _do(self, said: str) -> None:
+        if not said.strip():
+            return
+        if not said.startswith("/"):
+            self._ask(said)
+            return
+        name, _, rest = said.strip().partition(" ")
+        if name == "/file":
+            self._files.append(decode(read_bytes(Path(_given(rest, name)).expanduser()), rest))
+            self._tell(f"{rest.strip()} goes before your next message")
+        elif name == "/method":
+            self._tell(self.partner.switch(_given(rest, name)))
+        elif name == "/stats":
+            self._tell(line(self.partner.stats))
+        elif name == "/reset":
+            self.messages, self._files = list(self._begin), []
+            self._tell("forgotten")
+        elif name == "/help":
+            self._tell(HELP)
+        else:
+            raise ConfigError(f"There is no command {name}.", "/help lists those there are.")
+
+    def _ask(self, said: str) -> None:
+        asked: Messages = [*self.messages, {"role": "user", "content": "\n\n".join([*self._files, said])}]
+        pieces: list[str] = []
+        answer = self.partner.answer(asked, self.asked)
+        try:
+            for piece in answer:
+                pieces.append(piece)
+                self._write(piece)
+        except KeyboardInterrupt:
+            self._tell("\n(stopped)")
+        except CoattnError:
+            if pieces:
+                self._write("\n")
+            raise
+        finally:
+            close = getattr(answer, "close", None)
+            if close is not None:
+                close()
+        self._write("\n")
+        # what failed is not part of the conversation, and can be asked again
+        self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+        self._files = []
+
+
+def line(stats: Stats | None) -> str:
+    """The statistics of an answer for people."""
+    if stats is None:
+        return "nothing has been answered yet"
+    kind = "" if stats.exact is None else " (exact)" if stats.exact else " (lossy)"
+    text = f"{stats.method}{kind}: {stats.prompt_tokens:,} tokens read, {stats.new_tokens:,} written"
+    if stats.first_token_s is not None:
+        text += f", first after {stats.first_token_s:.2f} s"
+    if stats.tokens_per_s is not None:
+        text += f", {stats.tokens_per_s:.1f} tokens/s"
+    places = {"gpu": "in the GPU tier", "host": "in DRAM"}
+    kept = [f"{format_bytes(count)} {places.get(tier, tier)}" for tier, count in stats.kv_bytes.items() if count]
+    return text + (f"; KV {', '.join(kept)}" if kept else "")
+
+
+def _given(rest: str, name: str) -> str:
+    if not rest.strip():
+        raise ConfigError(f"{name} needs a word after it.", "/help shows which.")
+    return rest.strip()

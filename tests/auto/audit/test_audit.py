@@ -1,0 +1,363 @@
+"""Audits: what they say of a case is what textbook attention says, and the floor follows it."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.auto.audit.audit import Chosen
+from coattn.auto.audit.control import LEAST, Control
+from coattn.auto.audit.drift import CASES, Drift
+from coattn.auto.audit.measure import Finding
+from coattn.auto.audit.ratios import Ratios
+from coattn.auto.audit.tally import Mean, Tally, student
+from coattn.auto.floors import ROOTS
+from coattn.auto.index import Sketch
+from coattn.cache.ledger import Ledger
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
+from coattn.types import LayerShape, Selection, Step
+
+HEADS, KV_HEADS, DIM, SCALE, BLOCK = 6, 2, 16, 0.4, 8
+GROUP = HEADS // KV_HEADS
+
+
+class World:
+    """Two layers whose keys, values, queries, outputs and states are all known."""
+
+    def __init__(self, seqs: int = 2, **params: Any) -> None:
+        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+        composed = compose(METHODS["auto"], **{"block": BLOCK, "window_blocks": 2, **params})
+        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, 256, fixed=True, padding=True)
+        self.draws = torch.Generator().manual_seed(3)
+        self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
+        self.lengths = [0] * seqs
+        self.seen: list[tuple[Chosen, Finding]] = []
+        self.last: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        audits = self.runtime.audits()
+        if audits:
+            audit = audits[0]
+            take, note = audit._take, audit.note
+
+            def taken(chosen: Chosen, found: Finding) -> None:
+                self.seen.append((chosen, found))
+                self.check(chosen, found)
+                take(chosen, found)
+
+            def noted(call: Any, table: Any, selection: Selection, states: Any, out: Tensor) -> None:
+                by = {work.kind: state.lse for state, work in zip(states, selection.works, strict=True)}
+                if "scored" in by:
+                    attended = torch.cat([by["gpu"], by["scored"][:, :-1]], 1).logsumexp(1)
+                    self.last[call.layer] = call.q[:, 0], out, attended, by["scored"][:, -1]
+                note(call, table, selection, states, out)
+
+            audit._take, audit.note = taken, noted  # type: ignore[method-assign]
+
+    def step(self, *new: int, padded: int = 0) -> None:
+        step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
+        self.runtime.begin(step)
+        self.lengths[: len(new)] = step.lengths
+        for layer in range(2):
+            q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
+            for slot, (start, end) in enumerate(step.spans):
+                own = self.kv[slot][layer]
+                self.kv[slot][layer] = [torch.cat([own[0], k[start:end]]), torch.cat([own[1], 2 * v[start:end] + 1])]
+            v = 2 * v + 1
+            if padded:
+                q, k, v = (torch.cat([x, torch.ones(padded, *x.shape[1:])]) for x in (q, k, v))
+                with self.runtime.capturing(len(new) + padded, host=True):
+                    self.runtime.attend(layer, q, k, v, SCALE)
+            else:
+                self.runtime.attend(layer, q, k, v, SCALE)
+        self.runtime.commit()
+        assert not any(audit.failed for audit in self.runtime.audits()), "what an audit raises is dropped"
+
+    def check(self, chosen: Chosen, found: Finding) -> None:
+        """The case by textbook attention."""
+        k, v = (x[:, chosen.head].double() for x in self.kv[chosen.slot][chosen.layer])
+        q, out, attended, left = (x[chosen.row].double() for x in self.last[chosen.layer])
+        own = slice(chosen.head * GROUP, (chosen.head + 1) * GROUP)
+        scores = q[own] @ k.T * SCALE
+        exact = scores.softmax(-1) @ v
+        spread = (v - v.mean(0)).square().sum(-1).mean()
+        assert len(k) == chosen.length == self.lengths[chosen.slot]
+        error = ((out[own] - exact).square().sum(-1) / spread).mean().sqrt()
+        missed = (1 - (attended[own] - scores.logsumexp(-1)).exp()).mean()
+        estimated = torch.sigmoid(left[own] - attended[own]).mean()
+        wanted = torch.stack([error, missed, estimated])
+        measured = torch.cat([found.error, found.missed, found.estimated])
+        torch.testing.assert_close(measured, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_every_step_one_case_is_what_the_textbook_says() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    for _ in range(40):
+        world.step(1, 1)
+    assert len(world.seen) == 40
+    cases = {(chosen.layer, chosen.row, chosen.head) for chosen, _ in world.seen}
+    assert len(cases) == 8, "layers, sequences and heads all have their turn"
+    assert max(float(found.missed) for _, found in world.seen) > 0.05
+    audit = world.runtime.audits()[0]
+    assert [tally.error.count for tally in (audit.of(0), audit.of(1))] == [
+        sum(chosen.slot == slot for chosen, _ in world.seen) for slot in (0, 1)
+    ]
+    summary = world.runtime.report(Step.of((0, 1), (129, 100), (1, 1)))["audit"]
+    assert summary["audits"] == 40
+    assert summary["error_95"][0] <= summary["error"] <= summary["error_95"][1]
+    world.runtime.release()
+
+
+def test_a_captured_step_notes_the_same() -> None:
+    world = World(seqs=4, quality=0.7)
+    world.step(90, 61)
+    for _ in range(6):
+        world.step(1, 1, padded=2)
+    assert len(world.seen) == 6
+    world.runtime.release()
+
+
+def test_what_lies_on_the_gpu_altogether_and_what_is_exact_is_not_audited() -> None:
+    world = World(quality=0.7)
+    world.step(9, 5)
+    world.step(1, 1)
+    assert not world.seen
+    assert not World(quality=1.0).runtime.audits()
+    assert not World(audit=False).runtime.audits()
+
+
+def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit = world.runtime.audits()[0]
+    job: Future[Finding] = Future()
+    ids = audit.host.table.rows[0, :11].long()
+    audit._job = Chosen(0, 0, 0, 0, 91, 1.0), ids, job
+    before = audit.tally.error.count
+    audit._collect(wait=False)
+    assert audit._job is not None, "no step waits for it"
+    world.runtime.truncate(0, world.lengths[0], 0)
+    world.lengths[0] = 0
+    world.kv[0] = [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
+    one = torch.ones(1, dtype=torch.float64)
+    job.set_result(Finding(one, one, one))
+    audit._collect(wait=False)
+    assert audit._job is None
+    assert audit.tally.error.count == before
+    assert audit.of(0).error.count == 0
+    # and one whose blocks were exchanged for others
+    again: Future[Finding] = Future()
+    again.set_result(Finding(one, one, one))
+    audit._job = Chosen(0, 0, 0, 1, 62, 1.0), audit.host.table.rows[1, :7].long() + 1, again
+    audit._collect(wait=False)
+    assert audit.tally.error.count == before
+    world.runtime.release()
+
+
+def test_the_floor_falls_at_once_and_rises_slowly() -> None:
+    control, floor = Control(), 1e-4
+    assert control.factor(0) == 1.0
+    for _ in range(200):
+        control.add(0, 3 * ROOTS * floor**0.5, floor)
+    assert 1 / 9 < control.factor(0) < 1 / 6
+    assert control.factor(1) < 1 / 4, "a new request begins with what the run knows"
+    low = control.factor(0)
+    control.add(0, 0.0, floor)
+    assert low <= control.factor(0) <= low * 1.03
+    for _ in range(5000):
+        control.add(0, 0.0, floor)
+    assert control.factor(0) == 1.0, "never above the rule's own"
+    for _ in range(5000):
+        control.add(1, 1e9, floor)
+    assert control.factor(1) == pytest.approx(LEAST, rel=1e-2)
+    control.forget(1)
+    assert 1 not in control.own
+
+
+def test_a_step_uses_the_corrected_floor() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit = world.runtime.audits()[0]
+    audit.control.factors = {0: 0.25, 1: 1.0}
+    world.runtime.begin(Step.of((1, 0), (world.lengths[1], world.lengths[0]), (1, 1)))
+    own = audit.floors.floor
+    torch.testing.assert_close(audit.floors.rows(2).exp(), torch.tensor([own, own / 4]))
+    world.runtime.abort()
+    world.runtime.release()
+
+
+@pytest.mark.parametrize("count", [16, 64, 256])
+def test_the_interval_holds_the_mean_of_skewed_numbers(count: int) -> None:
+    draws, inside, runs = random.Random(1), 0, 600
+    truth = 2.718281828**0.5
+    for _ in range(runs):
+        mean = Mean()
+        for _ in range(count):
+            mean.add(draws.lognormvariate(0, 1))
+        found = mean.interval()
+        assert found is not None
+        inside += found[0] <= truth <= found[1]
+    assert inside / runs > {16: 0.9, 64: 0.93, 256: 0.94}[count]
+
+
+def test_the_interval_of_the_missed_mass_holds_where_few_cases_make_up_half_of_it() -> None:
+    """24 audits of which two in a hundred miss forty times what the others do: in most draws there is none."""
+    draws, runs, inside, plain = random.Random(5), 400, 0, 0
+    small, large, share = 0.01, 0.4, 0.02
+    truth = (1 - share) * small + share * large
+    for _ in range(runs):
+        tally = Tally(0.02)
+        for _ in range(24):
+            missed = (large if draws.random() < share else small) * draws.uniform(0.8, 1.2)
+            tally.add(missed / 4, missed, small)
+        found, usual = tally.missed_interval(), tally.missed.interval()
+        assert found is not None
+        assert usual is not None
+        inside += found[0] <= truth <= found[1]
+        plain += usual[0] <= truth <= usual[1]
+    assert plain / runs < 0.6
+    assert inside / runs > 0.95
+
+
+def test_students_distribution() -> None:
+    known = {7: 2.365, 15: 2.131, 30: 2.042, 120: 1.980}
+    assert {df: student(df) for df in known} == pytest.approx(known, abs=2e-3)
+
+
+def test_ratios_foretell_95_percent_of_a_text_that_is_a_little_different_too() -> None:
+    ratios, draws = Ratios(), random.Random(2)
+    for _ in range(3000):
+        ratios.add(draws.lognormvariate(0, 1) * 0.01, 0.01)
+    assert 0.96 < ratios.inside / ratios.checked < 0.985
+    low, high = ratios.interval() or (0, 0)
+    assert low < 1 < high
+    others = [draws.lognormvariate(0.1, 1.1) for _ in range(4000)]
+    assert 0.95 < sum(low <= x <= high for x in others) / 4000 < 0.975
+
+
+def test_ratios_say_nothing_before_the_outermost_are_known() -> None:
+    ratios = Ratios()
+    for i in range(78):
+        ratios.add(0.01 * (i + 1), 0.01)
+    assert ratios.interval() is None
+    ratios.add(0.79, 0.01)
+    assert ratios.interval() == (1, 79)
+
+
+def test_a_request_over_its_target_says_by_how_much() -> None:
+    tally = Tally(0.02)
+    for _ in range(9):
+        tally.add(0.03, 0.1, 0.08)
+    assert tally.summary()["over_target"] == 1.5
+    assert Tally.of([tally, tally]).summary()["audits"] == 18  # type: ignore[union-attr]
+    assert Tally(0.02).summary()["error"] is None
+
+
+def test_estimates_that_are_as_far_off_as_at_first_do_not_drift() -> None:
+    drift, draws = Drift(), random.Random(4)
+    for _ in range(20 * CASES):
+        estimated = draws.lognormvariate(-4, 1)
+        assert not drift.add(1.4 * estimated * draws.uniform(0.8, 1.2), estimated)
+    assert drift.ratio == pytest.approx(1.0, abs=0.1)
+    found = [drift.add(2.1 * x, x) for x in (draws.lognormvariate(-4, 1) for _ in range(2 * CASES))]
+    assert any(found)  # half again as much as at first, within two rounds of cases
+    assert not any(found[: CASES // 4])
+
+
+def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -> None:
+    world = World(seqs=1, quality=0.9, code_bytes=4)
+    world.step(150)
+    for _ in range(4):
+        world.step(1)
+    (audit,), sketch = world.runtime.audits(), world.runtime.groups[0].index
+    assert isinstance(sketch, Sketch)
+    known, of = dict(sketch.fitted), sketch.tables[0].of.clone()
+    audit.drifts.clear()
+    chosen = Chosen(0, 0, 0, 0, world.lengths[0], 0.01)
+
+    def found(missed: float) -> Finding:
+        return Finding(*(torch.tensor([x], dtype=torch.float64) for x in (0.01, missed, 0.05)))
+
+    take = type(audit)._take
+    for missed in [0.05] * CASES + [0.1] * (CASES - 4):
+        take(audit, chosen, found(missed))
+    assert audit.floors.stale == set()
+    for _ in range(4):
+        take(audit, chosen, found(0.1))
+    assert (audit.floors.stale, audit.report()["refits"]) == ({0}, 1)
+    pool = sketch.pools[0]
+    lately, held = pool.lately(0, world.lengths[0]), pool.token_of[0].clone()
+    step = Step.of((0,), (world.lengths[0],), (1,))
+    world.runtime.begin(step)
+    assert audit.floors.stale == set()
+    assert sketch.fitted[0] >= known[0]
+    assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
+    assert 0 < pool.pins < pool.token_of.shape[-1]
+    left = 0
+    for head, tokens in enumerate(pool.token_of[0].tolist()):  # after those that stay, what was wanted most lately
+        kept, gone = set(tokens[pool.pins :]), set(held[head].tolist()) - set(tokens)
+        assert kept <= set(held[head].tolist())
+        if gone:
+            assert lately[head, list(gone)].max() <= lately[head, list(kept)].min()
+        left += len(gone)
+    assert left > 0
+    world.runtime.abort()
+
+
+@pytest.mark.parametrize("where", ["_note", "_measure", "_take", "_collect"])
+def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit = world.runtime.audits()[0]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, where, fails)
+        with pytest.raises(AssertionError, match="dropped"):
+            world.step(1, 1)
+    assert audit.failed
+    assert audit.report()["failed"] == audit.failed
+    audit.failed, seen = 0, len(world.seen)
+    world.step(1, 1)
+    assert len(world.seen) == seen + 1, "the next one is measured again"
+
+
+def test_a_thread_that_fails_is_asked_no_more() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit, job = world.runtime.audits()[0], Future[Finding]()
+    job.set_exception(RuntimeError("no"))
+    audit._job = Chosen(0, 0, 0, 0, world.lengths[0], 0.1), torch.zeros(1, dtype=torch.long), job
+    with pytest.raises(AssertionError, match="dropped"):
+        world.step(1, 1)
+    assert audit._job is None
+    audit.failed = 0
+    world.step(1, 1)
+    world.runtime.release()
+
+
+def test_a_step_that_is_tried_again_audits_the_same_case() -> None:
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    audit, step = world.runtime.audits()[0], Step.of((0, 1), tuple(world.lengths), (1, 1))
+    found = []
+    for _ in range(3):
+        world.runtime.begin(step)
+        found.append(audit._chosen)
+        world.runtime.abort()
+    assert found[0] is not None
+    assert found[0] == found[1] == found[2]
+    world.runtime.release()

@@ -1,0 +1,151 @@
+"""Scores of sketches on tensor cores against PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.kernels.pools import copied
+
+from coattn.kernels.attend_scored import SPLITS, Taken, attend_scored
+from coattn.kernels.cuda import bound_scores, nvrtc
+from coattn.kernels.cuda import score_sketch as cuda
+from coattn.kernels.cuda.nvrtc import FOLDER
+from coattn.kernels.quantise.sketch import WORD, Scan, Sketcher, fit, spread_of
+from coattn.kernels.sketch import score_sketch
+from coattn.kernels.token_pool import FRESH, TokenPool
+from coattn.types import ScoredWork
+
+KV_HEADS = 2
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("words", cuda.WORDS)
+def test_compiles(words: int) -> None:
+    q, kept = torch.zeros(1, 10, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
+    form = cuda.constants(q, kept, 1 << (15 + words // 4), 30.0 if words % 8 else None)
+    assert form["GROUP"] == 5
+    assert form["THREADS"] == 32 * words  # of 65,536 and of 131,072 tokens
+    assert nvrtc.compile_cubin((FOLDER / "score_sketch.cu").read_text(), form, "sm_90")
+    bounds = (FOLDER / "bound_scores.cu").read_text()
+    assert nvrtc.compile_cubin(bounds, {"THREADS": bound_scores.THREADS}, "sm_90")
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 256])
+@pytest.mark.parametrize("n", [512, 32768, 65536, 131072, 262144, 1 << 20])
+@pytest.mark.parametrize("pairs", [2, 8, 80, 424])
+def test_chunks_are_whole_blocks_and_few_rounds(pairs: int, n: int, block: int) -> None:
+    chunk = cuda.chunk_of(pairs, n, block)
+    warps, threads = pairs * n / chunk, cuda.threads_of(pairs, n, chunk)
+    assert chunk % block == chunk % cuda.TILE == 0
+    assert warps <= cuda.AT_ONCE or warps > 1.3 * cuda.AT_ONCE
+    assert cuda.THREADS <= threads <= cuda.MOST
+    if pairs == 8 and n <= 262144:
+        assert n <= SPLITS * threads * cuda.EACH  # one round
+
+
+def test_refused_without_a_gpu() -> None:
+    pool = TokenPool.make(torch.zeros(2, 2, 2, 32, 64), 0, 2, 64, 32, 4)
+    assert cuda.refuses(torch.zeros(1, 4, 64), torch.zeros(3, 2, 32, 4), pool) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("d", "group", "block", "cap", "dtype"),
+    [(64, 7, 32, None, torch.bfloat16), (128, 5, 32, None, torch.float16), (128, 8, 16, 30.0, torch.bfloat16)],
+)
+def test_scores_are_those_of_the_reference(
+    d: int, group: int, block: int, cap: float | None, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    planes, rows, blocks, width, scale = 2 * d, 3, 40, 70, d**-0.5
+    # channels of very different spread, as keys have, and far from zero: scores have a thousand in common
+    keys = torch.randn(600, KV_HEADS, d) * torch.logspace(0.5, -1, d) + 60 * torch.randn(KV_HEADS, d)
+    made = [fit(*spread_of(keys[i * 100 : i * 100 + 300], None), planes) for i in range(4)]
+    of, start, half, bit, worth, base = (torch.stack(x) for x in zip(*(m.tensors() for m in made), strict=True))
+    sketcher = Sketcher(of.to(dtype), start, half, bit, worth.to(dtype), base)
+    # the first half is in the terms of one sequence, the other of another
+    of_block = torch.stack([keys[i : i + block] for i in range(blocks)])
+    kept = torch.stack([made[2 if i < blocks // 2 else 0].encode(x) for i, x in enumerate(of_block)]).transpose(1, 2)
+    kept = kept.contiguous()
+    table = torch.randint(0, blocks // 2, (rows, width), dtype=torch.int32)
+    table[2] += blocks // 2
+    tokens = torch.tensor([width * block, 0, 9 * block], dtype=torch.int32)
+    seq = torch.tensor([2, 3, 0], dtype=torch.int32)
+    q = (torch.randn(rows, KV_HEADS * group, d) * 2).to(dtype)
+    pool = TokenPool.make(
+        torch.zeros(4 * 4, KV_HEADS, 2, block, d, dtype=dtype), 0, 4, width * block, 4 * block, KV_HEADS * group
+    )
+    pool.place_of[2, 1, 5:400:3] = 4
+    pool.told[2], pool.heard[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
+    want, want_lse, want_inside, want_guess, want_off = score_sketch(
+        q, kept, table, tokens, sketcher, seq, scale, cap, pool
+    )()
+    assert isinstance(want, torch.Tensor)
+    here = [x.cuda() for x in (q, kept, table, tokens)]
+    there = Sketcher(*(x.cuda() for x in sketcher.tensors()))
+    there_too = copied(pool, "cuda")
+    assert cuda.refuses(here[0], here[1], there_too) is None
+    got, lse, inside, guess, off = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
+    assert isinstance(got, Scan)
+    assert got.shape == want.shape
+    real = (torch.arange(width * block) < tokens[:, None])[:, None]
+    assert planes == kept.shape[3] * WORD
+    torch.testing.assert_close(guess.cpu(), want_guess, atol=0.1, rtol=0.01)
+    # the highest of a group's, as a power of two; 8 bits for what a plane is worth, 16 for a score
+    highest = ((want - guess.cpu().view(rows, KV_HEADS, group, 1)) / math.log(2)).amax(2)
+    real = real.expand_as(highest)
+    best = there_too.best[seq.cuda().long(), :, : width * block].float().cpu()
+    held = pool.place_of[seq.long(), :, : width * block] >= 0
+    difference = (best - highest)[real & ~held]
+    assert difference.std() < 0.05 * highest[real & ~held].std()
+    assert (best[real & held] == -60000).all()
+    torch.testing.assert_close(lse.logsumexp(1).cpu(), want_lse.logsumexp(1), atol=0.15, rtol=0.01)
+    torch.testing.assert_close(off.cpu(), want_off, atol=1e-3, rtol=1e-3)
+    assert (off[0] != 0).all()
+    # what weighs a millionth of the rest is not told from nothing
+    far = want_inside.logsumexp(1) > want_lse.logsumexp(1) - 9
+    assert far.any()
+    torch.testing.assert_close(inside.logsumexp(1).cpu()[far], want_inside.logsumexp(1)[far], atol=0.15, rtol=0.01)
+
+    # about one in twenty is wanted; those near the bound may fall to either side
+    bound = want_lse.logsumexp(1) - torch.tensor([5.0, 0.0, 3.0])[:, None]
+    bound[1] = 0.0
+    # keys are those that were sketched, so that a token near the bound weighs about the same on either side of it
+    values = torch.randn(blocks, KV_HEADS, block, d)
+    memory = torch.stack((of_block.transpose(1, 2), values), 2).to(dtype).contiguous()
+    mean = torch.randn(rows, KV_HEADS * group, d)
+
+    def check_counts(taken: Taken, bound: torch.Tensor, now: float) -> None:
+        margin = (want - bound.view(rows, KV_HEADS, group, 1)).amax(2).masked_fill(~real | held, -99.0)
+        for count, low, high in ((taken.far, now, 1e9), (taken.later, 0.0, now)):
+            least, most = (((margin >= low + s) & (margin < high - s)).sum((0, 2)) for s in (0.3, -0.3))
+            own = count.sum((0, 2)).cpu()
+            assert (least <= own).all(), low
+            assert (own <= most.clamp_max(FRESH * count.shape[2] * rows)).all(), low
+
+    for now in (0.0, 1.0):
+        args = (table, tokens, want, bound, mean, seq)
+        first = attend_scored(q[:, None], memory, ScoredWork(*args, copied(pool, "cpu"), now), scale, cap)
+        work = ScoredWork(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), copied(there_too, "cuda"), now)
+        second = attend_scored(here[0][:, None], memory.cuda(), work, scale, cap)
+        check_counts(second, bound, now)
+        assert int((first.far + first.later).sum()) > 30
+        # the kernel takes what is attended off the sum of all: of a rest below 1e-5 of it nothing is left
+        a, b = first.states.merged(), second.states.merged()
+        least = (want_lse.logsumexp(1) - 9.0)[[0, 2], None]
+        got_lse, own = (x.lse.cpu()[[0, 2]].maximum(least) for x in (b, a))
+        torch.testing.assert_close(got_lse, own, atol=0.1, rtol=0.01)
+
+    # a bound is known now, and by it which tokens of the pool are wanted
+    pool.above[seq.long()] = bound - want_guess
+    there_too.above[seq.cuda().long()] = bound.cuda() - guess
+    score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
+    again = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)().scores
+    assert pool.age[2, 1, 4] == 1
+    assert there_too.age.cpu().equal(pool.age)
+    for lower in (-1.0, 0.0, 1.0, 3.0):
+        pools, own = copied(there_too, "cuda"), bound - lower
+        work = ScoredWork(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), pools, 1.0)
+        check_counts(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap), own, 1.0)

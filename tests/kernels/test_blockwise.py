@@ -1,0 +1,94 @@
+"""Prompts read block by block: what each token sees, however the prompt is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.errors import ConfigError
+from coattn.kernels.blockwise import Blockwise, Prompt
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
+from coattn.types import LayerShape, Step
+
+SHAPE = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))
+
+
+def textbook(q: Tensor, k: Tensor, v: Tensor, block: int, anchor: int, softcap: float | None = None) -> Tensor:
+    scores = torch.einsum("thd,nhd->htn", q.double(), k.double().repeat_interleave(2, 1)) * 0.25
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(len(q))
+    seen = (at[None] <= at[:, None]) & ((at[None] // block == at[:, None] // block) | (at[None] < anchor))
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("htn,nhd->thd", weights, v.double().repeat_interleave(2, 1))
+
+
+@pytest.mark.parametrize("softcap", [None, 0.8])
+@pytest.mark.parametrize("cuts", [[150], [64, 64, 22], [1, 30, 100, 19], [40, 110]])
+@pytest.mark.parametrize(("block", "anchor"), [(64, 64), (64, 10), (32, 0), (200, 200), (150, 7)])
+def test_a_token_sees_its_block_and_the_anchor(block: int, anchor: int, cuts: list[int], softcap: float | None) -> None:
+    shape = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"), softcap=softcap)
+    q, k, v = (torch.randn(150, heads, 16) for heads in (4, 2, 2))
+    prompt, start, outs = Prompt(Blockwise(block, anchor)), 0, []
+    for cut in cuts:
+        outs.append(prompt.attend(q[start : start + cut], k[start : start + cut], v[start : start + cut], 0.25, shape))
+        start += cut
+    wanted = textbook(q, k, v, block, anchor, softcap)
+    torch.testing.assert_close(torch.cat(outs).double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["full", "cpu", "hcattention"])
+def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
+    extra: dict[str, Any] = {"groups": 0, "tau": 1} if method == "hcattention" else {}
+    composed = compose(METHODS[method], block=8, prefill_block=32, anchor=16, question=20, **extra)
+    assert not composed.exact
+    assert composed.params["prefill_block"] == 32
+    runtime = Runtime([SHAPE], composed, Ledger(), 1, None)
+    q, k, v = (torch.randn(101, heads, 16) for heads in (4, 2, 2))
+    outs, start = [], 0
+    for cut in (50, 50, 1):
+        step = Step.of((0,), (start,), (cut,))
+        runtime.begin(replace(step, more=frozenset() if start else frozenset({0})))
+        outs.append(runtime.attend(0, q[start : start + cut], k[start : start + cut], v[start : start + cut], 0.25))
+        runtime.commit()
+        start += cut
+    wanted = textbook(q[:100], k[:100], v[:100], 32, 16)
+    wanted[80:] = textbook(q, k, v, 101, 0)[80:100]
+    torch.testing.assert_close(torch.cat(outs[:2]).double(), wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 101, 0)[100:], atol=2e-5, rtol=1e-4)
+    assert not runtime.reading.prompts
+
+
+def test_a_later_turn_sees_everything() -> None:
+    runtime = Runtime([SHAPE], compose(METHODS["full"], prefill_block=16), Ledger(), 1, None)
+    q, k, v = (torch.randn(90, heads, 16) for heads in (4, 2, 2))
+    outs, start = [], 0
+    for cut in (40, 1, 49):
+        step = Step.of((0,), (start,), (cut,))
+        runtime.begin(step)
+        outs.append(runtime.attend(0, q[start : start + cut], k[start : start + cut], v[start : start + cut], 0.25))
+        runtime.commit()
+        start += cut
+    torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 90, 0)[41:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"prefill_block": 0}, "prefill_block is 0"),
+        ({"anchor": 4}, "prefill_block is not"),
+        ({"question": 4}, "prefill_block is not"),
+        ({"prefill_block": 8, "question": -1}, "question is -1"),
+        ({"prefill_block": 8, "anchor": 9}, "anchor is 9"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(METHODS["full"], **params)

@@ -1,0 +1,247 @@
+"""The Triton kernels against their references: on the GPU where there is one, else under Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from coattn.kernels.reference import average as average_reference
+from coattn.kernels.reference.append import append as append_reference
+from coattn.kernels.reference.append import write_rows as write_reference
+from coattn.kernels.reference.attend import attend as attend_reference
+from coattn.kernels.reference.digest import digest
+from coattn.kernels.reference.digest import score_digest as score_digest_reference
+from coattn.kernels.reference.recall import recall as recall_reference
+from coattn.parts.select.host_tokens import list_tokens
+from coattn.state import AttnState, Split, merge
+from coattn.types import BlockList
+
+pytest.importorskip("triton")
+from coattn.kernels.triton import append as append_kernel
+from coattn.kernels.triton import attend as attend_kernel
+from coattn.kernels.triton import average as average_kernel
+from coattn.kernels.triton import linear as linear_kernel
+from coattn.kernels.triton import listed_rows as listed_rows_kernel
+from coattn.kernels.triton import merge as merge_kernel
+from coattn.kernels.triton import model as model_kernels
+from coattn.kernels.triton import recall as recall_kernel
+from coattn.kernels.triton import score_digest as score_digest_kernel
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def lists(tokens: list[int], heads: int, block: int, blocks: int, seed: int) -> BlockList:
+    """Random lists of blocks for sequences of these lengths; the ids past a list's end are out of range."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(1, -(-max(tokens) // block))
+    table = torch.full((len(tokens), heads, width), 1 << 30, dtype=torch.int32)
+    for i, n in enumerate(tokens):
+        for h in range(heads):
+            used = -(-n // block)
+            table[i, h, :used] = torch.randperm(blocks, generator=generator)[:used].int()
+    counts = torch.tensor(tokens, dtype=torch.int32)[:, None].expand(-1, heads).contiguous()
+    return BlockList(table.to(DEVICE), counts.to(DEVICE), max(tokens))
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("group", "kv_heads", "d", "block", "per_head", "softcap"),
+    [
+        (1, 2, 64, 32, False, None),
+        (4, 2, 128, 32, True, None),
+        (5, 1, 80, 16, False, None),
+        (8, 2, 96, 32, False, 30.0),
+        (7, 1, 32, 4, True, None),
+    ],
+)
+def test_attend(group: int, kv_heads: int, d: int, block: int, per_head: bool, softcap: float | None) -> None:
+    dtype = torch.float32
+    q = random(3, 1, kv_heads * group, d, dtype=dtype)
+    blocks = random(40, kv_heads, 2, block, d, dtype=dtype, seed=1)
+    blocks[5] = torch.nan  # a block nobody lists must not matter
+    picked = lists([3 * block + 1, 0, 17 * block], kv_heads if per_head else 1, block, 5, 2) if block > 100 else None
+    picked = picked or lists([2 * block + 1, 0, 5 * block], kv_heads if per_head else 1, block, 5, 2)
+    got = attend_kernel.attend(q, blocks, picked, d**-0.5, softcap).merged()
+    want = attend_reference(q, blocks, picked, d**-0.5, softcap)
+    torch.testing.assert_close(got.out, want.out, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(got.lse, want.lse, atol=2e-5, rtol=1e-4)
+
+
+def test_attend_single_tokens_of_larger_blocks() -> None:
+    """Blocks seen as blocks of one token: values lie a block after the keys."""
+    q, blocks = random(2, 1, 6, 32, dtype=torch.float32), random(6, 2, 2, 8, 32, dtype=torch.float32, seed=1)
+    shared = BlockList(torch.tensor([[[3, 1, 5]], [[2, 0, 4]]], dtype=torch.int32, device=DEVICE), None, 24)  # type: ignore[arg-type]
+    chosen = torch.stack([torch.randperm(24, generator=torch.Generator().manual_seed(i))[:9] for i in range(4)])
+    count = torch.tensor([[9, 4], [0, 7]], device=DEVICE)
+    picked = list_tokens(shared, blocks, chosen.view(2, 2, 9).to(DEVICE), count)
+    assert isinstance(picked.memory, Tensor)
+    got = attend_kernel.attend(q, picked.memory, picked, 0.2, None).merged()
+    plain = attend_reference(q, picked.memory, picked, 0.2, None)
+    for seq, head in ((0, 0), (0, 1), (1, 1)):
+        at = chosen.view(2, 2, 9)[seq, head, : int(count[seq, head])]
+        ids = shared.table[seq, 0].cpu()[at // 8].long()
+        k, v = blocks.cpu()[ids, head, :, at % 8].unbind(1)
+        own = q.cpu()[seq, 0, 3 * head : 3 * head + 3]
+        want = (own @ k.T * 0.2).softmax(-1) @ v
+        for found in (got, plain):
+            torch.testing.assert_close(found.out[seq, 0, 3 * head : 3 * head + 3].cpu(), want, atol=2e-5, rtol=1e-4)
+    assert (got.lse[1, 0, :3] == -torch.inf).all()
+
+
+def test_attend_in_many_pieces() -> None:
+    q = random(2, 1, 4, 64, dtype=torch.float32)
+    blocks = random(64, 2, 2, 32, 64, dtype=torch.float32, seed=1)
+    picked = lists([1500, 70], 1, 32, 64, 3)
+    got = attend_kernel.attend(q, blocks, picked, 0.125, None)
+    assert got.out.shape[1] > 2
+    want = attend_reference(q, blocks, picked, 0.125, None)
+    torch.testing.assert_close(got.merged().out, want.out, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(got.merged().lse, want.lse, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("keep", "gain", "summed"), [(0.9, 0.1, False), (1.0, 1.0, True)])
+@pytest.mark.parametrize(("group", "tokens"), [(4, [70, 0, 1]), (3, [1500, 64, 33])])
+def test_average(group: int, tokens: list[int], keep: float, gain: float, summed: bool) -> None:
+    q = random(3, 1, 2 * group, 32, dtype=torch.float32)
+    blocks = random(64, 2, 2, 32, 32, dtype=torch.float32, seed=1)
+    picked = lists(tokens, 1, 32, 64, 3)
+    # no two sequences share a block: each entry's average has one writer
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(4)).int().split([48, 8, 8])
+    for row, ids in zip(picked.table[:, 0], order, strict=True):
+        row[: len(ids)] = ids[: len(row)].to(DEVICE)
+    values = random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0]
+    wanted = values.clone()
+    weights = average_reference.weigh(q, blocks, picked, 0.2, 20.0)
+    average_reference.update(wanted, keep, gain, summed, picked, weights)
+    scores = attend_kernel.room_for_scores(q, picked)
+    state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
+    average_kernel.update(values, keep, gain, summed, picked, scores, state.lse)
+    torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
+    assert not torch.equal(values, random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0])
+
+
+@pytest.mark.parametrize(("second", "tail"), [(0, False), (1, False), (3, False), (1, True), (3, True)])
+def test_merge(second: int, tail: bool) -> None:
+    def pieces(count: int, seed: int) -> Split:
+        lse = random(2, count, 3, dtype=torch.float32, seed=seed)
+        lse[0, 0, :] = -torch.inf
+        lse[1, :, 1] = -torch.inf
+        out = random(2, count, 3, 80, dtype=torch.float32, seed=seed + 1)
+        out[lse == -torch.inf] = 0
+        return Split(out, lse)
+
+    sets = [pieces(5, 0)] + ([pieces(second, 10)] if second else [])
+    if tail:
+        sets.insert(1, pieces(1, 20))
+    got = merge_kernel.merge(sets, torch.float32, DEVICE)
+    states = [AttnState(s.out[:, i], s.lse[:, i]) for s in sets for i in range(s.out.shape[1])]
+    torch.testing.assert_close(got, merge(*states).out)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_append(flushes: bool) -> None:
+    k, v = (random(3, 2, 80, dtype=torch.float32, seed=i) for i in (1, 2))
+    ids, places = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([4, 0, 6], [31, 5, 31]))
+    flush_to = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE) if flushes else None
+    gpu = [random(8, 2, 2, 32, 80, dtype=torch.float32, seed=3) for _ in range(2)]
+    host = [random(3, 2, 2, 32, 80, dtype=torch.float32, seed=4) for _ in range(2)]
+    append_kernel.append(gpu[0], ids, places, k, v, host[0] if flushes else None, flush_to)
+    append_reference(gpu[1], ids, places, k, v, host[1] if flushes else None, flush_to)
+    assert torch.equal(gpu[0], gpu[1])
+    assert torch.equal(host[0], host[1])
+
+
+@pytest.mark.parametrize(("block", "d"), [(4, 24), (32, 128)])
+def test_recall(block: int, d: int) -> None:
+    host = random(6, 3, 2, block, d, dtype=torch.float32, seed=1)
+    gpu = [random(9, 3, 2, block, d, dtype=torch.float32, seed=2) for _ in range(2)]
+    to = torch.tensor([[[1, -1], [1, 2], [-1, -1]], [[0, 8], [-1, 4], [5, 6]]], dtype=torch.int32, device=DEVICE)
+    source = torch.randint(6, (2, 3, 2), generator=torch.Generator().manual_seed(3)).int().to(DEVICE)
+    recall_kernel.recall(gpu[0], host, to, source)
+    recall_reference(gpu[1], host, to, source)
+    assert torch.equal(gpu[0], gpu[1])
+    assert torch.equal(gpu[0][5, 2], host[source[1, 2, 0], 2])
+    assert torch.equal(gpu[0][7], random(9, 3, 2, block, d, dtype=torch.float32, seed=2)[7])
+
+
+@pytest.mark.parametrize(("block", "d", "tokens"), [(32, 128, 96), (16, 80, 77), (48, 64, 1)])
+def test_write_rows(block: int, d: int, tokens: int) -> None:
+    own, wanted = (random(9, 3, 2, block, d, dtype=torch.bfloat16) for _ in range(2))
+    both = random(tokens, 3, 2 * d, dtype=torch.bfloat16, seed=1)
+    k, v = both[..., :d], both[..., d:]
+    at = torch.randperm(9 * block, generator=torch.Generator().manual_seed(1))[:tokens].to(DEVICE)
+    append_kernel.write_rows(own, at // block, at % block, k, v)
+    write_reference(wanted, at // block, at % block, k, v)
+    assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize(("block", "d", "tokens"), [(32, 128, 96), (16, 80, 77), (48, 64, 1)])
+def test_listed_rows(block: int, d: int, tokens: int) -> None:
+    blocks = random(9, 3, 2, block, d, dtype=torch.bfloat16)
+    ids = torch.randperm(9, generator=torch.Generator().manual_seed(1))[: -(-tokens // block)].to(DEVICE)
+    wanted = blocks[ids].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens]
+    k, v = listed_rows_kernel.listed_rows(blocks, ids, tokens)
+    assert torch.equal(k, wanted[0])
+    assert torch.equal(v, wanted[1])
+    assert k.is_contiguous()
+    assert v.is_contiguous()
+
+
+@pytest.mark.parametrize(("group", "d", "m"), [(1, 64, 3), (3, 80, 64), (7, 128, 150)])
+@pytest.mark.parametrize("slack", [1.0, 0.5])
+def test_score_digest(group: int, d: int, m: int, slack: float) -> None:
+    q = random(2, 2 * group, d, dtype=torch.float32)
+    # as a store keeps them: with a dimension between the two sides and the channels
+    digests = digest(random(160, 2, 4, d, dtype=torch.float32, seed=1))[:, :, :, None][:, :, :, 0]
+    table = torch.stack([torch.randperm(160, generator=torch.Generator().manual_seed(i))[:m] for i in (0, 1)])
+    table = table.int().to(DEVICE)
+    got = score_digest_kernel.score_digest(q, digests, table, slack)
+    torch.testing.assert_close(got, score_digest_reference(q, digests, table, slack), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "n", "k"), [(1, 50, 96), (1, 8, 2048), (3, 40, 300), (16, 33, 64)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(tokens: int, n: int, k: int, bias: bool) -> None:
+    x, w, b = (random(*s, dtype=torch.float32, seed=i) for i, s in enumerate([(1, tokens, k), (n, k), (n,)]))
+    r = random(1, tokens, n, dtype=torch.float32, seed=9)
+    got = linear_kernel.linear(x, w, b if bias else None, r)
+    torch.testing.assert_close(got, r + torch.nn.functional.linear(x, w, b if bias else None), atol=2e-5, rtol=1e-4)
+
+
+def test_model_kernels() -> None:
+    wide = random(1, 3, 6, 40, dtype=torch.float32)
+    weight = random(40, dtype=torch.float32, seed=1)
+    want = weight * wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(model_kernels.rms_norm(wide, weight, 1e-5), want)
+    sliced = random(1, 3, 100, dtype=torch.float32)
+    gate, up = sliced[..., :48], sliced[..., 50:98]
+    torch.testing.assert_close(model_kernels.gated_silu(gate, up), torch.nn.functional.silu(gate) * up)
+    q, k = random(1, 4, 3, 32, dtype=torch.float32), random(1, 2, 3, 32, dtype=torch.float32, seed=1)
+    cos, sin = random(1, 3, 32, dtype=torch.float32, seed=2), random(1, 3, 32, dtype=torch.float32, seed=3)
+
+    def rotated(x: Tensor) -> Tensor:
+        return x * cos[:, None] + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin[:, None]
+
+    for got, own in zip(model_kernels.rotary(q, k, cos, sin), (q, k), strict=True):
+        torch.testing.assert_close(got, rotated(own))
+
+
+@pytest.mark.parametrize(("tokens", "q_heads", "kv_heads"), [(3, 4, 2), (18, 4, 2), (17, 3, 1), (17, 5, 0)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_prepare_heads(normed: bool, tokens: int, q_heads: int, kv_heads: int) -> None:
+    d = 32
+    x = random(1, tokens, (q_heads + 2 * kv_heads) * d, dtype=torch.float32)
+    cos, sin = random(1, tokens, d, dtype=torch.float32, seed=2), random(1, tokens, d, dtype=torch.float32, seed=3)
+    weights = (random(d, dtype=torch.float32, seed=4), random(d, dtype=torch.float32, seed=5))
+    got = model_kernels.prepare_heads(x, cos, sin, q_heads, kv_heads, weights if normed else None, 1e-5)
+    heads = x.view(1, tokens, -1, d)
+    parts = (heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + kv_heads])
+    if normed:
+        parts = tuple(model_kernels.rms_norm(p, w, 1e-5) for p, w in zip(parts, weights, strict=True))
+    want = model_kernels.rotary(*(p.transpose(1, 2) for p in parts), cos, sin)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)

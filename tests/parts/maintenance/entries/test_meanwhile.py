@@ -1,0 +1,369 @@
+"""After a prompt entries are chosen off the steps: the right ones, and nobody else waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.engine.small import greedy, llm, prompt
+
+from coattn.cache.host_memory import Growing
+from coattn.cache.ledger import Ledger
+from coattn.errors import BudgetError
+from coattn.method.row import compose
+from coattn.method.table import METHODS
+from coattn.parts.maintenance.entries import beside as beside_module
+from coattn.parts.maintenance.entries import choosing as module
+from coattn.parts.maintenance.entries import lists as lists_module
+from coattn.parts.maintenance.entries.entries import QUERIES, Entries
+from coattn.parts.maintenance.entries.lists import EntryLists
+from coattn.step.runtime import Runtime
+from coattn.types import LayerShape, Step
+
+BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
+
+
+def begin(upkeep: Entries) -> None:
+    """As the next step of another sequence does."""
+    upkeep.choosing.begin(upkeep._begin_choice, ())
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("room", [None, 1 << 20])
+@pytest.mark.parametrize("form", ["model", "int8"])
+@pytest.mark.parametrize("peak", [True, False])
+def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room: int | None, beside: bool) -> None:
+    """room: in GPU memory, where pages of the prompt stay. beside: the steps of others, or in the sequence's own."""
+    beta, counts = 5.5 if peak else 1.0, []
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, peak=peak, beta=beta, host_dtype=form)
+    runtime = Runtime([shape] * 2, row, Ledger(gpu=room), 2, 256, fixed=True)
+    draws = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
+    k = (k > 0).float() * (255 / 256) if form == "int8" else k  # numbers that 8 bits hold exactly
+    for start, end in ((0, 60), (60, TOKENS)):
+        step = Step.of((1,), (start,), (end - start,))
+        runtime.begin(Step(step.phase, (1,), (start,), (end - start,), frozenset({1} if end < TOKENS else ())))
+        for layer in range(2):
+            runtime.attend(layer, q[layer, start:end], k[layer, start:end], v[layer, start:end], 0.4)
+        runtime.commit()
+        upkeep = cast("Entries", runtime.groups[0].upkeep)
+        assert (1 in upkeep.busy) == (end == TOKENS), "due when the prompt is over, not before"
+        assert not upkeep.choosing.choices, "and not begun: somebody waits for the first token"
+    if beside:
+        begin(upkeep)
+        assert (upkeep.choosing.choices[1].held is not None) == (room is not None and form == "model")
+        assert upkeep.busy[1].exception() is None
+    runtime.begin(Step.of((1,), (TOKENS,), (1,)))
+    assert not upkeep.busy
+    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    for layer in range(2):
+        for head in range(KV):
+            own = q[layer, -QUERIES:, head * GROUP : (head + 1) * GROUP].double()
+            weights = torch.einsum("qgd,nd->gqn", own * 0.4, k[layer, :first, head].double()).softmax(-1)
+            worth = weights.amax((0, 1)) if peak else weights.mean(1).amax(0)
+            assert (worth - beta / first).abs().min() > 1e-7, "no entry is on the edge"
+            kept = (worth > beta / first).nonzero()[:, 0]
+            assert upkeep.lists.positions(layer, 1, head).tolist() == kept.tolist()
+            counts.append(len(kept))
+    assert 0 < sum(counts) < 4 * first
+    runtime.abort()
+    runtime.release()
+    assert runtime.ledger.held == {"gpu": 0, "host": 0}, "pages too"
+
+
+@pytest.mark.parametrize("form", ["model", "int8"])
+def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block by block in a thread, or at once in the step, by the pool."""
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    draws, found = torch.Generator().manual_seed(4), []
+    q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
+    for pieces in (True, False):
+        with monkeypatch.context() as patch:
+            if pieces:
+                patch.setattr(lists_module, "PIECE", 1)
+            patch.setattr(EntryLists, "put", never)  # that is the pool's
+            row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
+            runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
+            runtime.begin(Step.of((0,), (0,), (TOKENS,)))
+            for layer in range(2):
+                runtime.attend(layer, q[layer], k[layer], v[layer], 0.4)
+            runtime.commit()
+            upkeep = cast("Entries", runtime.groups[0].upkeep)
+            assert (0 in upkeep.busy) == pieces
+            if pieces:
+                begin(upkeep)
+                assert upkeep.busy[0].exception(60) is None
+            runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+        found.append(everything(upkeep))
+        runtime.abort()
+        runtime.release()
+    assert len(found[0]) == 3 * 2 * KV
+    for own, whole in zip(*found, strict=True):
+        assert torch.equal(own, whole)
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("this is for the pool")
+
+
+def everything(upkeep: Entries) -> list[torch.Tensor]:
+    """Positions, weights and bytes of the entries of slot 0, list by list."""
+    lists, found = upkeep.lists, []
+    memory = lists._memory.memory.view(-1)
+    for layer in range(2):
+        for head in range(KV):
+            positions = lists.positions(layer, 0, head)
+            assert 0 < len(positions) == int(lists.shown[layer, 0, head])
+            ids = lists.table[layer, 0, head, : -(-len(positions) // BLOCK)].tolist()
+            size = lists.block_bytes
+            found += [positions.clone(), lists.weights(layer, 0, head)]
+            found.append(torch.cat([memory[i * size : (i + 1) * size] for i in ids[:-1]]).clone())
+    return found
+
+
+def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of its lists: their blocks are free again, and the next choice is whole."""
+    begun, go, plain = threading.Event(), threading.Event(), EntryLists.fill
+
+    def slowly(self: EntryLists, *given: Any) -> int:
+        added = plain(self, *given)
+        begun.set()
+        assert go.wait(60)
+        return added
+
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    with monkeypatch.context() as patch:
+        patch.setattr(lists_module, "PIECE", 1)
+        patch.setattr(EntryLists, "fill", slowly)
+        read(runtime, numbers)
+        begin(upkeep)
+        assert begun.wait(60)
+        choice = upkeep.choosing.choices[0]
+        threading.Timer(0.05, go.set).start()
+        runtime.truncate(0, TOKENS, 0)
+    assert not upkeep.busy
+    assert int(upkeep.lists.stored.sum()) == upkeep.lists.used_bytes() == 0
+    assert choice.given_up
+    read(runtime, numbers)
+    begin(upkeep)
+    assert upkeep.busy[0].exception(60) is None
+    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    assert upkeep.lists.shown[0, 0].tolist() == [first] * KV
+    runtime.abort()
+    runtime.release()
+
+
+def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may overwrite them at once."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(module, "REST", 20.0)
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    read(runtime, numbers, slot=1)
+    begin(upkeep)
+    assert upkeep.busy[1].exception(60) is None
+    read(runtime, numbers)
+    begin(upkeep)
+    while not int(upkeep.lists.stored[0, 0].sum()):
+        time.sleep(1e-4)
+    table, own = upkeep.table, list(upkeep.table.owned[0])
+    for b, block in enumerate(table.owned[1]):
+        table.swap(0, b, block)
+        upkeep.host[0][own[b]] = torch.nan
+    half = int(upkeep.lists.stored[0, 0].sum())
+    time.sleep(0.01)
+    assert int(upkeep.lists.stored[0, 0].sum()) == half, "it stands still"
+    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    assert 0 < half < KV * first
+    blocks = upkeep.lists.blocks
+    for head in range(KV):
+        ids = upkeep.lists.table[0, 0, head, : first // BLOCK].long()
+        keys = blocks[ids, head, 0].flatten(0, 1)
+        torch.testing.assert_close(keys, numbers[:first, head])
+    runtime.abort()
+    runtime.release()
+
+
+def read(runtime: Runtime, numbers: torch.Tensor, slot: int = 0) -> None:
+    runtime.begin(Step.of((slot,), (0,), (TOKENS,)))
+    runtime.attend(0, numbers, numbers[:, :KV].contiguous(), numbers[:, KV : 2 * KV].contiguous(), 0.4)
+    runtime.commit()
+
+
+def answers(**options: Any) -> list[tuple[int, ...]]:
+    with llm("hgca", window_blocks=1, max_batch=3, **options) as engine:
+        handles = [engine.submit(prompt(n, seed=2), greedy(20, ignore_eos=True)) for n in (40, 70, 90)]
+        return [handle.result().token_ids for handle in handles]
+
+
+def test_others_go_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = answers()
+    go, blocked = threading.Event(), threading.Event()
+    plain = module.weigh_host
+
+    def slowly(choice: module.Choice, layer: int) -> torch.Tensor:
+        if choice.slot == 1:
+            blocked.set()
+            assert go.wait(60)
+        return plain(choice, layer)
+
+    monkeypatch.setattr(module, "weigh_host", slowly)
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        first = engine.submit(prompt(40, seed=2), greedy(20, ignore_eos=True))
+        while len(first.request.output) < 2:  # with the second token its own choice is over
+            engine.step()
+        second = engine.submit(prompt(70, seed=2), greedy(20, ignore_eos=True))
+        while not second.request.output:  # the token after the prompt
+            engine.step()
+        assert not blocked.is_set(), "nothing is done before the first token is out"
+        before = len(first.request.output)
+        engine.step()
+        assert blocked.wait(60), "the next step of another begins it"
+        for _ in range(4):
+            engine.step()
+        assert len(first.request.output) == before + 5
+        assert len(second.request.output) == 1, "it waits for its entries"
+        go.set()
+        assert second.result().token_ids == want[1]
+        assert first.result().token_ids == want[0]
+
+
+def test_one_alone_waits_and_one_that_leaves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = answers()
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        assert engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[1]
+        gone = engine.submit(prompt(90, seed=2), greedy(20, ignore_eos=True))
+        while not gone.request.output:
+            engine.step()
+        gone.cancel()
+        assert not engine.runner.busy()
+        assert engine.generate(prompt(90, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[2]
+
+
+def test_a_choice_that_fails_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> torch.Tensor:
+        raise BudgetError("There is no room.", "Make some.")
+
+    want = answers()
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "weigh_host", refuses)
+            found = engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0]
+        assert found.finish_reason == "error"
+        assert engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[1]
+
+
+class Rests:
+    """Every call that copies entries: the slot, how long it rests, and by whom it is done; and every sleep."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.fills: list[tuple[int, float, bool, str]] = []
+        self.sleeps = 0
+        fill, sleep = EntryLists.fill, time.sleep
+
+        def noted(lists: EntryLists, layer: int, slot: int, *given: Any) -> int:
+            rest, _, alone = given[-3:]
+            self.fills.append((slot, rest, alone, threading.current_thread().name))
+            return fill(lists, layer, slot, *given)
+
+        def counted(seconds: float) -> None:
+            self.sleeps += threading.current_thread().name.startswith("coattn-entries")
+            sleep(seconds)
+
+        patch.setattr(EntryLists, "fill", noted)
+        patch.setattr(beside_module.time, "sleep", counted)
+
+    def of(self, slot: int) -> list[tuple[float, bool, str]]:
+        return [found[1:] for found in self.fills if found[0] == slot]
+
+
+def test_a_choice_that_alone_is_waited_for_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else decodes: the step makes it, with the pool, and the thread that stands back has no part in it."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    rests, own = Rests(monkeypatch), threading.current_thread().name
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        engine.generate(prompt(90, seed=2), greedy(3, ignore_eos=True))
+    assert rests.fills
+    assert {found[1:] for found in rests.fills} == {(0.0, False, own)}
+    assert rests.sleeps == 0
+
+
+def test_a_choice_beside_others_rests_after_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the thread as long as anybody decodes. When the last of the others is gone, the step takes over midway."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    own, gone, want = threading.current_thread().name, threading.Event(), answers()[2]
+    rests, plain = Rests(monkeypatch), module.weigh_host
+
+    def slowly(choice: module.Choice, layer: int) -> torch.Tensor:
+        if layer == 1 and choice.slot == 1 and not choice.waited_for:
+            gone.set()
+            while not choice.waited_for:
+                time.sleep(1e-3)
+        return plain(choice, layer)
+
+    monkeypatch.setattr(module, "weigh_host", slowly)
+    with llm("hgca", window_blocks=1, max_batch=3) as engine:
+        other = engine.submit(prompt(40, seed=2), greedy(200, ignore_eos=True))
+        while len(other.request.output) < 2:
+            engine.step()
+        second = engine.submit(prompt(90, seed=2), greedy(20, ignore_eos=True))
+        while not gone.is_set():
+            engine.step()
+        assert len(second.request.output) == 1
+        beside = rests.of(1)
+        assert {(rest, alone) for rest, alone, _ in beside} == {(module.REST, True)}
+        assert not any(who == own for *_, who in beside)
+        other.cancel()
+        assert second.result().token_ids == want
+    assert set(rests.of(1)[len(beside) :]) == {(0.0, False, own)}
+
+
+def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pieces: each call would take the interpreter from the thread that runs the steps."""
+    monkeypatch.setattr(lists_module, "PIECE", 1)
+    plain, grown, rests = Growing.grow, list[tuple[Any, ...]](), Rests(monkeypatch)
+
+    def grow(memory: Growing, *given: Any) -> None:
+        if not grown or not upkeep.busy[0].done():
+            grown.append(given)
+        plain(memory, *given)
+
+    monkeypatch.setattr(Growing, "grow", grow)
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
+    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
+    upkeep = cast("Entries", runtime.groups[0].upkeep)
+    read(runtime, torch.randn(TOKENS, KV * GROUP, D))
+    begin(upkeep)
+    assert upkeep.busy[0].exception(60) is None
+    assert len(rests.fills) == KV
+    assert 0 < len(grown) <= KV
+    assert all(given[1:] == (True, False) for given in grown), "no page is touched before it is written"
+    assert upkeep.choosing._thread is not None
+    upkeep.choosing._thread.submit(int).result(60)
+    assert rests.sleeps > 0, "what is taken ahead comes after the choice, with rests"
+    runtime.release()
+
+
+@pytest.mark.parametrize("workers", [[-1, 2, 3], [-1, 1, 2, 3], [-1, -1]])
+def test_the_thread_keeps_off_the_workers(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a CPU beside theirs and worker 0's."""
+    asked: list[set[int]] = []
+    monkeypatch.setattr(beside_module.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(beside_module.os, "sched_setaffinity", lambda _, cpus: asked.append(cpus))
+    monkeypatch.setattr("coattn.native.worker_cpus", lambda: workers)
+    thread = threading.Thread(target=beside_module.stand_back)
+    thread.start()
+    thread.join()
+    assert asked == {3: [{0, 1}], 4: [], 2: [{0, 1, 2, 3}]}[len(workers)]

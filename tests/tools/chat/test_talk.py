@@ -1,0 +1,222 @@
+"""A conversation with an engine: messages of several lines, files, methods, statistics, and a stop."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.run import coattn
+from tests.engine.small import greedy, llm, small, tokenizer
+
+from coattn import LLM
+from coattn.errors import BudgetError, InputError
+from coattn.tools.chat.base import Asked
+from coattn.tools.chat.local import Local
+from coattn.tools.chat.talk import Talk
+
+ASKED = Asked(8, 0.0, 1.0)
+
+
+class Desk:
+    """A scripted person."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.written, self.told = iter(lines), "", []
+
+    def read(self, _: str) -> str:
+        found = next(self.lines, None)
+        if found is None:
+            raise EOFError
+        return found
+
+    def talk(self, partner: Local, system: str | None = None) -> Talk:
+        made = Talk(partner, ASKED, system, self.read, self.write, self.told.append)
+        made.run()
+        return made
+
+    def write(self, piece: str) -> None:
+        self.written += piece
+
+
+@pytest.fixture
+def partner() -> Iterator[Local]:
+    made = Local(lambda method: llm(method, max_batch=1), "full")
+    yield made
+    made.close()
+
+
+def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Local) -> None:
+    talk = Desk("hello", "and again").talk(partner, system="be brief")
+    assert [each["role"] for each in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
+    for end in (2, 4):
+        want = partner.llm.generate(talk.messages[:end], greedy(8))[0].text
+        assert talk.messages[end]["content"] == want
+
+
+def test_a_switch_that_cannot_go_back_either_says_why_and_the_conversation_is_saved(tmp_path: Path) -> None:
+    reasons: list[str] = []
+
+    def open(method: str | None) -> LLM:
+        if reasons:
+            raise BudgetError(reasons.pop(0), "Free some.")
+        return llm(method or "full", max_batch=1, session_dir=tmp_path)
+
+    partner = Local(open, "full", "talk")
+    desk = Desk("hello", "/method cpu", "are you there?")
+    reasons += ["There is no room for cpu.", "There is no room for full."]
+    try:
+        talk = desk.talk(partner)
+    finally:
+        partner.close()
+    assert talk.failed == 2
+    first, hint, then, *_ = desk.told
+    assert "There is no room for cpu" in first
+    assert "There is no room for full" in first
+    assert "tart" in hint
+    assert "closed" in then
+    with llm("full", session_dir=tmp_path) as again:
+        assert again.session("talk").messages == talk.messages, "of the turn that was answered"
+
+
+def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) -> None:
+    def open(method: str | None) -> LLM:
+        if method == "cpu":
+            raise BudgetError("There is no room.", "Free some.")
+        return llm(method or "full", max_batch=1, session_dir=tmp_path)
+
+    partner = Local(open, "full")
+    desk = Desk("hello", "/method cpu", "are you there?")
+    try:
+        talk = desk.talk(partner)
+    finally:
+        partner.close()
+    assert desk.told == ["error: There is no room.", "hint: Free some."]
+    assert len(talk.messages) == 4
+
+
+def test_several_lines_and_files(partner: Local, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("from a file\n")
+    desk = Desk(
+        "one\\",
+        "two",
+        '"""',
+        "three",
+        "",
+        "four",
+        '"""',
+        f"/file {tmp_path / 'notes'}",
+        "five",
+        "six",
+        "",
+        "/quit",
+        "x",
+    )
+    talk = desk.talk(partner)
+    said = [each["content"] for each in talk.messages if each["role"] == "user"]
+    assert said == ["one\ntwo", "three\n\nfour", "from a file\n\n\nfive", "six"]
+
+
+def test_commands(partner: Local, tmp_path: Path) -> None:
+    desk = Desk(
+        "/stats", "hello", "/stats", "/method cpu", "/stats", "more", "/method none", "again", "/reset", "/help"
+    )
+    talk = desk.talk(partner)
+    told = "\n".join(desk.told)
+    assert "nothing has been answered yet" in told
+    assert "full (exact)" in told
+    assert "8 written" in told
+    assert "now under cpu (exact)" in told
+    assert "error: " in told
+    assert partner.llm.composed.method.name == "cpu", "a method that is not there leaves things as they were"
+    assert talk.messages == []
+    desk = Desk("/nothing", "/file", f"/file {tmp_path / 'none'}", "x" * 400)
+    desk.talk(partner)
+    assert sum(each.startswith("error: ") for each in desk.told) == 4
+    assert sum(each.startswith("hint: ") for each in desk.told) == 4
+
+
+def test_an_interrupt_stops_the_answer_and_keeps_what_there_is(partner: Local) -> None:
+    desk = Desk("hello", "/stats")
+
+    def stop(piece: str) -> None:
+        desk.written += piece
+        if len(desk.written) == 1:
+            raise KeyboardInterrupt
+
+    talk = Talk(partner, ASKED, None, desk.read, stop, desk.told.append)
+    talk.run()
+    assert len(talk.messages[-1]["content"]) >= 1
+    assert partner.llm.report()["requests"]["cancelled"] == 1
+    assert partner.llm.report()["running"] == 0
+
+
+def test_the_command(tmp_path: Path) -> None:
+    small().cpu().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    asked = ["--model", str(tmp_path), "--temperature", "0", "--max-new-tokens", "5", "--device", "cpu"]
+    done = coattn("chat", *asked, "--dtype", "float32", stdin="hello\n/stats\n")
+    with LLM(str(tmp_path), device="cpu", dtype="float32") as engine:
+        want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
+    assert (done.returncode, done.stdout) == (0, want + "\n")
+    assert "5 written" in done.stderr
+    for wrong in (
+        ["--url", "http://127.0.0.1:9", "--method", "cpu"],
+        ["--url", "nowhere"],
+        ["--url", "http://127.0.0.1:9"],
+    ):
+        done = coattn("chat", *wrong)
+        assert done.returncode == 2
+        assert "hint:" in done.stderr
+
+
+def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
+
+    def opened() -> Local:
+        return Local(lambda method: llm(method, max_batch=1), "cpu", "ours")
+
+    partner = opened()
+    said = Desk("hello").talk(partner).messages
+    partner.close()
+    partner = opened()
+    desk = Desk("and now?")
+    talk = desk.talk(partner)
+    assert talk.messages[:2] == said
+    assert partner.session.messages == talk.messages
+    assert partner.llm.report()["cached_tokens"] > 0
+    partner.close()
+    listed = coattn("sessions", "--json")
+    assert listed.returncode == 0
+    assert '"ours"' in listed.stdout
+    assert coattn("sessions", "delete", "ours").returncode == 0
+    assert coattn("sessions", "delete", "ours").returncode == 2
+    assert coattn("chat", "--session", "a/b").returncode == 2
+
+
+def test_what_failed_is_counted_and_leaves_no_line(partner: Local) -> None:
+    desk = Desk("/file /nowhere/at-all", "x" * 3000, "hello")
+    talk = desk.talk(partner)
+    assert talk.failed == 2
+    assert desk.written == talk.messages[-1]["content"] + "\n"
+
+
+def test_a_line_that_is_no_text_is_said_and_the_next_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coattn.cli import chat
+
+    pipe = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\nhello\n"))
+    monkeypatch.setattr("sys.stdin", pipe)
+    with pytest.raises(InputError, match="not text"):
+        chat.read("> ")
+    assert chat.read("> ") == "hello"
+    with pytest.raises(EOFError):
+        chat.read("> ")
+
+
+def test_a_message_with_half_a_character(partner: Local) -> None:
+    desk = Desk("\udcff", "hello")
+    assert desk.talk(partner).failed == 1
+    assert "half a character" in desk.told[0]
+    with pytest.raises(InputError, match="half a character"):
+        partner.llm.generate("\ud800")
