@@ -19,7 +19,7 @@ from coattn.method.table import METHODS
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.index.base import Index
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
 from coattn.parts.select.base import Select
 from coattn.step.probe import Probe
@@ -56,10 +56,10 @@ def _callable(value: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [(KVCache, 12), (Part, 7), (Index, 9), (Select, 7), (Executor, 7), (Schedule, 7), (Upkeep, 9), (Probe, 7)],
+    [(KVCache, 12), (Part, 7), (Index, 9), (Select, 7), (Executor, 7), (Schedule, 7), (Maintenance, 9), (Probe, 7)],
 )
 def test_base_classes_are_small(kind: type, most: int) -> None:
-    """Of what an index and upkeep have, two are for steps that fail."""
+    """Of what an index and maintenance have, two are for steps that fail."""
     assert len(own_methods(kind)) <= most, own_methods(kind)
 
 
@@ -70,7 +70,7 @@ def test_a_cache_is_data() -> None:
         assert set(own_methods(kind)) <= told
 
 
-@pytest.mark.parametrize("base", [Index, Select, Executor, Schedule, Upkeep])
+@pytest.mark.parametrize("base", [Index, Select, Executor, Schedule, Maintenance])
 def test_every_hook_of_a_base_class_is_used_by_two_rows(base: type[Part]) -> None:
     axis = base.axis
     for name in own_methods(base):
@@ -151,7 +151,7 @@ def test_no_part_asks_whether_it_is_captured() -> None:
 
 def test_nobody_asks_for_the_class_of_a_part() -> None:
     names = {kind.__name__ for axis in AXES for kind in PARTS[axis].values()}
-    names |= {kind.__name__ for kind in (Index, Select, Executor, Schedule, Upkeep, CacheConfig)}
+    names |= {kind.__name__ for kind in (Index, Select, Executor, Schedule, Maintenance, CacheConfig)}
     asked = re.compile(rf"isinstance\([^()]*\b({'|'.join(sorted(names))})\b")
     for path in sorted(SOURCE.rglob("*.py")):
         found = asked.search(path.read_text(encoding="utf-8"))

@@ -169,22 +169,30 @@ def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
 
 def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
-    parts = {"cache": "recent", "select": "maw_threshold", "place": "cpu", "index": "averages", "upkeep": "recall"}
+    parts = {
+        "cache": "recent",
+        "select": "maw_threshold",
+        "executor": "cpu",
+        "index": "averages",
+        "maintenance": "recall",
+    }
     rows.write_text("\n".join(["[method.odd]", *(f'{axis} = "{name}"' for axis, name in parts.items())]))
     done = coattn("generate", "hello", "--method", str(rows))
-    assert_refused(done, "index 'averages' needs", "select 'maw_threshold' needs", "upkeep 'recall' needs", "DRAM tier")
+    assert_refused(
+        done, "index 'averages' needs", "select 'maw_threshold' needs", "maintenance 'recall' needs", "DRAM tier"
+    )
 
 
 def test_a_row_that_attends_where_nobody_does(tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
-    rows.write_text('[method.odd]\ncache = "tiered"\nselect = "everything"\nplace = "gpu"\n')
-    assert_refused(coattn("generate", "hello", "--method", str(rows)), "in DRAM", "place 'gpu' does not attend to")
+    rows.write_text('[method.odd]\ncache = "tiered"\nselect = "everything"\nexecutor = "gpu"\n')
+    assert_refused(coattn("generate", "hello", "--method", str(rows)), "in DRAM", "executor 'gpu' does not attend to")
 
 
 def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
     rows.write_text(
-        '[method.mine]\ncache = "recent"\nselect = "everything"\nplace = "gpu"\nschedule = "inline"\n'
+        '[method.mine]\ncache = "recent"\nselect = "everything"\nexecutor = "gpu"\nschedule = "inline"\n'
         "[method.mine.params]\nsinks = 2\nrecent = 6\n"
     )
     command = ["generate", "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10", "--model", str(folder), "--json", "--max-new-tokens", "5"]

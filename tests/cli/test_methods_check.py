@@ -13,7 +13,7 @@ ROW = """
 [method.mine]
 cache = "tiered"
 select = "everything"
-place = "cpu"
+executor = "cpu"
 schedule = "{schedule}"
 params = {{ window_blocks = 2, block = 8 }}
 """

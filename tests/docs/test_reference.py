@@ -82,7 +82,7 @@ def test_a_page_without_markers_is_refused(script: ModuleType, copy: Path, page:
 
 
 def test_a_changed_part_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PARTS["place"]["cpu"], "__doc__", "Something else.")
+    monkeypatch.setattr(PARTS["executor"]["cpu"], "__doc__", "Something else.")
     # the reference describes the part wherever a row has it, the concepts once
     assert list(script.stale(ROOT)) == ["docs/concepts.md", "docs/reference/methods.md"]
 

@@ -20,7 +20,7 @@ from coattn.errors import ConfigError
 from coattn.method.registry import PARTS
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS, find_method
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.step.check import check
 from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Phase, Selection, Step
@@ -89,7 +89,7 @@ def _asks_the_host(self: Any, q: Tensor, memory: Tensor, ids: Tensor) -> Tensor:
 
 
 def _counts_by_the_step(pick: Callable[..., Any]) -> Callable[..., Any]:
-    def picked(self: Any, call: Call) -> Any:
+    def picked(self: Any, call: AttentionCall) -> Any:
         if max(call.step.lengths) <= self.budget:  # in a capture this is not the length of anybody
             return call.visible
         return pick(self, call)
@@ -131,20 +131,20 @@ def test_the_rows_are_what_they_say() -> None:
     assert verdict.equal is not None
     assert 512 - 32 < verdict.own.attended <= 512 < verdict.own.stored
     for place in ("cpu", "pull"):
-        verdict = check(replace(METHODS["strided"], place=place), block=8, window_blocks=2, layers=2)
+        verdict = check(replace(METHODS["strided"], executor=place), block=8, window_blocks=2, layers=2)
         assert not verdict.problems
         assert not verdict.exact
 
 
 def test_a_cache_with_a_dram_tier_is_refused() -> None:
     with pytest.raises(ConfigError, match="GPU memory only"):
-        compose(replace(METHODS["mean_top"], cache="tiered", place="cpu"))
+        compose(replace(METHODS["mean_top"], cache="tiered", executor="cpu"))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("place", ["cpu", "pull"])
+@pytest.mark.parametrize("executor", ["cpu", "pull"])
 def test_the_first_row_runs_on_a_gpu_and_is_not_captured(place: str) -> None:
-    device, row = torch.device("cuda"), replace(METHODS["strided"], place=place)
+    device, row = torch.device("cuda"), replace(METHODS["strided"], executor=place)
     assert not check(row, block=8, window_blocks=2, device=device).problems
     shape = LayerShape(4, 2, 16, torch.float32, device)
     runtime = Runtime([shape], compose(row), Ledger(), seqs=2, tokens=256, fixed=True)

@@ -196,7 +196,7 @@ class Scenario:
 
     def _failing_workers(self, replay: Callable[..., None]) -> Callable[..., None]:
         def replays(captured: Any, rows: int, host: bool) -> None:
-            asks = host and any(group.place.asynchronous for group in self.runtime.groups)
+            asks = host and any(group.executor.asynchronous for group in self.runtime.groups)
             if self.disturbed and not self.played.fired and asks and self._replays():
                 self.played.fired = True
                 native.inject_fault("throw")

@@ -31,11 +31,11 @@ def options(name: str) -> dict[str, Any]:
 def shares(name: str) -> bool:
     """Whether requests share what is stored: it is all there, as it was, and is known without a prompt's queries."""
     row = METHODS[name]
-    listens = PARTS["upkeep"][row.upkeep].listens  # type: ignore[attr-defined]
+    listens = PARTS["maintenance"][row.maintenance].listens  # type: ignore[attr-defined]
     return resumes(name) and row.cache not in ("recent", "values") and listens < MOST
 
 
 def resumes(name: str) -> bool:
     """Whether a sequence can come back to all parts of a row."""
     row = METHODS[name]
-    return PARTS["index"][row.index].resumes and PARTS["upkeep"][row.upkeep].resumes  # type: ignore[attr-defined]
+    return PARTS["index"][row.index].resumes and PARTS["maintenance"][row.maintenance].resumes  # type: ignore[attr-defined]

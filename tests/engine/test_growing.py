@@ -108,7 +108,7 @@ def test_two_that_outgrow_dram_are_both_answered(method: str, disk: bool, tmp_pa
             assert [each.token_ids for each in found] == want
         if disk:
             assert report["disk"]["parked" if method == "scout" else "read_tokens"] > 0
-            # the last block, which was not full, is computed: upkeep hears it
+            # the last block, which was not full, is computed: maintenance hears it
             assert report["prefill_tokens"] - 2 * 40 <= 8 * report["preemptions"]
         else:
             assert report["prefill_tokens"] > 2 * 40 + 8 * report["preemptions"]

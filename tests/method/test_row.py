@@ -20,21 +20,21 @@ def test_every_kind_of_work_can_be_named() -> None:
 
 
 def test_every_mismatch_is_named_at_once() -> None:
-    row = Method("odd", cache="recent", select="pq_top_p", place="cpu", index="averages", upkeep="recall")
+    row = Method("odd", cache="recent", select="pq_top_p", executor="cpu", index="averages", maintenance="recall")
     with pytest.raises(MethodError) as caught:
         compose(row)
     message = str(caught.value)
     assert "index 'averages' needs a cache with a DRAM tier" in message
     assert "index 'averages' needs a cache that keeps keys and values of every token" in message
     assert "select 'pq_top_p' needs an index of codes" in message
-    assert "upkeep 'recall' needs an index of digests" in message
-    assert "upkeep 'recall' needs a selection rule that picks blocks by digests" in message
+    assert "maintenance 'recall' needs an index of digests" in message
+    assert "maintenance 'recall' needs a selection rule that picks blocks by digests" in message
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (Method("a", "tiered", "everything"), "entries in DRAM, which place 'gpu' does not attend to"),
+        (Method("a", "tiered", "everything"), "entries in DRAM, which executor 'gpu' does not attend to"),
         (Method("b", "tiered", "digest_top", "cpu"), "needs an index of digests"),
         (Method("c", "recent", "digest_top", index="digests"), "keeps keys and values of every token"),
         (Method("d", "gpu", "maw_threshold"), "needs an index of moving averages"),
@@ -49,7 +49,7 @@ def test_all_missing_parts_are_named() -> None:
     with pytest.raises(MethodError) as caught:
         compose(Method("x", "attic", "everything", "moon"))
     assert "cache 'attic'" in str(caught.value)
-    assert "place 'moon'" in str(caught.value)
+    assert "executor 'moon'" in str(caught.value)
     assert "gpu, recent, evicting, tiered" in str(caught.value)
 
 

@@ -13,7 +13,7 @@ ROW = """
 [method.short]
 cache = "recent"
 select = "everything"
-place = "gpu"
+executor = "gpu"
 schedule = "inline"
 summary = "A short window."
 
@@ -37,7 +37,7 @@ def test_a_name_finds_its_row() -> None:
 
 def test_a_file_with_one_row_is_a_method(tmp_path: Path) -> None:
     row = find_method(write(tmp_path, ROW))
-    assert (row.name, row.place, row.summary) == ("short", "gpu", "A short window.")
+    assert (row.name, row.executor, row.summary) == ("short", "gpu", "A short window.")
     assert compose(row).params["recent"] == 60
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.method.row import Method, compose
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.step.probe import Probe
-from coattn.step.runtime import Group, Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE, LAYERS = 6, 2, 16, 0.4, 3
@@ -26,7 +26,7 @@ class Seen(Probe):
     def __init__(self) -> None:
         self.by_layer: dict[int, Selection] = {}
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Any) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Any) -> None:
         self.by_layer[call.layer] = selection
 
 

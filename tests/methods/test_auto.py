@@ -256,7 +256,7 @@ def test_in_8_bits_scales_count_in_the_gpu_tier_and_single_rows_are_rounded() ->
     assert held["int8"]["gpu"] - held["model"]["gpu"] == blocks * 2 * KV_HEADS * 4 * (DIM + BLOCK)
     assert held["int8"]["host"] < held["model"]["host"] / 2
     assert not compose(METHODS["auto"], host_dtype="int8", quality=1.0).exact
-    with pytest.raises(ConfigError, match="host_dtype is 'int8', but place 'pull'"):
+    with pytest.raises(ConfigError, match="host_dtype is 'int8', but executor 'pull'"):
         compose(METHODS["offload"], host_dtype="int8")
 
 
@@ -371,7 +371,7 @@ def test_a_pool_takes_what_the_index_leaves(
     runtime = Runtime([shape] * 20, compose(METHODS["auto"], **params), ledger, seqs, tokens + 32, fixed=True)
     assert 0.9 * room < ledger.held["gpu"] <= room
     assert pool[0] <= runtime.groups[0].cache.spec.pool_blocks * 32 < pool[1]
-    place = runtime.groups[0].place
+    place = runtime.groups[0].executor
     assert place.staging is not None
     assert place.staging.blocks > 100, "prompts have room too"
     runtime.release()
@@ -402,7 +402,7 @@ def test_pools_of_captured_steps_are_renewed_at_once_with_one_sequence_and_in_th
 
         return noted
 
-    monkeypatch.setattr(group.upkeep, "after", note("renewed", group.upkeep.after))
+    monkeypatch.setattr(group.maintenance, "after", note("renewed", group.maintenance.after))
     monkeypatch.setattr(group.cache, "append", note("appended", group.cache.append))
     world.step(*[1] * seqs)
     assert order == [("appended", 0), ("appended", 1), ("renewed", 0), ("renewed", 1)]

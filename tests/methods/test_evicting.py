@@ -124,8 +124,8 @@ class World:
 
     def kept(self, slot: int, layer: int) -> list[list[int]]:
         """By KV head: positions that are stored."""
-        upkeep: Any = self.runtime.groups[0].upkeep
-        return [sorted(map(int, own)) for own in upkeep._entries(layer, slot)[1].tolist()]
+        maintenance: Any = self.runtime.groups[0].maintenance
+        return [sorted(map(int, own)) for own in maintenance._entries(layer, slot)[1].tolist()]
 
     def compare(self) -> None:
         for slot, layers in enumerate(self.slow):

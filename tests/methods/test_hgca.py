@@ -64,21 +64,21 @@ def test_sequences_of_one_length_leave_the_window_one_after_another() -> None:
         Runtime([shape], compose(METHODS[name], block=16, **params), Ledger(), 6, 400)
         for name, params in (("hgca", {"beta": 0, "window_blocks": 2}), ("full", {}))
     ]
-    upkeep = cast("Entries", runtimes[0].groups[0].upkeep)
+    maintenance = cast("Entries", runtimes[0].groups[0].maintenance)
     draws = torch.Generator().manual_seed(0)
     length, most = 0, 0
     for new in (40, *[1] * 60):
         step = Step.of(tuple(range(6)), (length,) * 6, (new,) * 6)
         q, k, v = (torch.randn(6 * new, heads, 16, generator=draws) for heads in (2, 1, 1))
         outs = []
-        covered = dict(upkeep._covered)
+        covered = dict(maintenance._covered)
         for runtime in runtimes:
             runtime.begin(step)
             outs.append(runtime.attend(0, q, k, v, 0.25))
             runtime.commit()
         torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
         if new == 1 and length > 40:
-            most = max(most, sum(upkeep._covered[slot] > covered[slot] for slot in range(6)))
+            most = max(most, sum(maintenance._covered[slot] > covered[slot] for slot in range(6)))
         length += new
     assert most == 2
 
@@ -104,7 +104,7 @@ class Topics:
         shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
         row = compose(METHODS["hgca"], block=8, window_blocks=2, **params)
         self.runtime = Runtime([shape], row, Ledger(), 1, 400)
-        self.upkeep = cast("Entries", self.runtime.groups[0].upkeep)
+        self.maintenance = cast("Entries", self.runtime.groups[0].maintenance)
         self.length = 0
         self.keys = torch.empty(0, 16)
         draws = torch.Generator().manual_seed(0)
@@ -126,8 +126,8 @@ class Topics:
     def recalled(self, asking: int) -> float:
         """Share of the mass of a query about a topic that lies on what is attended."""
         weights = (self.keys @ self.topic[asking] * 0.05).softmax(0)
-        far = self.upkeep.gpu.first(self.length) * self.upkeep.block
-        chosen = self.upkeep.lists.positions(0, 0, 0).long()
+        far = self.maintenance.gpu.first(self.length) * self.maintenance.block
+        chosen = self.maintenance.lists.positions(0, 0, 0).long()
         assert chosen.max() < far
         return float(weights[chosen].sum() + weights[far:].sum())
 
@@ -145,7 +145,7 @@ def test_a_changed_topic_brings_its_entries_back(monkeypatch: pytest.MonkeyPatch
     world.read([None], asking=1)
     assert world.recalled(1) > 0.95
     assert world.recalled(0) < 0.5, "what no longer matters has left"
-    assert world.upkeep.lists.weights(0, 0, 0).sum() == pytest.approx(1)
+    assert world.maintenance.lists.weights(0, 0, 0).sum() == pytest.approx(1)
 
 
 def test_a_threshold_recalls_more_mass_than_as_many_entries_for_every_head() -> None:
@@ -177,7 +177,7 @@ def test_moving_averages_go_on_over_a_turn() -> None:
             runtime.attend(0, q[part], k[part], v[part], 0.25)
             runtime.commit()
             length += new
-        gpu, index = cast("Entries", runtime.groups[0].upkeep).gpu, cast("Averages", runtime.groups[0].index)
+        gpu, index = cast("Entries", runtime.groups[0].maintenance).gpu, cast("Averages", runtime.groups[0].index)
         ids, rows = gpu.places(0, torch.arange(length))
         averages.append(index.values[0][ids, 0, rows])
     by_turn, by_steps = averages
@@ -188,7 +188,7 @@ def test_without_a_budget_the_window_is_no_smaller_than_a_page() -> None:
     shape = LayerShape(2, 1, 16, torch.float32, torch.device("cpu"))
     for tokens, ring in ((None, 33), (4096, 33), (320, 11)):
         group = Runtime([shape], compose(METHODS["hgca"]), Ledger(), 1, tokens).groups[0]
-        assert cast("Entries", group.upkeep).gpu.ring == ring
+        assert cast("Entries", group.maintenance).gpu.ring == ring
 
 
 @pytest.mark.parametrize("params", [{"beta": -1}, {"beta": "x"}, {"alpha": 0}, {"alpha": 1.5}, {"capacity": 2}])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.cli.run import coattn as command
 from tests.engine.small import small
-from tests.tools.evaluate.tiny import save_model
 from tests.hf.families import tiny
 from tests.methods.fetched import DIM, GROUP, HEADS, KV_HEADS, LAYERS, SCALE, World
+from tests.tools.evaluate.tiny import save_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -113,14 +113,14 @@ def test_a_captured_step_is_the_same_step_and_takes_no_number_to_the_host() -> N
         for a, b in zip(plain, captured, strict=True):
             torch.testing.assert_close(a, b)
     group, call_q = worlds[0].runtime.groups[0], torch.randn(2, 1, HEADS, DIM)
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.types import Step
 
     step = Step.of((0, 1), tuple(worlds[0].lengths), (1, 1))
     worlds[0].runtime.begin(step)
     with Stays():
         group.select.pick(
-            Call(1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, group.table)
+            AttentionCall(1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, group.table)
         )
 
 
@@ -143,7 +143,7 @@ def test_bytes_on_the_gpu_are_those_of_window_skew_and_partial_keys() -> None:
     assert blocks * 8 >= tokens
     partial = (blocks + 1) * 8 * KV_HEADS * columns * 4
     staging = sum(
-        world.runtime.groups[0].place.staging.unit * n for n in [world.runtime.groups[0].place.staging.blocks]
+        world.runtime.groups[0].executor.staging.unit * n for n in [world.runtime.groups[0].executor.staging.blocks]
     )  # type: ignore[attr-defined]
     assert world.ledger.held["gpu"] == LAYERS * (window + basis + partial) + staging
     held = world.runtime.groups[0].index
@@ -275,4 +275,4 @@ def test_runs_under_attach_with_predicted_queries() -> None:
 
 def test_a_place_that_does_not_fetch_is_refused() -> None:
     with pytest.raises(MethodError, match="needs the GPU as the place, over PCIe"):
-        compose(replace(ROW, place="cpu"))
+        compose(replace(ROW, executor="cpu"))

@@ -71,7 +71,7 @@ ROWS = fitting()
 
 def small(row: Method) -> dict[str, Any]:
     ahead = {"ahead_from": 1} if row.schedule == "layer_ahead" else {}
-    return {**SMALL[row.select], **SMALL_CACHE[row.cache], **SMALL_UPKEEP.get(row.upkeep, {}), **ahead}
+    return {**SMALL[row.select], **SMALL_CACHE[row.cache], **SMALL_UPKEEP.get(row.maintenance, {}), **ahead}
 
 
 def checked(row: Method, **more: Any) -> Verdict:
@@ -105,8 +105,8 @@ def has(row: Method, options: dict[str, Any]) -> bool:
 
 
 def some(options: dict[str, Any]) -> list[Method]:
-    """Rows with these parameters, one for each rule, upkeep and place."""
-    found = {(row.select, row.upkeep, row.place): row for row in ROWS if has(row, options)}
+    """Rows with these parameters, one for each rule, maintenance and place."""
+    found = {(row.select, row.maintenance, row.executor): row for row in ROWS if has(row, options)}
     return list(found.values())
 
 
@@ -137,12 +137,12 @@ def test_rows_of_the_table_are_what_they_say(name: str) -> None:
     [
         (Method("a", "values", "everything", "cpu"), "needs an index of codes"),
         (Method("b", "values", "everything", "cpu", index="codes"), "gives entries in DRAM their weights"),
-        (Method("c", "tiered", "everything"), "entries in DRAM, which place 'gpu' does not attend to"),
-        (Method("d", "values", "pq_top_p", "pull", index="codes"), "as weighted rows in DRAM, which place 'pull'"),
-        (Method("e", "tiered", "maw_threshold", "cpu"), "upkeep that lists the entries that stay"),
-        (Method("f", "gpu", "digest_top", index="digests", upkeep="recall"), "a cache with a DRAM tier"),
+        (Method("c", "tiered", "everything"), "entries in DRAM, which executor 'gpu' does not attend to"),
+        (Method("d", "values", "pq_top_p", "pull", index="codes"), "as weighted rows in DRAM, which executor 'pull'"),
+        (Method("e", "tiered", "maw_threshold", "cpu"), "maintenance that lists the entries that stay"),
+        (Method("f", "gpu", "digest_top", index="digests", maintenance="recall"), "a cache with a DRAM tier"),
         (Method("g", "recent", "oracle"), "keeps keys and values of every token"),
-        (Method("h", "tiered", "everything", "cpu", upkeep="entries", index="averages"), "which entries stay"),
+        (Method("h", "tiered", "everything", "cpu", maintenance="entries", index="averages"), "which entries stay"),
     ],
 )
 def test_what_would_be_wrong_is_refused_with_the_reason(row: Method, reason: str) -> None:

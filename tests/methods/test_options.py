@@ -39,13 +39,13 @@ def test_what_is_published_has_none_of_them(name: str, options: dict[str, Any]) 
     assert all(own[key] in (0, 1.0, "none", False) for key in options)
 
 
-def upkeep(world: World) -> Entries:
-    return cast("Entries", world.runtime.groups[0].upkeep)
+def maintenance(world: World) -> Entries:
+    return cast("Entries", world.runtime.groups[0].maintenance)
 
 
 def kept(world: World, slot: int, layer: int, head: int) -> list[int]:
     """Positions in DRAM that the last decode step attended to."""
-    lists = upkeep(world).lists
+    lists = maintenance(world).lists
     return lists.positions(layer, slot, head)[: int(lists.shown[layer, slot, head])].tolist()
 
 

@@ -142,7 +142,7 @@ def test_bytes_on_the_gpu_are_those_of_window_codebooks_and_codes() -> None:
     window = 2 * 2 * 8 * KV_HEADS * 2 * DIM * 4
     made = 3 * KV_HEADS * 16 * DIM * 4
     codes = (group.cache.host.memory.capacity + 1) * 8 * KV_HEADS * 2  # type: ignore[union-attr]
-    staging = group.place.staging.unit * group.place.staging.blocks  # type: ignore[attr-defined]
+    staging = group.executor.staging.unit * group.executor.staging.blocks  # type: ignore[attr-defined]
     assert world.ledger.held["gpu"] == LAYERS * (window + made + codes) + staging
     assert sum(x.nbytes for x in group.index.books.values()) == LAYERS * made  # type: ignore[attr-defined]
     world.runtime.release()

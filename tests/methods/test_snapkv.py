@@ -16,15 +16,15 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, MethodError
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.step.probe import Probe
-from coattn.step.runtime import Group, Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import BlockList, LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
 GROUP = HEADS // KV_HEADS
 SNAPKV = METHODS["snapkv"]
-TIERED = replace(SNAPKV, cache="tiered", place="cpu", schedule="same_layer", params={"window_blocks": 7})
+TIERED = replace(SNAPKV, cache="tiered", executor="cpu", schedule="same_layer", params={"window_blocks": 7})
 SMALL = {"budget": 16, "window": 5, "kernel": 3}
 
 
@@ -34,7 +34,7 @@ class Seen(Probe):
     def __init__(self) -> None:
         self.by_layer: dict[int, Selection] = {}
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Any) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Any) -> None:
         self.by_layer[call.layer] = selection
 
 
@@ -292,7 +292,7 @@ def test_no_number_of_a_step_goes_to_the_host() -> None:
     q = torch.randn(2, 1, HEADS, DIM)
     with Stays():
         found = group.select.pick(
-            Call(0, world.runtime.layers[0], q, SCALE, step, group.cache, group.index, group.table)
+            AttentionCall(0, world.runtime.layers[0], q, SCALE, step, group.cache, group.index, group.table)
         )
     assert found.gpu is not None
     assert found.gpu.tokens.tolist() == [[17] * KV_HEADS] * 2
@@ -300,11 +300,11 @@ def test_no_number_of_a_step_goes_to_the_host() -> None:
 
 def test_what_is_kept_stays_at_its_address_in_an_engine() -> None:
     world = World(seqs=2, fixed=True, **SMALL)
-    upkeep: Any = world.runtime.groups[0].upkeep
-    before = [upkeep.gone.data_ptr(), *(rows.data_ptr() for rows in upkeep.kept.values())]
+    maintenance: Any = world.runtime.groups[0].maintenance
+    before = [maintenance.gone.data_ptr(), *(rows.data_ptr() for rows in maintenance.kept.values())]
     world.step(100, 37)
     world.step(1, 1)
-    assert [upkeep.gone.data_ptr(), *(rows.data_ptr() for rows in upkeep.kept.values())] == before
+    assert [maintenance.gone.data_ptr(), *(rows.data_ptr() for rows in maintenance.kept.values())] == before
 
 
 @pytest.mark.parametrize("method", [SNAPKV, TIERED], ids=["on_gpu", "tiered"])
@@ -343,9 +343,9 @@ def test_bad_values_are_refused(params: dict[str, Any], words: str) -> None:
         compose(SNAPKV, **params)
 
 
-def test_rule_and_upkeep_come_together() -> None:
+def test_rule_and_maintenance_come_together() -> None:
     for row, words in (
-        (replace(SNAPKV, upkeep="none"), "positions of a prompt"),
+        (replace(SNAPKV, maintenance="none"), "positions of a prompt"),
         (replace(SNAPKV, select="oracle"), "prompt_top"),
     ):
         with pytest.raises(MethodError, match=words):

@@ -287,15 +287,15 @@ def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_bl
 def test_blocks_that_come_back_to_hgcas_window_weigh_what_they_did() -> None:
     world = World("hgca", torch.device("cpu"), {"beta": 0, "window_blocks": 2, "block": 8}, look_back=None)
     world.run(TURNS[:20])
-    upkeep = cast("Entries", world.runtime.groups[0].upkeep)
+    maintenance = cast("Entries", world.runtime.groups[0].maintenance)
     assert world.lengths[2] == 96
-    before = [upkeep.lists.of_block(0, 2, 1, b) for b in (2, 3, 4)]
+    before = [maintenance.lists.of_block(0, 2, 1, b) for b in (2, 3, 4)]
     world.runtime.truncate(2, 96, 40)  # blocks 2, 3 and 4 are the newest again, 5 to 11 are gone
-    assert upkeep.gpu.first(40) == 2
+    assert maintenance.gpu.first(40) == 2
     for b, (rows, weights) in zip((2, 3, 4), before, strict=True):
         assert rows.tolist() == list(range(8))
         assert weights.sum() > 0
-        torch.testing.assert_close(upkeep.averages[0][upkeep.gpu.block_id(2, b), 1], weights)
+        torch.testing.assert_close(maintenance.averages[0][maintenance.gpu.block_id(2, b), 1], weights)
 
 
 def test_a_window_forgets_what_is_taken_back() -> None:

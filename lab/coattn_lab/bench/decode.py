@@ -291,7 +291,7 @@ class Bench:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
         own = None if ledger is None else self.composed(case)
-        on_cpu = own is not None and own.method.place == "cpu"
+        on_cpu = own is not None and own.method.executor == "cpu"
         return {
             "method": case.method,
             "shapes": self.shapes,

@@ -12,7 +12,7 @@ from coattn.kernels.lists import Rows
 from coattn.kernels.reference.pick_blocks import Scores
 from coattn.parts.index.digests import Digests
 from coattn.parts.maintenance.recall.recall import Recall
-from coattn.step.runtime import Group
+from coattn.step.runtime import LayerGroup
 from coattn_lab.bench.drift import NOTHING, Drift
 
 MASK = 0xFFFFFFFF
@@ -75,19 +75,19 @@ class DrivenScores:
         return blocks, sums
 
 
-def picks_by_digests(group: Group) -> bool:
+def picks_by_digests(group: LayerGroup) -> bool:
     """Whether these layers pick by digests in DRAM, so that what they pick can be driven."""
     return "digests" in group.index.provides and group.cache.host is not None
 
 
-def drive_scores(group: Group, drift: Drift) -> None:
+def drive_scores(group: LayerGroup, drift: Drift) -> None:
     """Decode steps of layers that pick by digests pick by scores that change as `drift` says, from now on. To be called
     before a step is captured."""
     spec = group.cache.spec
     cast("Digests", group.index).rescore = DrivenScores(drift, list(spec.layers), spec.device)
 
 
-def drive_picks(group: Group, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
+def drive_picks(group: LayerGroup, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
     """Decode steps of these layers pick by scores that change as `drift` says; of rows that pick by digests in DRAM.
 
     Residents are what would have been picked `age` steps before these sequences had this length.
@@ -96,17 +96,17 @@ def drive_picks(group: Group, drift: Drift, slots: tuple[int, ...], length: int,
     if not picks_by_digests(group):
         return
     drive_scores(group, drift)
-    if "pool" not in group.upkeep.provides:
+    if "pool" not in group.maintenance.provides:
         return
     assert cache.host is not None
-    upkeep, blocks = cast("Recall", group.upkeep), cache.gpu.first(length + 1)
+    maintenance, blocks = cast("Recall", group.maintenance), cache.gpu.first(length + 1)
     for layer, shape in layers.items():
         whole = torch.tensor(slots, dtype=torch.int32, device=shape.device)
         table = torch.zeros(len(slots), cache.host.table.rows.shape[1], dtype=torch.int32, device=shape.device)
         zero = torch.zeros_like(whole)
         rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
         scores = drive(rows, shape.kv_heads, layer, drift._replace(wrong=0.0))[..., :blocks]
-        upkeep.residency.hold(layer, scores.topk(min(upkeep.places, blocks), -1).indices)
+        maintenance.residency.hold(layer, scores.topk(min(maintenance.places, blocks), -1).indices)
 
 
 def _hash(x: Tensor) -> Tensor:

@@ -77,4 +77,4 @@ class LookUp:
 def look_up(runtime: Runtime, many: int) -> None:
     """Decode steps look up so many tokens a KV head, from now on. To be called before a step is captured."""
     for group in runtime.groups:
-        cast("Pull", group.place).cold = LookUp(many)
+        cast("Pull", group.executor).cold = LookUp(many)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coattn.cache.layout import NewestBlocks
 from coattn.parts.maintenance.entries.entries import Entries
-from coattn.step.runtime import Group, Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import Step
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from coattn.auto.select import WeightFloor
 
 
-def preset_entries(group: Group, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
+def preset_entries(group: LayerGroup, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
     """Sequences of so many tokens attend to these shares of what lies in DRAM, one KV head after another, over and
     over; of rows that keep lists of entries. What leaves the window from now on is kept at the same shares."""
-    if "entries" not in group.upkeep.provides:
+    if "entries" not in group.maintenance.provides:
         return
-    upkeep, heads = cast("Entries", group.upkeep), group.cache.spec.shape.kv_heads
+    maintenance, heads = cast("Entries", group.maintenance), group.cache.spec.shape.kv_heads
     draws = torch.Generator().manual_seed(0)
-    count = len(upkeep.numbers) * heads
+    count = len(maintenance.numbers) * heads
     share = torch.tensor([shares[i % len(shares)] for i in range(count)]).view(-1, heads, 1)
 
     def keep(weights: Tensor, _entries: int) -> Tensor:
@@ -34,17 +34,17 @@ def preset_entries(group: Group, slots: Sequence[int], length: int, shares: Sequ
 
     def choose(layer: int, entries: int) -> tuple[Tensor, Tensor]:
         weights = torch.rand(heads, entries, generator=draws)
-        return weights, weights < share[upkeep.numbers[layer]]
+        return weights, weights < share[maintenance.numbers[layer]]
 
-    upkeep.keep = keep
-    upkeep.preset(list(slots), length, choose)
+    maintenance.keep = keep
+    maintenance.preset(list(slots), length, choose)
 
 
 SPREAD = 1.26
 """Of what planes are worth: scores then have a standard deviation of about 1.4."""
 
 
-def preset_sketch(group: Group, slots: Sequence[int], length: int) -> None:
+def preset_sketch(group: LayerGroup, slots: Sequence[int], length: int) -> None:
     """Sequences of so many tokens count as fitted, with random tables, and their pools hold tokens here and there; of
     layers with a sketch."""
     if "sketch" not in group.index.provides:

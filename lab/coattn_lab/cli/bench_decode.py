@@ -148,7 +148,7 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 everything = {**params, "window_blocks": context // 32 + 2}
                 if options["resident"]:
                     cases.append(bench_decode.Case(name, batch, context, everything))
-                if options["handover"] and find_method(name).place == "cpu":
+                if options["handover"] and find_method(name).executor == "cpu":
                     cases.append(bench_decode.Case(name, batch, context, everything, handover=True))
             if options["peers"]:
                 # the offloaded cache moves layers between a GPU and DRAM: without a GPU there is none

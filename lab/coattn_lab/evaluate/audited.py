@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from coattn.method.row import Composed
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group, Runtime
+    from coattn.step.runtime import LayerGroup, Runtime
 
 REDRAWN = 1000
 """Audits that are drawn again from all cases of a run, to see how often their intervals hold the truth."""
@@ -61,7 +61,7 @@ class Exhaustive(Probe):
         self._scale, self._noted = scale, None
         self._since = _now(q)
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         lse = {work.kind: state.lse for state, work in zip(states, selection.works, strict=True)}
         if "scored" in lse:
             far = lse.pop("scored")

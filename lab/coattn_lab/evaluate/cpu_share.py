@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group
+    from coattn.step.runtime import LayerGroup
     from coattn.tools.evaluate.windows import Windows
 
 
@@ -28,7 +28,7 @@ class CpuEntries(Probe):
         self.entries: list[float] = []
         self._now: list[float] = []
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         if selection.host is not None:
             self._now.append(selection.host.in_reach(call.step.seqs).tokens.double().mean().item())
 

@@ -19,9 +19,9 @@ from coattn.types import Selection
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group
+    from coattn.step.runtime import LayerGroup
     from coattn.tools.evaluate.windows import Windows
 
 MOST = 64
@@ -83,7 +83,7 @@ class Followed(Probe):
     def __init__(self, drifting: Drifting) -> None:
         self.drifting = drifting
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         picks, table = getattr(group.select, "picks", None), call.table
         if picks is not None and table is not None and table.host and call.layer in picks.made:
             chosen, host = picks.made[call.layer].chosen[: table.rows], table.column("host_lens")

@@ -20,9 +20,9 @@ from coattn.types import Selection, Step
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group
+    from coattn.step.runtime import LayerGroup
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Shares(Probe):
     def open(self, runtime: Runtime) -> None:
         self.shares: list[list[float]] = [[] for _ in runtime.layers]
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         shown = [part.in_reach(call.step.seqs) for part in (selection.gpu, selection.host) if part is not None]
         entries = sum(float(part.tokens.double().mean()) for part in shown)
         if selection.rows is not None:
@@ -78,7 +78,7 @@ def resume(
 ) -> tuple[Forced, list[float]]:
     """The rest of the text as decode steps under a method -> predictions, and the share attended of each layer.
 
-    The cache is given the keys and values of the prefill; upkeep that listens to queries too hears none.
+    The cache is given the keys and values of the prefill; maintenance that listens to queries too hears none.
     """
     counted = Shares()
     device = model.get_input_embeddings().weight.device

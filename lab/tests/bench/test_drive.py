@@ -97,10 +97,10 @@ def test_a_rule_picks_by_drawn_scores_and_misses_what_has_changed_since() -> Non
     runtime.attend(0, q, k, v, 0.25)
     runtime.commit()
     group = runtime.groups[0]
-    rule, upkeep = group.select, group.upkeep
+    rule, maintenance = group.select, group.maintenance
     assert isinstance(rule, DigestTop)
-    assert isinstance(upkeep, Recall)
-    upkeep._new.clear()
+    assert isinstance(maintenance, Recall)
+    maintenance._new.clear()
     drift = Drift(0.0, 100, 0.0)
     missed = []
     for age in (0, 10, 1000):
@@ -118,7 +118,7 @@ def test_a_rule_picks_by_drawn_scores_and_misses_what_has_changed_since() -> Non
         runtime.commit()
         runtime.truncate(0, 301, 300)
         runtime.truncate(1, 301, 300)
-        upkeep._new.clear()
+        maintenance._new.clear()
     assert missed[0] == 0
     assert 0 < missed[1] < missed[2]
     assert math.isclose(missed[2], 40, rel_tol=0.3), "of ten blocks of four heads nearly all"

@@ -59,17 +59,17 @@ def test_every_layer_recalls_at_its_own_interval(tmp_path: Path) -> None:
     shape = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))
     method = compose(METHODS["scout"], recall_file=str(path), block=4, budget=24)
     runtime = Runtime([shape] * 3, method, Ledger(), 1, None)
-    upkeep, draws = runtime.groups[0].upkeep, torch.Generator().manual_seed(0)
-    assert isinstance(upkeep, Recall)
+    maintenance, draws = runtime.groups[0].maintenance, torch.Generator().manual_seed(0)
+    assert isinstance(maintenance, Recall)
     moved: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for new, length in [(80, 0), *((1, 80 + i) for i in range(21))]:
         step = Step.of((0,), (length,), (new,))
         runtime.begin(step)
-        before = {layer: held.clone() for layer, held in upkeep.residency.held.items()}
+        before = {layer: held.clone() for layer, held in maintenance.residency.held.items()}
         for layer in range(3):
             runtime.attend(layer, *(torch.randn(new, h, 16, generator=draws) for h in (4, 2, 2)), 0.4)
         runtime.commit()
-        for layer, held in upkeep.residency.held.items():
+        for layer, held in maintenance.residency.held.items():
             if not torch.equal(before[layer], held):
                 moved[layer].append(step.lengths[0])
     assert moved[0] == []

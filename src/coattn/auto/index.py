@@ -73,7 +73,7 @@ class WordMemory(BlockMemory):
 class Sketch(Index):
     """Of every full block in DRAM: a few bits of each key, and the sum of its values.
 
-    Owner and writer: this index, when a block has become full, and the upkeep that fits it. Reader: the rule.
+    Owner and writer: this index, when a block has become full, and the maintenance that fits it. Reader: the rule.
     """
 
     name = "sketch"

@@ -23,7 +23,7 @@ from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 
@@ -74,7 +74,7 @@ def _most(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> in
 
 
 @dataclass
-class Fit(Upkeep):
+class Fit(Maintenance):
     """Before a sequence's first decode step with anything in DRAM, and again when it has doubled or an audit finds that
     estimates have drifted: fits the sketch. At first fills a pool in GPU memory with the tokens that the last queries
     attend to most. What steps fetch takes the places of tokens that were wanted longest ago. Steps attend to all of a

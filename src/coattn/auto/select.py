@@ -18,7 +18,7 @@ from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.sketch import bound_scores
 from coattn.kernels.streams import SideStream
 from coattn.part import check_number
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, BlockWork, ScoredWork, Selection
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coattn.auto.index import Sketch
     from coattn.kernels.quantise.sketch import Scores
     from coattn.parts.executor.base import State
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
     from coattn.state import Split
 
 
@@ -81,8 +81,8 @@ class WeightFloor(Select):
         check_number("far", self.far, 1, math.inf)
         self.target = 1 - self.quality if self.audit else 0.0
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+        super().open(cache, index, maintenance)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
 
@@ -100,7 +100,7 @@ class WeightFloor(Select):
         """The least weight of an entry that is attended."""
         return ((1 - self.quality) / ROOTS) ** 2
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
@@ -113,7 +113,7 @@ class WeightFloor(Select):
     def _ready(self) -> None:
         self._lane.join()
 
-    def _after_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
+    def _after_pool(self, call: AttentionCall, table: StepTable, listed: BlockList) -> Picked:
         """Pools are among the blocks: once these are attended, the bound is known as it is."""
         pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
         score = self._sketch.scores(call.layer, call.q[:, 0], table, call.scale)
@@ -125,7 +125,7 @@ class WeightFloor(Select):
         bound = bound_scores(found, near.lse, self.floors.rows(len(call.q)), pool, table.seq, whole=True)
         return found, bound, near, mean
 
-    def _beside_pool(self, call: Call, table: StepTable, listed: BlockList) -> Picked:
+    def _beside_pool(self, call: AttentionCall, table: StepTable, listed: BlockList) -> Picked:
         """What pools weigh is estimated: they are attended beside what follows, which waits for little but PCIe."""
         pool, memory = self._sketch.pools[call.layer], self.cache.gpu.memory[call.layer]
 

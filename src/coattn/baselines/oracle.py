@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.softcap import softcap
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.select.top_tokens import TopTokens
 from coattn.types import BlockList, Tier
 
@@ -19,7 +19,7 @@ class Oracle(TopTokens):
 
     name = "oracle"
 
-    def scores(self, call: Call, tier: Tier, listed: BlockList) -> Tensor:
+    def scores(self, call: AttentionCall, tier: Tier, listed: BlockList) -> Tensor:
         visible = call.visible
         total = torch.logsumexp(torch.stack([
             self._logits(call, name, part).logsumexp(-1)
@@ -27,7 +27,7 @@ class Oracle(TopTokens):
         ]), 0)  # fmt: skip
         return (self._logits(call, tier, listed) - total[..., None]).exp().sum(2)
 
-    def _logits(self, call: Call, tier: str, listed: BlockList) -> Tensor:
+    def _logits(self, call: AttentionCall, tier: str, listed: BlockList) -> Tensor:
         """`[seqs, kv_heads, group, n]`; -inf past a sequence's count."""
         host, q = self.cache.host, call.q
         if tier == "gpu":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.select.top_tokens import TopTokens
 from coattn.types import BlockList, Tier
 
@@ -28,6 +28,6 @@ class Random(TopTokens):
         check_count("seed", self.seed, 0)
         self._draws = torch.Generator().manual_seed(self.seed)
 
-    def scores(self, call: Call, tier: Tier, listed: BlockList) -> Tensor:
+    def scores(self, call: AttentionCall, tier: Tier, listed: BlockList) -> Tensor:
         size = (len(call.q), call.shape.kv_heads, listed.table.shape[-1])
         return torch.rand(size, generator=self._draws).to(call.q.device)

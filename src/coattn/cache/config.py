@@ -22,8 +22,8 @@ class CacheConfig(Part):
 
     axis: ClassVar[str] = "cache"
     gpu: ClassVar[str]
-    """`all`: every token; `recent`: the first and the most recent; `kept`: those that upkeep lets stay; `newest`: the
-    newest blocks."""
+    """`all`: every token; `recent`: the first and the most recent; `kept`: what maintenance keeps; `newest`: the newest
+    blocks."""
     host: ClassVar[str | None] = None
     """`kv`: full blocks are written through; `v`: only their values; None: nothing."""
 
@@ -83,7 +83,7 @@ class Recent(CacheConfig):
 
 @dataclass
 class Evicting(CacheConfig):
-    """Every token of a prompt while it is read, in GPU memory; then what upkeep lets stay, each KV head its own."""
+    """Every token of a prompt while it is read, in GPU memory; then what maintenance keeps, each KV head its own."""
 
     name = "evicting"
     gpu = "kept"

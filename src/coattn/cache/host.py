@@ -23,7 +23,7 @@ class HostTier:
 
     @property
     def unit(self) -> float:
-        """Bytes of DRAM for a block: its own, and what the upkeep may take beside it."""
+        """Bytes of DRAM for a block: its own, and what the maintenance may take beside it."""
         return self.memory.block_bytes * (1 + self.spec.host_extra)
 
     def open(self) -> None:

@@ -62,7 +62,7 @@ class KVCache:
     reports: bool = False
     """Whether `append` says which blocks have become full."""
     settle: Callable[[Step], None] | None = None
-    """What is done to stored entries before a step is planned; upkeep that drops some sets it."""
+    """What is done to stored entries before a step is planned; maintenance that drops some sets it."""
     fill: Callable[[int, list[Filled]], None] | None = None
     """Tells the index of a layer's full blocks outside of `append`; an index of keys that are not in DRAM sets it."""
 

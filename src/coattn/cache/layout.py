@@ -167,7 +167,7 @@ class AllBlocks(Layout):
 
 
 class KeptTokens(AllBlocks):
-    """Entries of a sequence in a row: of a prompt all, later those that upkeep lets stay; what is dropped frees blocks.
+    """Entries of a sequence in a row: of a prompt all, later what maintenance keeps; what is dropped frees blocks.
 
     A place says nothing of a position in the text: each KV head may have another token there.
     """
@@ -234,8 +234,8 @@ class KeptTokens(AllBlocks):
 class NewestBlocks(Layout):
     """A ring of the newest blocks after the sinks, which have blocks of their own.
 
-    Memory: the rings of all sequences, the dummy block, the sinks of all sequences, then the pools that belong to the
-    upkeep. Block b >= sinks of sequence s lies at `s * ring + (b - sinks) % ring` while it is among the newest `ring`.
+    Memory: the rings of all sequences, the dummy block, the sinks of all sequences, then the pools, which belong to
+    maintenance. Block b >= sinks of sequence s lies at `s * ring + (b - sinks) % ring` while among the newest `ring`.
     """
 
     def __init__(self, block: int, spec: CacheSpec, window: int | None, sinks: int) -> None:
@@ -259,7 +259,7 @@ class NewestBlocks(Layout):
 
     @property
     def pools(self) -> int:
-        """The block at which the upkeep's pools begin."""
+        """The block at which the maintenance's pools begin."""
         return self.spec.seqs * self.width + self.spec.padding
 
     def pool(self, slot: int) -> range:

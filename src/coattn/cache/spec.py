@@ -13,7 +13,7 @@ from coattn.types import LayerShape
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The layers a cache serves, the budget, how much is to come, and what upkeep wants beside it."""
+    """The layers a cache serves, the budget, how much is to come, and what maintenance wants beside it."""
 
     layers: Mapping[int, LayerShape]
     ledger: Ledger
@@ -26,7 +26,7 @@ class CacheSpec:
     padding: int = 0
     """GPU blocks beside those of the sequences, for the padding rows of a captured step: 1 or none."""
     pool_blocks: int = 0
-    """GPU blocks of each sequence beside its window, which belong to the upkeep."""
+    """GPU blocks of each sequence beside its window, which belong to the maintenance."""
     pool_packed: bool = False
     """Whether these are in 8 bits, row by row, in memory of the index's own: then no list has them."""
     pool_hot: int = 0
@@ -34,15 +34,15 @@ class CacheSpec:
     list_extra: int = 0
     """Blocks that a decode step may list of a sequence in GPU memory beside those of its window and sinks."""
     sink_blocks: int = 0
-    """First blocks of a sequence that stay in GPU memory beside its window, where upkeep wants them."""
+    """First blocks of a sequence that stay in GPU memory beside its window, where maintenance wants them."""
     kept: int = 0
-    """Entries of a sequence in a decode step at most, where upkeep drops the others after the prompt."""
+    """Entries of a sequence in a decode step at most, where maintenance drops the others after the prompt."""
     near_scales: bool = False
     """Whether scales and minima of blocks that lie in DRAM in 8 bits lie in GPU memory too, for single entries."""
     lag: int = 0
     """Tokens for which a block that leaves the window is still attended there; the window is a block larger then."""
     host_extra: float = 0.0
-    """DRAM that the upkeep may take beside every block there, as a share of the block."""
+    """DRAM that the maintenance may take beside every block there, as a share of the block."""
 
     reading: int = 0
     """Bytes that a token takes while its prompt is read, beside what stays: in DRAM, where GPU memory has no room."""

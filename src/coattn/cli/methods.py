@@ -40,7 +40,7 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
         print_json({"methods": rows})
         return
     table = Table(title="Methods: one part per axis")
-    for column in ("method", "exact", "cache + index", "select", "place", "schedule + upkeep", "what it does"):
+    for column in ("method", "exact", "cache + index", "select", "executor", "schedule + maintenance", "what it does"):
         table.add_column(column)
     for row in rows:
         exact = "yes" if row["exact"] else "no"
@@ -49,8 +49,8 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
             exact,
             _pair(row, "cache", "index"),
             row["select"],
-            row["place"],
-            _pair(row, "schedule", "upkeep"),
+            row["executor"],
+            _pair(row, "schedule", "maintenance"),
             row["summary"],
         )
     out.print(table)

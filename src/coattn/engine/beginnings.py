@@ -35,7 +35,7 @@ class Beginnings:
         """Whether a block is in one sequence at a time: what is kept beside it is that sequence's."""
         self.block = next(group.cache.block for group in reversed(runtime.groups))
         # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
-        self.listens = 1 if self.exact else max(2, *(group.upkeep.listens for group in runtime.groups))
+        self.listens = 1 if self.exact else max(2, *(group.maintenance.listens for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
         self.prefixes = Prefixes(placing.tables, self.block)
 
@@ -66,7 +66,7 @@ class Beginnings:
         if self.not_shared is not None or request.given is not None:
             return {}
         if self.alone or any(group.cache.spec.host_extra for group in self.runtime.groups):
-            return {}  # what the upkeep keeps beside a block is each sequence's own
+            return {}  # what the maintenance keeps beside a block is each sequence's own
         trail = self.follow(request)
         self._extend(request, trail)
         low, high = 0, self._most(request)

@@ -14,7 +14,7 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.keep import Kept
 from coattn.engine.prefix import Node
 from coattn.errors import InputError
-from coattn.step.runtime import Group, Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ def unpack(runtime: Runtime, tensors: Mapping[str, Tensor], tokens: list[int], c
     return Parked(tokens, clean, groups)
 
 
-def averages_of(group: Group) -> dict[int, Any]:
+def averages_of(group: LayerGroup) -> dict[int, Any]:
     """By layer: what its index keeps up for every entry of the GPU's blocks."""
     found = {layer: group.index.observed(layer) for layer in group.cache.spec.layers}
     return {layer: average.values for layer, average in found.items() if average is not None}
@@ -106,7 +106,7 @@ OWN = ("window", "averages", "recent_k", "recent_v", "count")
 """Tensors of a slot, beside those of blocks."""
 
 
-def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
+def _check(group: LayerGroup, own: Mapping[str, Tensor], tokens: int) -> int:
     """Raises InputError where a tensor is missing, or is not what this cache would have -> blocks."""
     cache = group.cache
     count = int(own["count"]) if "count" in own and own["count"].numel() == 1 else tokens
@@ -134,19 +134,19 @@ def _check(group: Group, own: Mapping[str, Tensor], tokens: int) -> int:
     return blocks
 
 
-def _library(group: Group) -> Any:
+def _library(group: LayerGroup) -> Any:
     """Codebooks by which stored keys are known to every sequence; None where there are none."""
     found: Any = getattr(group.index, "books", None)
     return None if group.index.by_sequence else found
 
 
-def _books(group: Group) -> dict[int, Tensor]:
+def _books(group: LayerGroup) -> dict[int, Tensor]:
     books = _library(group)
     found: dict[int, Tensor] = {} if books is None else books.known()
     return found
 
 
-def memories(group: Group) -> dict[str, BlockMemory]:
+def memories(group: LayerGroup) -> dict[str, BlockMemory]:
     """Where the blocks of the cache's table lie, and what an index keeps of each."""
     table = keep.table_of(group.cache)
     if table is None:

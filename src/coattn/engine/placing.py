@@ -40,7 +40,7 @@ class Placing:
         return cache.left.oldest(free) if found is None else found
 
     def put(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
-        """step: what the sequence looks like to upkeep that hears of it now."""
+        """step: what the sequence looks like to maintenance that hears of it now."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
             copied = keep.put(group.cache, slot, tokens, own, averages_of(group))
             self._counts["copied_bytes"] += sum(copied)
@@ -49,7 +49,7 @@ class Placing:
             self.tell(slot, tokens, step)
 
     def tell(self, slot: int, tokens: int, step: Step) -> None:
-        """Upkeep and index hear of a sequence that they have not seen growing."""
+        """Maintenance and index hear of a sequence that they have not seen growing."""
         for group in self.runtime.groups:
-            group.upkeep.plan(step)
+            group.maintenance.plan(step)
             group.index.truncate(slot, tokens)

@@ -287,11 +287,11 @@ class Reuse:
             self.waiting.drop(before)
 
     def _unread(self, request: Request, own: bool) -> int:
-        """Last tokens that a sequence reads when it goes on: a turn at least two, which upkeep hears as a turn. A
-        request that has lost its slot reads what upkeep has to hear again, or nothing."""
+        """Last tokens that a sequence reads when it goes on: a turn at least two, which maintenance hears as a turn. A
+        request that has lost its slot reads what maintenance has to hear again, or nothing."""
         if not own:
             return 2
-        heard = max(group.upkeep.listens for group in self.runtime.groups)
+        heard = max(group.maintenance.listens for group in self.runtime.groups)
         return (max(2, heard) if heard else 1) if request.output else self.beginnings.listens
 
     def _reclaim(self, table: BlockTable, blocks: int) -> None:

@@ -52,7 +52,7 @@ class TokenPool:
     `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of these in the last step, as a sketch estimates
     it, or infinity, and as it was, of pieces. pins: first places that are never given away.
 
-    Writers: the upkeep that fills it; in a decode step `score_sketch` (age, best, COLD), `bound_scores` (above, told),
+    Writers: maintenance (fills it); in a decode step `score_sketch` (age, best, COLD), `bound_scores` (above, told),
     `attend_near` (heard), `attend_scored` (coming, read), then `bring` and `renew_pool` (the rest), beside what
     follows. Readers: the layer's attention; the step after.
     """

@@ -29,7 +29,7 @@ from coattn.parts.index.codes.index import Codes
 from coattn.parts.index.digests import Digests
 from coattn.parts.index.none import NoIndex
 from coattn.parts.maintenance.entries.entries import Entries
-from coattn.parts.maintenance.none import NoUpkeep
+from coattn.parts.maintenance.none import NoMaintenance
 from coattn.parts.maintenance.recall.recall import Recall
 from coattn.parts.schedule.inline import Inline
 from coattn.parts.schedule.layer_ahead import LayerAhead
@@ -71,7 +71,7 @@ _ALL: tuple[type[Part], ...] = (
     Inline,
     SameLayer,
     LayerAhead,
-    NoUpkeep,
+    NoMaintenance,
     Recall,
     Entries,
     LastQueries,
@@ -82,7 +82,7 @@ _ALL: tuple[type[Part], ...] = (
     Fit,
 )
 
-AXES = ("cache", "index", "select", "place", "schedule", "upkeep")
+AXES = ("cache", "index", "select", "executor", "schedule", "maintenance")
 PARTS: dict[str, dict[str, type[Part]]] = {
     axis: {part.name: part for part in _ALL if part.axis == axis} for axis in AXES
 }

@@ -16,7 +16,7 @@ from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.executor.gpu import Gpu
 from coattn.parts.index.base import Index
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
 from coattn.parts.select.base import Select
 
@@ -27,21 +27,21 @@ ORIGIN = {
     "averages": "an index of moving averages",
     "codes": "an index of codes",
     "digests": "an index of digests",
-    "entries": "upkeep that lists the entries that stay",
-    "positions": "upkeep that lists the positions of a prompt that stay",
+    "entries": "maintenance that lists the entries that stay",
+    "positions": "maintenance that lists the positions of a prompt that stay",
     "picks": "a selection rule that picks blocks by digests",
     "keeps_entries": "a selection rule that says which entries stay, such as maw_threshold",
     "keeps_positions": "a selection rule that says which positions of a prompt stay, such as prompt_top",
     "evictable": "a cache from which entries can be dropped, such as evicting",
-    "evicts": "upkeep that drops entries",
+    "evicts": "maintenance that drops entries",
     "weights": "an index of weights",
     "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
     "cpu": "the CPU as the place",
     "pull": "the GPU as the place, over PCIe (pull)",
     "partial_keys": "an index of partial keys",
-    "hears_queries": "upkeep that gives the index the queries of the first prompt",
+    "hears_queries": "maintenance that gives the index the queries of the first prompt",
     "prompt_codes": "an index of codes of each prompt's own",
-    "prompt_books": "upkeep that makes codebooks of each prompt",
+    "prompt_books": "maintenance that makes codebooks of each prompt",
 }
 """What a need means, for people."""
 WHERE = {
@@ -56,15 +56,15 @@ WHERE = {
 @dataclass(frozen=True)
 class Method:
     """A row of the table. Four questions: what is kept where and remembered (cache, index), what is attended (select),
-    who attends to what lies in DRAM (place), and when (schedule, upkeep)."""
+    who attends to what lies in DRAM (executor), and when (schedule, maintenance)."""
 
     name: str
     cache: str
     select: str
-    place: str = "gpu"
+    executor: str = "gpu"
     schedule: str = "inline"
     index: str = "none"
-    upkeep: str = "none"
+    maintenance: str = "none"
     summary: str = ""
     paper: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -121,17 +121,17 @@ class Parts:
     config: CacheConfig
     index: Index
     select: Select
-    place: Executor
+    executor: Executor
     schedule: Schedule
-    upkeep: Upkeep
+    maintenance: Maintenance
 
     def most(self) -> int | None:
         """Entries that a KV head attends to at most in a decode step, where the rule has such a number."""
         return self.select.most()
 
     def all(self) -> tuple[Part, ...]:
-        """Cache, index, rule, place, schedule, upkeep."""
-        return self.config, self.index, self.select, self.place, self.schedule, self.upkeep
+        """Cache, index, rule, executor, schedule, maintenance."""
+        return self.config, self.index, self.select, self.executor, self.schedule, self.maintenance
 
 
 def compose(method: Method, **overrides: Any) -> Composed:
@@ -153,19 +153,19 @@ def compose(method: Method, **overrides: Any) -> Composed:
     parts = composed.build()  # they check their own values
     for part in parts.all():
         part.check(parts.config)
-    nobody = parts.select.works(parts.config) - Gpu.runs - parts.place.runs
+    nobody = parts.select.works(parts.config) - Gpu.runs - parts.executor.runs
     if nobody:
         where = ", ".join(WHERE[kind] for kind in sorted(nobody))
         raise MethodError(
             f"Method {method.name!r} does not fit together: with these parameters rule {method.select!r} selects "
-            f"entries {where}, which place {method.place!r} does not attend to.",
-            "Set place to one that does; `coattn methods` shows rows that fit.",
+            f"entries {where}, which executor {method.executor!r} does not attend to.",
+            "Set executor to one that does; `coattn methods` shows rows that fit.",
         )
     form = getattr(parts.config, "host_dtype", "model")
-    if form != "model" and parts.select.works(parts.config) & parts.place.runs - parts.place.runs_packed:
+    if form != "model" and parts.select.works(parts.config) & parts.executor.runs - parts.executor.runs_packed:
         raise ConfigError(
-            f"host_dtype is {form!r}, but place {method.place!r} (method {method.name}) attends to whole blocks in the "
-            "model's own numbers only.",
+            f"host_dtype is {form!r}, but executor {method.executor!r} (method {method.name}) attends to whole blocks "
+            "in the model's own numbers only.",
             "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
     exact = all(part.is_exact() for part in parts.all()) and blockwise is None

@@ -13,7 +13,7 @@ from coattn.types import LayerShape, Selection, Step
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """A query over what a cache holds."""
 
     layer: int

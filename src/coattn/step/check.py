@@ -18,11 +18,11 @@ from coattn.cache.ledger import Ledger
 from coattn.kernels.blockwise import NAMES
 from coattn.method.row import Composed, Method, compose
 from coattn.step.probe import Probe
-from coattn.step.runtime import Group, Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import LayerShape, Rope, Selection, Step
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
 
 TOKENS = 224
@@ -78,7 +78,7 @@ class Counting(Probe):
 
     most_attended = 0
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         rows = call.step.seqs
         lists = [part.in_reach(rows).tokens.cpu() for part in (selection.gpu, selection.host) if part is not None]
         if selection.rows is not None:

@@ -14,10 +14,10 @@ from coattn.method.table import SLIDING
 from coattn.parts.executor.gpu import Gpu
 from coattn.parts.handover.base import Hand
 from coattn.parts.handover.threads import Threads
-from coattn.step.layer_group import Group
+from coattn.step.layer_group import LayerGroup
 
 
-def make_groups(composed: Composed, spec: CacheSpec) -> list[Group]:
+def make_groups(composed: Composed, spec: CacheSpec) -> list[LayerGroup]:
     """Groups that are not open yet, sliding windows first, then the method's. Raises BudgetError for what they need.
 
     spec: of all layers of the model. Layers that look back a fixed number of tokens by themselves have a bounded
@@ -37,16 +37,16 @@ def make_groups(composed: Composed, spec: CacheSpec) -> list[Group]:
     return found
 
 
-def _make(parts: Parts, spec: CacheSpec) -> Group:
-    spec = parts.upkeep.wants(spec, parts.config, parts.index, parts.select)
+def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:
+    spec = parts.maintenance.wants(spec, parts.config, parts.index, parts.select)
     cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
     gpu = Gpu()
-    place = gpu if parts.place.name == gpu.name else parts.place
+    place = gpu if parts.executor.name == gpu.name else parts.executor
     hand = Threads() if spec.device.type == "cuda" else Hand()
-    return Group(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.upkeep, hand)
+    return LayerGroup(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.maintenance, hand)
 
 
-def _require(groups: Sequence[Group], composed: Composed, spec: CacheSpec) -> None:
+def _require(groups: Sequence[LayerGroup], composed: Composed, spec: CacheSpec) -> None:
     # in an engine, the least is for the shortest of sequences; what a longer one needs is said when it comes
     amount = _amount(spec.seqs, None if spec.fixed else spec.tokens)
     for section in sorted({group.section for group in groups}):
@@ -54,10 +54,10 @@ def _require(groups: Sequence[Group], composed: Composed, spec: CacheSpec) -> No
         spec.ledger.part(section).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
 
 
-def _least_bytes(group: Group) -> int:
+def _least_bytes(group: LayerGroup) -> int:
     """Of the GPU tier, what it cannot do without."""
     spec, config = group.cache.spec, group.cache.config
-    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.place.min_gpu_bytes(spec, config)
+    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.executor.min_gpu_bytes(spec, config)
 
 
 def _amount(seqs: int, tokens: int | None) -> str:

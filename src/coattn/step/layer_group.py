@@ -19,7 +19,7 @@ from coattn.parts.executor.base import Executor
 from coattn.parts.executor.gpu import Gpu
 from coattn.parts.handover.base import Hand
 from coattn.parts.index.base import Index
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Selection, Step
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Group:
+class LayerGroup:
     """The parts of one running method, for layers of one kind."""
 
     cache: KVCache
     index: Index
     select: Select
     gpu: Gpu
-    place: Executor
+    executor: Executor
     """Who attends to what lies in DRAM; the GPU's own executor where nothing does."""
     schedule: Schedule
-    upkeep: Upkeep
+    maintenance: Maintenance
     hand: Hand
     """Of steps that are not captured."""
     table: StepTable | None = None
@@ -54,16 +54,16 @@ class Group:
     audit: Audit | None = None
     """What is measured of the rule's promise, where it makes one."""
     _heard: list[tuple[dict[int, Any], int, Any]] = field(init=False, repr=False, default_factory=list)
-    """What upkeep knew of prompts before the step that reads them now: memories, sequences, and what was there."""
+    """What maintenance knew of prompts before the step that reads them now: memories, sequences, and what was there."""
     _closers: list[Callable[[], None]] = field(init=False, repr=False, default_factory=list)
 
     def all(self) -> tuple[Part, ...]:
         """Every part, the cache's configuration first."""
-        return self.cache.config, self.index, self.select, self.gpu, self.place, self.schedule, self.upkeep
+        return self.cache.config, self.index, self.select, self.gpu, self.executor, self.schedule, self.maintenance
 
     @property
     def executors(self) -> tuple[Executor, ...]:
-        return (self.gpu, self.place)
+        return (self.gpu, self.executor)
 
     @property
     def section(self) -> int:
@@ -90,15 +90,15 @@ class Group:
         finally:
             ledger.give("gpu", kept)
         self._closers.append(self.cache.release)
-        for part in (self.index, self.upkeep, self.select, self.gpu, self.place, self.schedule):
+        for part in (self.index, self.maintenance, self.select, self.gpu, self.executor, self.schedule):
             self._closers.append(part.release)
         self._closers.append(self.hand.close)
         self.index.open(self.cache)
         self.gpu.open(self.cache)
-        if self.place is not self.gpu:
-            self.place.open(self.cache)
-        self.upkeep.open(self.cache, self.index, self.select)
-        self.select.open(self.cache, self.index, self.upkeep)
+        if self.executor is not self.gpu:
+            self.executor.open(self.cache)
+        self.maintenance.open(self.cache, self.index, self.select)
+        self.select.open(self.cache, self.index, self.maintenance)
         self.schedule.open(self.executors)
         if self.select.target and self.cache.host is not None and self.cache.spec.device.type != "meta":
             self.audit = Audit(self.cache, self.select)
@@ -121,8 +121,8 @@ class Group:
         """The part that is the reason why a decode step cannot take chunks of prompts along, and why."""
         if any(self.schedule.predicts(layer) for layer in self.cache.spec.layers):
             return f"schedule {self.schedule.name!r}: queries are predicted for decode steps by themselves"
-        if self.place.asynchronous and self.cache.host is not None and self.cache.spec.device.type == "cuda":
-            return f"place {self.place.name!r}: what the CPU does is faster in a captured step"
+        if self.executor.asynchronous and self.cache.host is not None and self.cache.spec.device.type == "cuda":
+            return f"executor {self.executor.name!r}: what the CPU does is faster in a captured step"
         return None
 
     # the life of a step
@@ -134,9 +134,11 @@ class Group:
         for part in parts:
             if part.phase is not Phase.DECODE:
                 self._heard = [
-                    (memory, slot, copy(memory.get(slot))) for slot in part.slots for memory in self.upkeep.heard_of()
+                    (memory, slot, copy(memory.get(slot)))
+                    for slot in part.slots
+                    for memory in self.maintenance.heard_of()
                 ]
-            self.upkeep.plan(part)
+            self.maintenance.plan(part)
 
     def tabulate(self, step: Step) -> None:
         """Its table is that of a decode step which the cache has planned."""
@@ -162,7 +164,7 @@ class Group:
         assert rows <= memory.batch, f"{rows} rows in a table of {memory.batch}"
         if memory.device.type == "cuda" and host:
             if self.mailboxes is None:
-                pulls = "host" in self.place.runs and not self.place.asynchronous
+                pulls = "host" in self.executor.runs and not self.executor.asynchronous
                 self.mailboxes = office().open(self.cache, pulls)
             hand = self.mailboxes
         self.table = StepTable(memory, rows, self.cache.block, host, hand)
@@ -177,7 +179,7 @@ class Group:
         """The step is over: its tokens are history now."""
         self.cache.commit(step)
         self.index.commit(step)
-        self.upkeep.commit(step)
+        self.maintenance.commit(step)
         if step.phase is not Phase.DECODE:
             self._heard = []
         if self.audit is not None and step.phase is Phase.DECODE:
@@ -185,7 +187,7 @@ class Group:
 
     def abort(self, step: Step, undo: Undo) -> set[int]:
         """A step that was planned did not happen -> sequences that are not what they were before it."""
-        torn = self.cache.abort(step, undo.ran) | self.upkeep.abort(step, undo.replayed)
+        torn = self.cache.abort(step, undo.ran) | self.maintenance.abort(step, undo.replayed)
         if step.phase is not Phase.DECODE:
             for memory, slot, known in self._heard:
                 memory.pop(slot, None) if known is None else memory.update({slot: known})
@@ -201,6 +203,6 @@ class Group:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         if self.audit is not None:
             self.audit.truncate(slot, keep)
-        self.upkeep.truncate(slot, length, keep)
+        self.maintenance.truncate(slot, length, keep)
         self.cache.truncate(slot, length, keep)
         self.index.truncate(slot, keep)

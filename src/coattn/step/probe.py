@@ -10,9 +10,9 @@ from torch import Tensor
 from coattn.types import Selection, Step
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group, Runtime
+    from coattn.step.runtime import LayerGroup, Runtime
 
 
 class Probe:
@@ -33,7 +33,7 @@ class Probe:
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         """A layer is about to attend: q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed."""
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         """What a layer of a decode step attends to, and the results before they are merged."""
 
     def output(self, step: Step, layer: int, out: Tensor) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from coattn.kernels.blockwise import Blockwise, Prompt
 from coattn.kernels.merge import merge_rows, merge_states
 from coattn.kernels.prefill import extend, follow, look_back, prefill
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.schedule.base import executor_of, nothing
 from coattn.state import AttnState
-from coattn.step.layer_group import Group
+from coattn.step.layer_group import LayerGroup
 from coattn.types import LayerShape, Step
 
 
@@ -25,7 +25,9 @@ class Reading:
         self.prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
 
-    def extend(self, group: Group, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def extend(
+        self, group: LayerGroup, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
         """Attention output like q `[tokens, q_heads, d]`, packed; k and v `[tokens, kv_heads, d]` are stored."""
         parts = [
             self._read(group, step, i, layer, q[start:end], k[start:end], v[start:end], scale)
@@ -33,7 +35,7 @@ class Reading:
             if start < end
         ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty_like(q)
-        group.upkeep.hear(layer, q, step, scale)
+        group.maintenance.hear(layer, q, step, scale)
         group.store(layer, k, v, step)
         return out
 
@@ -43,7 +45,7 @@ class Reading:
             del self.prompts[key]
 
     def _read(
-        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+        self, group: LayerGroup, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
         """The step's tokens of its i-th sequence."""
         prompt = self._prompt(step.slots[i], layer, step.history[i])
@@ -57,7 +59,7 @@ class Reading:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read_exactly(
-        self, group: Group, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+        self, group: LayerGroup, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
         """q: of all, or of the last of the sequence's new tokens."""
         shape, alone = self.layers[layer], step.alone(i)
@@ -70,7 +72,7 @@ class Reading:
             keys, values = torch.cat([history.k, k]), torch.cat([history.v, v])
             state = look_back(q, keys, values, scale, shape, history.window, history.sinks, history.position)
         else:
-            call = Call(layer, shape, q[None], scale, alone, group.cache, group.index)
+            call = AttentionCall(layer, shape, q[None], scale, alone, group.cache, group.index)
             seen = _attend_history(group, call, last=step.seqs > 1)
             own = extend(q, k, v, scale, shape)
             state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
@@ -86,7 +88,7 @@ class Reading:
         return found if found is not None and found.length == history else None
 
 
-def _attend_history(group: Group, call: Call, last: bool) -> AttnState:
+def _attend_history(group: LayerGroup, call: AttentionCall, last: bool) -> AttnState:
     """Many queries over what a sequence has stored. last: the next layer is not what comes next."""
     layers = list(group.cache.spec.layers)
     following = layers.index(call.layer) + 1

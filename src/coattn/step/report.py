@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from coattn.step.layer_group import Group
+from coattn.step.layer_group import LayerGroup
 from coattn.types import Step, Tier
 
 
-def reports(groups: Sequence[Group], step: Step) -> list[dict[str, Any]]:
+def reports(groups: Sequence[LayerGroup], step: Step) -> list[dict[str, Any]]:
     """What the parts of each group say of the last decode step. May wait for the GPU."""
     return [_report(group, step) for group in groups]
 
 
-def report(groups: Sequence[Group], said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def report(groups: Sequence[LayerGroup], said: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The `reports` of groups as one; of the method's own layers where they say the same.
 
     Where those lie on several devices, bytes are added up and other numbers are the mean over the layers.
@@ -31,7 +31,7 @@ def report(groups: Sequence[Group], said: Sequence[dict[str, Any]]) -> dict[str,
     return found
 
 
-def attended(groups: Sequence[Group], step: Step, said: Sequence[dict[str, Any]]) -> tuple[int, int]:
+def attended(groups: Sequence[LayerGroup], step: Step, said: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
 
     said: the groups' `reports`. Codes that are scored on the GPU count there, by their bytes.
@@ -48,7 +48,7 @@ def attended(groups: Sequence[Group], step: Step, said: Sequence[dict[str, Any]]
     return round(gpu), round(host)
 
 
-def token_bytes(groups: Iterable[Group]) -> tuple[int, int]:
+def token_bytes(groups: Iterable[LayerGroup]) -> tuple[int, int]:
     """Bytes of one token of all layers, on the GPU and in DRAM."""
     gpu = host = 0
     for group in groups:
@@ -58,7 +58,7 @@ def token_bytes(groups: Iterable[Group]) -> tuple[int, int]:
     return gpu, host
 
 
-def bytes_for(groups: Iterable[Group], tokens: int) -> dict[Tier, int]:
+def bytes_for(groups: Iterable[LayerGroup], tokens: int) -> dict[Tier, int]:
     """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
     total: dict[Tier, int] = {}
     for group in groups:
@@ -67,7 +67,7 @@ def bytes_for(groups: Iterable[Group], tokens: int) -> dict[Tier, int]:
     return total
 
 
-def free_bytes(groups: Sequence[Group]) -> dict[Tier, int | None]:
+def free_bytes(groups: Sequence[LayerGroup]) -> dict[Tier, int | None]:
     """Bytes per tier that sequences can still be given; None: no limit.
 
     A sequence takes of all devices in the same proportion: the fullest says how much more of it there can be.
@@ -86,7 +86,7 @@ def free_bytes(groups: Sequence[Group]) -> dict[Tier, int | None]:
     return found
 
 
-def fullest(groups: Sequence[Group], tier: Tier) -> tuple[str, float]:
+def fullest(groups: Sequence[LayerGroup], tier: Tier) -> tuple[str, float]:
     """Of several devices, the one with the least room for more of a sequence, and its share of a sequence's bytes.
 
     DRAM belongs to none of them.
@@ -105,18 +105,18 @@ def fullest(groups: Sequence[Group], tier: Tier) -> tuple[str, float]:
     return sections[k][0].cache.spec.ledger.device, share
 
 
-def _sections(groups: Sequence[Group]) -> list[list[Group]]:
+def _sections(groups: Sequence[LayerGroup]) -> list[list[LayerGroup]]:
     return [[g for g in groups if g.section == section] for section in sorted({g.section for g in groups})]
 
 
-def _share(groups: Sequence[Group], own: Sequence[Group], tier: Tier) -> float:
+def _share(groups: Sequence[LayerGroup], own: Sequence[LayerGroup], tier: Tier) -> float:
     """Of the bytes that a sequence takes, those in one section."""
     many = 1024 * max(group.cache.block for group in groups)
     whole = bytes_for(groups, many).get(tier, 0)
     return bytes_for(own, many).get(tier, 0) / whole if whole else 0.0
 
 
-def _free(groups: Iterable[Group]) -> dict[Tier, int | None]:
+def _free(groups: Iterable[LayerGroup]) -> dict[Tier, int | None]:
     found: dict[Tier, int | None] = {}
     for group in groups:
         for tier, count in group.cache.free_bytes().items():
@@ -125,7 +125,7 @@ def _free(groups: Iterable[Group]) -> dict[Tier, int | None]:
     return found
 
 
-def _report(group: Group, step: Step) -> dict[str, Any]:
+def _report(group: LayerGroup, step: Step) -> dict[str, Any]:
     """Of one group; entries attended among it."""
     cache = group.cache
     gpu, host = 0.0, 0

@@ -18,10 +18,10 @@ from coattn.cache.step_table import StepTable
 from coattn.kernels.merge import merge_output
 from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.step import report as counts
 from coattn.step.grouping import make_groups
-from coattn.step.layer_group import Group as Group
+from coattn.step.layer_group import LayerGroup as LayerGroup
 from coattn.step.probe import Probe
 from coattn.step.prompt import Reading
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
@@ -77,9 +77,9 @@ class Runtime:
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
         self.between: Callable[[], None] | None = None
         """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
-        self.groups: list[Group] = []
+        self.groups: list[LayerGroup] = []
         """Of layers of one kind: sliding windows first, then the method's."""
-        self._by_layer: dict[int, Group] = {}
+        self._by_layer: dict[int, LayerGroup] = {}
         self.reading = Reading(layers, composed.blockwise)
         self.office: PostOffice | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
@@ -230,24 +230,24 @@ class Runtime:
         states = group.schedule.run(call, selection)
         selection.ready()
         self._tell(lambda probe: probe.selected(group, call, selection, states))
-        if group.index.beside or group.upkeep.beside:
+        if group.index.beside or group.maintenance.beside:
             self._go_on_later(group, layer, table, q.device, step.tokens)
         out = merge_output(states, q)
         if group.audit is not None:
             self._note(group.audit, call, selection, states, out)
         return out
 
-    def _go_on_later(self, group: Group, layer: int, table: StepTable, device: torch.device, tokens: int) -> None:
+    def _go_on_later(self, group: LayerGroup, layer: int, table: StepTable, device: torch.device, tokens: int) -> None:
         """What a layer leaves for the next step: once the step cannot fail any more, or beside what is captured."""
 
         def work() -> None:
-            group.upkeep.after(layer, table)
+            group.maintenance.after(layer, table)
 
         if self._undo.eager:
             self._undo.later.append((device, work))
             return
         self._put_off = work
-        patient = group.upkeep.patient and tokens > 1
+        patient = group.maintenance.patient and tokens > 1
         if not (patient and self._same_place(layer + 1, layer)):
             self._catch_up(device)
 
@@ -264,7 +264,7 @@ class Runtime:
         if work is not None:
             self._side.run(device, work)
 
-    def _note(self, audit: Audit, call: Call, selection: Selection, states: list[Any], out: Tensor) -> None:
+    def _note(self, audit: Audit, call: AttentionCall, selection: Selection, states: list[Any], out: Tensor) -> None:
         table = call.table
         assert table is not None
         self._side.run(out.device, lambda: audit.note(call, table, selection, states, out))
@@ -301,8 +301,8 @@ class Runtime:
         selection = group.predicted[layer] = group.select.pick(call)
         group.schedule.predict(call, selection)
 
-    def _call(self, group: Group, layer: int, q: Tensor, scale: float, step: Step) -> Call:
-        return Call(layer, self.layers[layer], q[:, None], scale, step, group.cache, group.index, group.table)
+    def _call(self, group: LayerGroup, layer: int, q: Tensor, scale: float, step: Step) -> AttentionCall:
+        return AttentionCall(layer, self.layers[layer], q[:, None], scale, step, group.cache, group.index, group.table)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -325,13 +325,13 @@ class Runtime:
     def import_kv(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
         """Stores keys and values that somebody else has computed, packed as the step that has begun.
 
-        q: the queries of the same tokens, where they are known; upkeep that chooses by them hears them.
+        q: the queries of the same tokens, where they are known; maintenance that chooses by them hears them.
         """
         assert self.step is not None, "begin() comes first"
         group, device = self._by_layer[layer], self.layers[layer].device
         self._undo.ran = True
         if q is not None:
-            group.upkeep.hear(layer, q.to(device), self.step, scale)
+            group.maintenance.hear(layer, q.to(device), self.step, scale)
         group.store(layer, k.to(device), v.to(device), self.step)
 
     def commit(self) -> None:
@@ -355,7 +355,7 @@ class Runtime:
         """The step that has begun will be replayed, and a part of it that is not the GPU's may fail: what its layers
         change in place is kept until it is over."""
         for group in self.groups:
-            if group.place.asynchronous and group.cache.host is not None and group.table is not None:
+            if group.executor.asynchronous and group.cache.host is not None and group.table is not None:
                 self._undo.back += group.index.saved(tuple(group.cache.spec.layers), group.table)
 
     def replaying(self) -> None:
@@ -412,7 +412,7 @@ class Runtime:
 
     def busy(self) -> set[int]:
         """Sequences that a decode step would have to wait for."""
-        return {slot for group in self.groups for slot, job in group.upkeep.busy.items() if not job.done()}
+        return {slot for group in self.groups for slot, job in group.maintenance.busy.items() if not job.done()}
 
     def tiered(self) -> bool:
         """Whether anything can lie in DRAM."""

@@ -110,7 +110,7 @@ def test_nothing_is_picked_at_a_layers_own_turn() -> None:
     attended: list[Any] = []
     run = group.gpu.run
     group.gpu.run = lambda call, work: attended.append((call, work)) or run(call, work)  # type: ignore[method-assign, func-returns-value]
-    residency = group.upkeep.residency  # type: ignore[attr-defined]
+    residency = group.maintenance.residency  # type: ignore[attr-defined]
     world.step((1, 1), other)  # the first step after a prompt chooses residents
     scored.clear()
     attended.clear()

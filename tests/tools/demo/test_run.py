@@ -14,9 +14,9 @@ from coattn.cli.demo import why
 from coattn.errors import InputError
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import prefill
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.step.runtime import Group
+from coattn.step.runtime import LayerGroup
 from coattn.tools.demo.prompt import FACT, plant
 from coattn.tools.demo.run import BOOK, ENTRIES, Asked, check_cap, run_demo
 from coattn.tools.demo.seen import Names, Seen
@@ -86,7 +86,7 @@ class Counting(Seen):
 
     listed = 0
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         super().selected(group, call, selection, states)
         for part in (selection.gpu, selection.host):
             if part is not None:

@@ -55,7 +55,7 @@ def needed(size: Size, composed: Composed) -> int:
     with _opened(size, composed) as (runtime, ledger):
         found = ledger.held["gpu"] - reading_bytes(runtime)
         for group in runtime.groups:
-            staging = group.place.staging
+            staging = group.executor.staging
             if staging is not None:
                 found -= staging.blocks * staging.unit
             if staging is not None or (size.on_gpu and group.cache.config.host == "kv"):

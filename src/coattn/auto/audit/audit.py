@@ -27,7 +27,7 @@ from coattn.auto.floors import Floors
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable, TableMemory
 from coattn.kernels.note_case import NotedCase, note_case
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.parts.select.base import Select
 from coattn.types import Selection, Step
@@ -116,12 +116,16 @@ class Audit:
             self._chosen = None
             log.warning("an audit failed", exc_info=self.failed == 1)
 
-    def note(self, call: Call, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor) -> None:
+    def note(
+        self, call: AttentionCall, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor
+    ) -> None:
         """A layer of the step has attended; on a GPU this runs beside what follows, until `joined`."""
         with self._dropping():
             self._note(call, table, selection, states, out)
 
-    def _note(self, call: Call, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor) -> None:
+    def _note(
+        self, call: AttentionCall, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor
+    ) -> None:
         scored = [work.kind == "scored" for work in selection.works]
         if not any(scored):
             return

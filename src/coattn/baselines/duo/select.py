@@ -14,14 +14,14 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.errors import ConfigError
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, LayerShape, Selection, Step
 from coattn.units import ceil_div
 
 if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
 
 ALTERNATE = "alternate"
 
@@ -61,8 +61,8 @@ class RetrievalHeads(Select):
         if config.host is not None:
             raise ConfigError(f"Rule {self.name!r} attends in GPU memory only.", "Set cache to gpu.")
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+        super().open(cache, index, maintenance)
         layers = cache.spec.layers
         labels = self._alternate(layers) if self._labels is None else self._labels.of(layers, str(self.heads))
         for i, shape in layers.items():
@@ -83,7 +83,7 @@ class RetrievalHeads(Select):
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"recent": tokens}
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         listed, block = call.visible.gpu, self.cache.block
         if call.table is None or listed is None:
             return call.visible

@@ -17,7 +17,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.part import MOST
 from coattn.parts.index.base import Index
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.entries.weighing import weights_over
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class Evict(Upkeep):
+class Evict(Maintenance):
     """Base of both rules. Each KV head has as many entries as the others, and its own ones.
 
     A decode step's token is written after the entries that stay and attended with them. Then the least of them is

@@ -1,4 +1,4 @@
-"""Attention weights of stored entries, by which upkeep drops some: summed over all queries, or of the last one."""
+"""Attention weights of stored entries, by which maintenance drops some: summed over all queries, or of the last one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EntryMemory(BlockMemory):
 
 @dataclass
 class EntryWeights(Index):
-    """Base of both. The attention of decode steps keeps the weights up; upkeep does, for prompts and turns."""
+    """Base of both. The attention of decode steps keeps the weights up; maintenance does, for prompts and turns."""
 
     needs = frozenset({"evictable"})
     provides = frozenset({"weights"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.types import Step
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class FirstQueries(Upkeep):
+class FirstQueries(Maintenance):
     """Gives the index the queries of the first prompt, where it was given no file that it was made from before."""
 
     name = "first_queries"

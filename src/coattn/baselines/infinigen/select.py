@@ -12,7 +12,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.part import check_count, check_number
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.host_tokens import Choice, HostTokens
 from coattn.types import BlockList
@@ -52,14 +52,14 @@ class AlphaBelowMax(HostTokens):
         if self.count not in ("batch", "sequence"):
             raise ConfigError(f"count is {self.count!r}, but must be batch or sequence.", "Leave it out for batch.")
 
-    def open(self, cache: KVCache, index: Index, upkeep: Any) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
+        super().open(cache, index, maintenance)
         self._keys = cast("PartialKeys", index)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"alpha": 1e9, "budget": tokens, "share": 1.0, "count": "sequence"}
 
-    def choose(self, call: Call, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
+    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
         q, width = call.q[:, 0], host.longest
         far = self._keys.scores(call.layer, q, table, call.scale, width)
         # a query that is predicted comes before its own token's key: nobody scores that

@@ -50,7 +50,7 @@ class SubcodeMemory(BlockMemory):
 class PromptCodes(Index):
     """Of every full block in DRAM: its keys as codes, in codebooks that are clustered anew for every prompt.
 
-    Owner and writer: this index, when a block has become full, and the upkeep before the first decode step after a
+    Owner and writer: this index, when a block has become full, and the maintenance before the first decode step after a
     prompt. Reader: the rule.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.stored import stored_keys
 from coattn.types import Phase, Step
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class PromptBooks(Upkeep):
+class PromptBooks(Maintenance):
     """Clusters all keys of a sequence when a prompt or a turn has been read, and codes them anew."""
 
     name = "prompt_books"

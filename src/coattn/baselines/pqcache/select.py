@@ -12,7 +12,7 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.part import check_count, check_number
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.host_tokens import Choice, HostTokens
 from coattn.types import BlockList
@@ -45,8 +45,8 @@ class CodeTop(HostTokens):
         check_number("compress", self.compress, 0, 1, above=True)
         check_number("recent_share", self.recent_share, 0, 1)
 
-    def open(self, cache: KVCache, index: Index, upkeep: Any) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
+        super().open(cache, index, maintenance)
         self._codes = cast("PromptCodes", index)
 
     def works(self, config: CacheConfig) -> frozenset[str]:
@@ -55,7 +55,7 @@ class CodeTop(HostTokens):
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"sinks": tokens}
 
-    def choose(self, call: Call, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
+    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
         width, lens = host.longest, table.column("host_lens")[:, None]
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, width)
         # sizes are those of the prompt, positions are counted now

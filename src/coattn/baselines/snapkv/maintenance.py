@@ -11,7 +11,7 @@ from torch import Tensor
 from coattn.baselines.snapkv.select import PromptTop
 from coattn.cache.kv import KVCache
 from coattn.parts.index.base import Index
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.entries.weighing import weights_over
 from coattn.parts.maintenance.stored import stored_keys
 from coattn.parts.select.base import Select
@@ -27,7 +27,7 @@ class Heard(NamedTuple):
 
 
 @dataclass
-class LastQueries(Upkeep):
+class LastQueries(Maintenance):
     """Hears the last queries of a prompt or turn; before the next decode step, lists what the rule keeps by them.
 
     Nothing moves: a position that is not kept stays stored, and the next turn may choose it.

@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 from coattn.cache.kv import KVCache
 from coattn.errors import ConfigError
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.parts.select.top_tokens import at_places
@@ -20,7 +20,7 @@ from coattn.types import BlockList, Selection
 
 if TYPE_CHECKING:
     from coattn.baselines.snapkv.maintenance import LastQueries
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
 
 POOLS = ("max", "avg")
 
@@ -59,9 +59,9 @@ class PromptTop(Select):
         if self.pooling not in POOLS:
             raise ConfigError(f"pooling is {self.pooling!r}, but must be max or avg.", "Leave it out for max.")
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
-        super().open(cache, index, upkeep)
-        self._kept = cast("LastQueries", upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+        super().open(cache, index, maintenance)
+        self._kept = cast("LastQueries", maintenance)
 
     def is_exact(self) -> bool:
         return False
@@ -84,7 +84,7 @@ class PromptTop(Select):
         pooled: Tensor = pool(summed, self.kernel, stride=1, padding=self.kernel // 2)
         return pooled.mean(0)
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
         gpu, host = visible.gpu, visible.host
         if call.table is None:

@@ -65,13 +65,13 @@ def step(
     index: Any = parts.index
     select: Any = parts.select
     config: Any = parts.config
-    upkeep: Any = parts.upkeep
+    maintenance: Any = parts.maintenance
     near = min(context, config.window_blocks * config.block)
     scan = batch * max(0, context - near) * sum(s.kv_heads * index.planes(s) // 8 for s in whole)
-    small = upkeep.pool_dtype != "model" and not select.is_exact() and all(map(has_form, whole))
-    pool = pool_tokens(context, upkeep.pool_share, "int8" if small else "model")
+    small = maintenance.pool_dtype != "model" and not select.is_exact() and all(map(has_form, whole))
+    pool = pool_tokens(context, maintenance.pool_share, "int8" if small else "model")
     row = [PackedRows.token_bytes(s.kv_heads, s.head_dim) if small else s.token_bytes for s in whole]
-    pools = batch * (min(pool, upkeep.hot or HOT) if small else pool) * sum(row)
+    pools = batch * (min(pool, maintenance.hot or HOT) if small else pool) * sum(row)
     chosen = entries(select.floor, max(0, context - near))
     # codes alone cross, a byte a channel: their scales lie in GPU memory
     row = [shape.token_bytes // (shape.dtype.itemsize if config.host_dtype == "int8" else 1) for shape in whole]

@@ -11,7 +11,7 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
 from coattn.part import Part
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.staging import Staging
 from coattn.state import AttnState, Split
 from coattn.types import KINDS, Work
@@ -25,7 +25,7 @@ Result = Callable[[], State]
 class Executor(Part):
     """Computes attention over pieces of work of the kinds in `runs`, and hands back a state on the query's device."""
 
-    axis: ClassVar[str] = "place"
+    axis: ClassVar[str] = "executor"
     runs: ClassVar[frozenset[str]]
     """Of `types.KINDS`."""
     runs_packed: ClassVar[frozenset[str]] = frozenset(KINDS)
@@ -46,10 +46,10 @@ class Executor(Part):
         self.cache = cache
 
     @abstractmethod
-    def run(self, call: Call, work: Any) -> State:
+    def run(self, call: AttentionCall, work: Any) -> State:
         """Attention over one piece of work."""
 
-    def read(self, call: Call, work: Work, following: int | None) -> State:
+    def read(self, call: AttentionCall, work: Work, following: int | None) -> State:
         """The same for many queries a sequence: a prompt or a turn over the history.
 
         following: the layer that will be asked for the same work next, if that is known.

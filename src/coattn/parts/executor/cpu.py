@@ -18,7 +18,7 @@ from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.reference.weighted_sum import gather_rows
 from coattn.kernels.softcap import softcap
 from coattn.kernels.weighted_sum import weighted_sum
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.parts.executor.pull import Pull
 from coattn.state import AttnState
@@ -48,7 +48,7 @@ class Cpu(Executor):
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Pull().min_gpu_bytes(spec, config) if config.host == "kv" and spec.device.type == "cuda" else 0
 
-    def run(self, call: Call, work: BlockWork | RowWork) -> State:
+    def run(self, call: AttentionCall, work: BlockWork | RowWork) -> State:
         if isinstance(work, RowWork):
             own = to_host(work)
             self._taken[call.layer] = float(own.count.sum()) / own.count.shape[1]
@@ -65,12 +65,12 @@ class Cpu(Executor):
             state = attend(q, blocks, listed, call.scale, call.shape.softcap)
         return AttnState(state.out.to(call.q.device), state.lse.to(call.q.device))
 
-    def read(self, call: Call, work: Work, following: int | None) -> State:
+    def read(self, call: AttentionCall, work: Work, following: int | None) -> State:
         if self._reader is None or isinstance(work, RowWork):
             return super().read(call, work, following)
         return self._reader.read(call, work, following)
 
-    def blocks(self, call: Call, listed: BlockList) -> Tensor | PackedBlocks:
+    def blocks(self, call: AttentionCall, listed: BlockList) -> Tensor | PackedBlocks:
         """The memory that a list is of."""
         assert self.cache.host is not None
         return self.cache.host.memory.listed(call.layer) if listed.memory is None else listed.memory
@@ -83,7 +83,7 @@ class Cpu(Executor):
             self._reader.release()
             self._reader = None
 
-    def _sum(self, call: Call, work: RowWork) -> AttnState:
+    def _sum(self, call: AttentionCall, work: RowWork) -> AttnState:
         assert self.cache.host is not None
         weights, lse, values = work.weights, work.lse, self.cache.host.memory.values(call.layer)
         if work.rescored:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coattn.kernels.attend import attend
 from coattn.kernels.average import attend_averaging
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.state import AttnState
 from coattn.types import BlockWork, Term
@@ -19,7 +19,7 @@ class Gpu(Executor):
     name = "gpu"
     runs = frozenset({"gpu", "term"})
 
-    def run(self, call: Call, work: BlockWork | Term) -> State:
+    def run(self, call: AttentionCall, work: BlockWork | Term) -> State:
         if isinstance(work, Term):
             return AttnState(work.out, work.lse)
         if work.state is not None:

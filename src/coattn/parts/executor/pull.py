@@ -17,7 +17,7 @@ from coattn.kernels.attend_scored import Chosen, Lanes, attend_scored
 from coattn.kernels.merge import merge_states
 from coattn.kernels.streams import FIRST, SideStream
 from coattn.kernels.upload import upload
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.parts.executor.staging import Filling, Staging
 from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
@@ -77,7 +77,7 @@ class Pull(Executor):
             # sequences are read one after another
             self.staging.reserve(cache.spec.tokens // cache.block)
 
-    def run(self, call: Call, work: BlockWork | ScoredWork) -> State:
+    def run(self, call: AttentionCall, work: BlockWork | ScoredWork) -> State:
         assert self.cache.host is not None
         if isinstance(work, ScoredWork):
             memory, cap = self.cache.host.memory.listed(call.layer), call.shape.softcap
@@ -93,7 +93,7 @@ class Pull(Executor):
         memory = listed.memory if isinstance(listed.memory, Tensor) else whole
         return attend(call.q, memory, listed, call.scale, cap, stamp)
 
-    def read(self, call: Call, work: Work, following: int | None) -> State:
+    def read(self, call: AttentionCall, work: Work, following: int | None) -> State:
         assert isinstance(work, BlockWork)
         assert self.staging is not None, "there is a DRAM tier"
         listed = work.blocks

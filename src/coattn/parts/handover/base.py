@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import Executor, Result
     from coattn.types import Work
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Hand:
     """By what the steps of one group of layers hand over, and what runs beside their layers."""
 
-    def ask(self, executor: Executor, call: Call, work: Work) -> Result:
+    def ask(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         """Begins a piece of work of an asynchronous executor; the result fetches it."""
         state = executor.run(call, work)
         return lambda: state

@@ -19,7 +19,7 @@ from coattn.types import BlockWork, RowWork
 
 if TYPE_CHECKING:
     from coattn.cache.kv import KVCache
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import Executor, Result
     from coattn.types import Work
 
@@ -46,7 +46,7 @@ class Mailboxes(Hand):
     def section(self) -> int:
         return self.cache.spec.shape.section
 
-    def ask(self, executor: Executor, call: Call, work: Work) -> Result:
+    def ask(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         layer, layers, table = call.layer, dict(self.cache.spec.layers), call.table
         assert table is not None
         if isinstance(work, RowWork):

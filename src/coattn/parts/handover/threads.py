@@ -10,7 +10,7 @@ import torch
 from coattn.parts.handover.base import Hand
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import Executor, Result, State
     from coattn.types import Work
 
@@ -21,7 +21,7 @@ class Threads(Hand):
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
 
-    def ask(self, executor: Executor, call: Call, work: Work) -> Result:
+    def ask(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         """Runs beside what the GPU does next, once what is on the current stream so far is there."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "coattn-host")

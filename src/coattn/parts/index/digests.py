@@ -29,7 +29,7 @@ Rescore = Callable[[int, Scores, Rows], Scores]
 class Digests(Index):
     """The lowest and highest of every channel of a full block's keys: as much as one token a block.
 
-    Owner and writer: this index, or the upkeep that brings blocks in, when a block has become full. Reader: the rule,
+    Owner and writer: this index, or maintenance that brings blocks in, when a block has become full. Reader: the rule,
     from the next step on.
     """
 

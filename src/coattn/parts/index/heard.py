@@ -17,8 +17,8 @@ class Heard:
     """By layer a ring `[slots + 1, QUERIES, q_heads, d]` in the model's numbers: the query of a token lies at its
     position modulo QUERIES.
 
-    Owner: the index. Writers: the rule in decode steps, in every layer, and the upkeep between steps, with what prompts
-    and turns ended with. Reader: the upkeep, between steps. The last row is for padding rows.
+    Owner: the index. Writers: the rule in decode steps, in every layer, and maintenance between steps, with what
+    prompts and turns ended with. Reader: maintenance, between steps. The last row is for padding rows.
     """
 
     def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:

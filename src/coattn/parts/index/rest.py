@@ -18,8 +18,8 @@ class Rest:
     A query's score with the mean key says how the mass changes from query to query; `level`, a number for each query
     head, what has to be added so that on average it was right for the queries that chose.
 
-    Owner and writer: the upkeep that leaves entries out, between steps. Reader: the rule, in decode steps. The last row
-    is for padding rows.
+    Owner and writer: maintenance, which leaves entries out, between steps. Reader: the rule, in decode steps. The last
+    row is for padding rows.
     """
 
     def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:

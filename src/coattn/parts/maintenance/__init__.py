@@ -1,1 +1,1 @@
-"""What moves between the tiers from step to step: one folder or file per upkeep."""
+"""What moves between the tiers from step to step: one folder or file per maintenance."""

@@ -1,4 +1,4 @@
-"""What upkeep is: what changes between steps about where things lie and what is attended there."""
+"""What maintenance is: what changes between steps about where things lie and what is attended there."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Upkeep(Part):
+class Maintenance(Part):
     """Keeps cache and index in the state that the rule picks from."""
 
-    axis: ClassVar[str] = "upkeep"
+    axis: ClassVar[str] = "maintenance"
     beside: ClassVar[bool] = False
     """Whether `after` has something to do beside what the index does."""
     patient: ClassVar[bool] = False

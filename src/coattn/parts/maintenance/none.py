@@ -1,14 +1,14 @@
-"""No upkeep: what was written stays where it is."""
+"""No maintenance: what was written stays where it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 
 
 @dataclass
-class NoUpkeep(Upkeep):
+class NoMaintenance(Maintenance):
     """Nothing moves."""
 
     name = "none"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from coattn.errors import MethodError
 from coattn.part import Part
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.state import AttnState
 from coattn.types import Selection, Work
@@ -35,14 +35,14 @@ class Schedule(Part):
         """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
         return layer
 
-    def predict(self, call: Call, selection: Selection) -> None:
+    def predict(self, call: AttentionCall, selection: Selection) -> None:
         """Hears a layer's predicted query and what it picks, before `run`."""
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: AttentionCall) -> None:
         """A layer's turn has come; its own query has picked nothing yet."""
 
     @abstractmethod
-    def run(self, call: Call, selection: Selection) -> list[State]:
+    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
         """The result of every piece of work, or one empty one where there is none. Returns when all are there."""
 
     def runs(self, selection: Selection, asynchronous: bool) -> list[tuple[Executor, Work]]:
@@ -62,6 +62,6 @@ def executor_of(executors: Sequence[Executor], work: Work) -> Executor:
     )
 
 
-def nothing(call: Call) -> list[State]:
+def nothing(call: AttentionCall) -> list[State]:
     """The states of a selection without any work."""
     return [AttnState.empty(call.q)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.parts.schedule.base import Schedule, executor_of, nothing
 from coattn.types import Selection
@@ -16,7 +16,7 @@ class Inline(Schedule):
 
     name = "inline"
 
-    def run(self, call: Call, selection: Selection) -> list[State]:
+    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
         assert call.table is not None
         states: list[State] = []
         for work in selection.works:

@@ -8,7 +8,7 @@ from typing import Any
 
 from coattn.errors import ConfigError
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Result, State
 from coattn.parts.schedule.base import nothing
 from coattn.parts.schedule.same_layer import SameLayer
@@ -64,7 +64,7 @@ class LayerAhead(SameLayer):
     def norm_layer(self, layer: int) -> int:
         return layer - (self.norm == "before")
 
-    def predict(self, call: Call, selection: Selection) -> None:
+    def predict(self, call: AttentionCall, selection: Selection) -> None:
         assert call.table is not None
         hand = call.table.hand
         wait = hand.mark()
@@ -72,13 +72,13 @@ class LayerAhead(SameLayer):
         results = [hand.ask(executor, call, work) for executor, work in handed]
         self._started[call.layer] = Started(call.step, results, wait)
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: AttentionCall) -> None:
         started = self._started.get(call.layer)
         if started is not None and started.step is call.step:
             # what lies on the GPU was picked with the predicted query too
             started.wait()
 
-    def run(self, call: Call, selection: Selection) -> list[State]:
+    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
         started = self._started.pop(call.layer, None)
         if self.true_query or started is None or started.step is not call.step:
             return super().run(call, selection)

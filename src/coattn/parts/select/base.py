@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.part import Part
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.types import Selection
 
 if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Select(Part):
     target = 0.0
     """The error of attention's output that it promises to keep below; audited where it is above 0."""
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
         """Meets what it will pick from, after they were opened."""
         self.cache = cache
 
@@ -46,5 +46,5 @@ class Select(Part):
         return None
 
     @abstractmethod
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         """What `call.q` attends to of what the cache shows in this step."""

@@ -15,7 +15,7 @@ from coattn.errors import ConfigError
 from coattn.kernels.lists import Residents
 from coattn.kernels.pick_blocks import pick_blocks
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.index.digests import Digests
 from coattn.parts.select.base import Select
@@ -23,7 +23,7 @@ from coattn.parts.select.picks import Picks, rows_of
 from coattn.types import BlockList, Selection, Step
 
 if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
     from coattn.parts.maintenance.recall.recall import Recall
 
 NEWEST = 2
@@ -57,7 +57,7 @@ class DigestTop(Select):
     _digests: Digests = field(init=False, repr=False)
     _recall: Recall | None = field(init=False, repr=False, default=None)
     _empty: dict[int, Residents] = field(init=False, repr=False, default_factory=dict)
-    """By layer: a pool that nobody fills, where there is no upkeep that has one."""
+    """By layer: a pool that nobody fills, where there is no maintenance that has one."""
     _host: bool = field(init=False, repr=False, default=False)
     """Whether the last decode step had anything in DRAM to pick from."""
 
@@ -76,10 +76,10 @@ class DigestTop(Select):
                 f"Give {least} or more, or a smaller block.",
             )
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+        super().open(cache, index, maintenance)
         self._digests = cast("Digests", index)
-        self._recall = cast("Recall", upkeep) if "pool" in upkeep.provides else None
+        self._recall = cast("Recall", maintenance) if "pool" in maintenance.provides else None
 
     def is_exact(self) -> bool:
         return False
@@ -93,7 +93,7 @@ class DigestTop(Select):
             return None
         return self.budget if self._recall is None else 2 * self.budget
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
         if call.table is None or call.layer < self.dense_layers:
             return visible
@@ -103,7 +103,7 @@ class DigestTop(Select):
         assert visible.gpu is not None, "a decode step sees its own token"
         return Selection.of(self._pick_listed(call, visible.gpu, blocks))
 
-    def _pick_listed(self, call: Call, listed: BlockList, count: int) -> BlockList:
+    def _pick_listed(self, call: AttentionCall, listed: BlockList, count: int) -> BlockList:
         """The best of a list that all heads share, as a list for each head."""
         block = self.cache.block
         if listed.longest <= count * block:
@@ -118,7 +118,7 @@ class DigestTop(Select):
         tokens = counts * block - (-listed.tokens % block)
         return BlockList(table, tokens.clamp(min=0).to(torch.int32), chosen.shape[2] * block)
 
-    def _pick_tiered(self, call: Call, table: StepTable, count: int) -> Selection:
+    def _pick_tiered(self, call: AttentionCall, table: StepTable, count: int) -> Selection:
         """Of the best blocks in DRAM those that are not resident; and beside the window every resident one."""
         layer, block, rows = call.layer, self.cache.block, rows_of(table)
         pool = self._pool(layer)

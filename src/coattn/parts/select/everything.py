@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.select.base import Select
 from coattn.types import Selection
 
@@ -16,5 +16,5 @@ class Everything(Select):
     name = "everything"
     capturable = True
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         return call.visible

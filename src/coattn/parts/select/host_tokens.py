@@ -13,7 +13,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.kernels.softcap import softcap
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, Selection, Step, Term
@@ -49,8 +49,8 @@ class HostTokens(Select):
     def __post_init__(self) -> None:
         check_count("dense_layers", self.dense_layers, 0)
 
-    def open(self, cache: KVCache, index: Index, upkeep: Any) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
+        super().open(cache, index, maintenance)
         for layer, shape in cache.spec.layers.items():
             self._taken[layer] = torch.zeros(cache.spec.seqs, device=shape.device)
 
@@ -58,10 +58,10 @@ class HostTokens(Select):
         return False
 
     @abstractmethod
-    def choose(self, call: Call, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
+    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
         """What a decode step attends to in DRAM."""
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
         gpu, host = visible.gpu, visible.host
         if call.table is None or host is None or call.layer < self.dense_layers:

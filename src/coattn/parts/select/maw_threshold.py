@@ -11,14 +11,14 @@ from torch import Tensor
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.part import check_count, check_number
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import Selection
 
 if TYPE_CHECKING:
     from coattn.parts.index.averages import Averages
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
     from coattn.parts.maintenance.entries.entries import Entries
 
 
@@ -52,9 +52,9 @@ class MawThreshold(Select):
         check_count("neighbours", self.neighbours, 0, 1 << 10)
         check_number("top_p", self.top_p, 0, 1, above=True)
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
-        super().open(cache, index, upkeep)
-        self._entries, self._averages = cast("Entries", upkeep), cast("Averages", index)
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+        super().open(cache, index, maintenance)
+        self._entries, self._averages = cast("Entries", maintenance), cast("Averages", index)
 
     def is_exact(self) -> bool:
         return self.beta == 0 and self.top_p == 1
@@ -74,7 +74,7 @@ class MawThreshold(Select):
         kept = weights > self.beta / entries if self.beta else weights >= 0
         return kept if self.top_p == 1 else kept & heaviest(weights, self.top_p)
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible, table = call.visible, call.table
         if table is None:
             return visible

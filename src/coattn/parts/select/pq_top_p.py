@@ -15,7 +15,7 @@ from coattn.errors import ConfigError
 from coattn.kernels.attend import attend
 from coattn.kernels.reference.top_p import TAILS, top_p
 from coattn.part import check_count, check_number
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.index.codes.index import Codes
 from coattn.parts.select.base import Select
@@ -23,7 +23,7 @@ from coattn.types import BlockList, RowWork, Selection, Term
 
 if TYPE_CHECKING:
     from coattn.kernels.cuda.top_p import Work
-    from coattn.parts.maintenance.base import Upkeep
+    from coattn.parts.maintenance.base import Maintenance
 
 RESTS = ("mean", "none")
 
@@ -64,8 +64,8 @@ class PqTopP(Select):
         if self.tail not in RESTS:
             raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(RESTS)}.")
 
-    def open(self, cache: KVCache, index: Index, upkeep: Upkeep) -> None:
-        super().open(cache, index, upkeep)
+    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+        super().open(cache, index, maintenance)
         self._codes, self._rescored, self._work = cast("Codes", index), cache.config.host == "kv", None
         self._refused = "what is selected is scored again on the host" if self._rescored else None
         shape = cache.spec.shape
@@ -89,7 +89,7 @@ class PqTopP(Select):
     def is_exact(self) -> bool:
         return self.tau >= 1 and self.cap is None
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
         if call.table is None or visible.host is None:
             return visible
@@ -110,7 +110,7 @@ class PqTopP(Select):
         return self.tail == "mean" and not self.is_exact()
 
     def _pick_here(
-        self, call: Call, table: StepTable, host: BlockList, gpu_lse: Tensor | None
+        self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor | None
     ) -> tuple[RowWork, Tensor]:
         """The entries to attend to, and the lse of the others `[seqs, q_heads]`."""
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale)
@@ -124,7 +124,7 @@ class PqTopP(Select):
         return weigh(scores, kept, host, self._rescored), scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1)
 
     def _pick_there(
-        self, call: Call, table: StepTable, host: BlockList, gpu_lse: Tensor | None, work: Work
+        self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor | None, work: Work
     ) -> tuple[RowWork, Tensor]:
         """The same by kernels on the GPU; nothing waits."""
         from coattn.kernels.cuda.top_p import top_p as on_gpu

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.part import check_count
-from coattn.parts.call import Call
+from coattn.parts.call import AttentionCall
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, Selection, Tier
 
@@ -42,13 +42,13 @@ class TopTokens(Select):
         return self.budget
 
     @abstractmethod
-    def scores(self, call: Call, tier: Tier, listed: BlockList) -> Tensor:
+    def scores(self, call: AttentionCall, tier: Tier, listed: BlockList) -> Tensor:
         """How much each KV head wants each listed token of a tier, `[seqs, kv_heads, n]` float32.
 
         What is past a sequence's count may have any number.
         """
 
-    def pick(self, call: Call) -> Selection:
+    def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
         if call.table is None or sum(part.longest for part in (visible.gpu, visible.host) if part) <= self.budget:
             return visible

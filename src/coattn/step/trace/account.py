@@ -13,7 +13,7 @@ def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) 
     said = counts.reports(runtime.groups, step)
     gpu, host = counts.attended(runtime.groups, step, said)
     token, host_token = runtime.token_bytes()
-    by_cpu = any(group.place.asynchronous for group in runtime.groups)
+    by_cpu = any(group.executor.asynchronous for group in runtime.groups)
     rows = counts.report(runtime.groups, said).get("row_entries")
     if rows is not None:
         # positions and weights there, sums back in float32

@@ -15,9 +15,9 @@ from coattn.types import BlockList, Selection
 from coattn.units import ceil_div
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group, Runtime
+    from coattn.step.runtime import LayerGroup, Runtime
 
 GPU, HOST, GONE, SHARED = "ghxs"
 """In the GPU tier; in DRAM; forgotten; stored once for this sequence and others that run."""
@@ -37,7 +37,7 @@ class Seen(Probe):
         self.found: dict[int, Tensor] = {}
         """By slot: float32 `[blocks]`, the share of KV heads that attended to each block."""
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         if not self.wanted or call.layer != self.layer:
             return
         self.wanted, step = False, call.step
@@ -65,7 +65,7 @@ class Seen(Probe):
                 self.found[slot] = (found[:, :-1] | here).float().mean(0)
 
 
-def lies(group: Group, tokens: int) -> str:
+def lies(group: LayerGroup, tokens: int) -> str:
     """One letter for each block of a sequence of so many tokens."""
     layout, block = group.cache.gpu, group.cache.block
     blocks = ceil_div(tokens, block)
@@ -80,7 +80,7 @@ def lies(group: Group, tokens: int) -> str:
     return (GPU * layout.sinks + HOST * (first - layout.sinks))[:blocks].ljust(blocks, GPU)
 
 
-def _shared(group: Group, slot: int, where: str) -> str:
+def _shared(group: LayerGroup, slot: int, where: str) -> str:
     """`where` with the blocks that lie in one place for several sequences; a window is each sequence's own."""
     table = table_of(group.cache)
     if table is None:
@@ -90,7 +90,9 @@ def _shared(group: Group, slot: int, where: str) -> str:
     return where[:count].replace(own, SHARED) + where[count:]
 
 
-def attended(group: Group, layer: int, selection: Selection, row: int, rows: int, slot: int, tokens: int) -> Tensor:
+def attended(
+    group: LayerGroup, layer: int, selection: Selection, row: int, rows: int, slot: int, tokens: int
+) -> Tensor:
     """bool `[kv_heads, blocks]`: what row `row` of a step of `rows` sequences attended to, but for lists on a GPU."""
     cache = group.cache
     blocks = ceil_div(tokens, cache.block)
@@ -126,21 +128,21 @@ def _mark(found: Tensor, listed: BlockList, row: int, rows: int, block: int, num
     found.scatter_(1, there.clamp(0, none), True)
 
 
-def _mark_entries(found: Tensor, group: Group, layer: int, slot: int) -> None:
+def _mark_entries(found: Tensor, group: LayerGroup, layer: int, slot: int) -> None:
     """Single entries that a part keeps in DRAM by head."""
-    upkeep: Any = group.upkeep
-    if hasattr(upkeep, "lists"):
-        number, kept = upkeep.numbers[layer], upkeep.lists
+    maintenance: Any = group.maintenance
+    if hasattr(maintenance, "lists"):
+        number, kept = maintenance.numbers[layer], maintenance.lists
         for head, row in enumerate(found):
             row[(kept.positions(number, slot, head).long() // group.cache.block).clamp(max=len(row) - 1)] = True
 
 
-def _host_numbers(group: Group, slot: int, tokens: int) -> Tensor:
+def _host_numbers(group: LayerGroup, slot: int, tokens: int) -> Tensor:
     assert group.cache.host is not None
     return _inverse(group.cache.host.table, slot, ceil_div(tokens, group.cache.block))
 
 
-def _gpu_numbers(group: Group, layer: int, slot: int, tokens: int) -> Tensor:
+def _gpu_numbers(group: LayerGroup, layer: int, slot: int, tokens: int) -> Tensor:
     layout: Any = group.cache.gpu
     none = ceil_div(tokens, group.cache.block)
     if group.cache.config.gpu == "all":
@@ -148,7 +150,7 @@ def _gpu_numbers(group: Group, layer: int, slot: int, tokens: int) -> Tensor:
     first = layout.first(tokens)
     ids = layout.list(slot, tokens).tolist()
     known = dict(zip(ids, [*range(layout.sinks), *range(first, first + layout.ring)], strict=True))
-    residency = group.upkeep.residency
+    residency = group.maintenance.residency
     found = torch.full((1, max(known) + 1), none, dtype=torch.long)
     found[0, list(known)] = torch.tensor([min(number, none) for number in known.values()])
     if residency is None or residency.held[layer].device.type != "cpu":
@@ -173,7 +175,7 @@ def _is(where: str, letter: str) -> Tensor:
     return torch.frombuffer(bytearray(where.encode()), dtype=torch.uint8) == ord(letter)
 
 
-def cells(group: Group, seen: Seen | None, slot: int, tokens: int) -> dict[str, Any]:
+def cells(group: LayerGroup, seen: Seen | None, slot: int, tokens: int) -> dict[str, Any]:
     """For JSON: a letter and a digit for each cell; see `docs/serving.md`."""
     where = _shared(group, slot, lies(group, tokens))
     per = max(1, ceil_div(len(where), CELLS))

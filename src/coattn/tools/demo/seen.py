@@ -19,9 +19,9 @@ from coattn.step.runtime import Runtime
 from coattn.types import BlockList, Selection
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group
+    from coattn.step.runtime import LayerGroup
 
 CHANNELS = 16
 """Of a key, those that name it: with rotary positions the fastest are among them, so that no two keys are alike."""
@@ -70,11 +70,11 @@ class Seen(Probe):
     def open(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         layer, cache = call.layer, group.cache
         heads = self.names.heads[layer]
         self.noted += heads
-        there = "cpu" if group.place.asynchronous else "pulled"
+        there = "cpu" if group.executor.asynchronous else "pulled"
         if selection.gpu is not None:
             self._count("gpu", self.names.find(layer, _rows(cache.gpu.memory[layer], selection.gpu, heads)))
         if selection.host is not None:

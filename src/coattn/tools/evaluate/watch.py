@@ -20,9 +20,9 @@ from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.types import BlockList, Phase, Selection, Step
 
 if TYPE_CHECKING:
-    from coattn.parts.call import Call
+    from coattn.parts.call import AttentionCall
     from coattn.parts.executor.base import State
-    from coattn.step.runtime import Group
+    from coattn.step.runtime import LayerGroup
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Noting(Probe):
 
     last: Attended | None = None
 
-    def selected(self, group: Group, call: Call, selection: Selection, states: Sequence[State]) -> None:
+    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         lse = merge_states(list(states)).lse[:, 0]
         gpu, host = (_entries(part, len(lse)) for part in (selection.gpu, selection.host))
         if selection.rows is not None:  # per query head: its group reads more, but it attends to these
             host = host + (to_host(selection.rows).weights > 0).sum(-1).double().mean(-1)
-        self.last = Attended(lse, gpu + host, host if group.place.asynchronous else torch.zeros_like(host))
+        self.last = Attended(lse, gpu + host, host if group.executor.asynchronous else torch.zeros_like(host))
 
 
 @dataclass

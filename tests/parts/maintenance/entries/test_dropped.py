@@ -25,16 +25,16 @@ def test_what_the_pool_still_reads_outlives_the_runtime() -> None:
             q, k, v = (torch.randn(2 * length, heads, 64) for heads in (6, 2, 2))
             runtime.attend(layer, q, k, v, 0.125)
         runtime.commit()
-        upkeep = runtime.groups[0].upkeep
-        while not any(keeping.pending is not None for keeping in upkeep._leaving.values()):  # type: ignore[attr-defined]
+        maintenance = runtime.groups[0].maintenance
+        while not any(keeping.pending is not None for keeping in maintenance._leaving.values()):  # type: ignore[attr-defined]
             runtime.begin(Step.of((0, 1), (length, length), (1, 1)))
             for layer in range(4):
                 q, k, v = (torch.randn(2, heads, 64) for heads in (6, 2, 2))
                 runtime.attend(layer, q, k, v, 0.125)
             runtime.commit()
             length += 1
-        pending = [keeping for keeping in upkeep._leaving.values() if keeping.pending is not None]  # type: ignore[attr-defined]
-        del runtime, upkeep
+        pending = [keeping for keeping in maintenance._leaving.values() if keeping.pending is not None]  # type: ignore[attr-defined]
+        del runtime, maintenance
         gc.collect()
         waited += sum(keeping.pending is None for keeping in pending)
     assert waited >= 6

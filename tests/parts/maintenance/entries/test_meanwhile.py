@@ -26,9 +26,9 @@ from coattn.types import LayerShape, Step
 BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
 
 
-def begin(upkeep: Entries) -> None:
+def begin(maintenance: Entries) -> None:
     """As the next step of another sequence does."""
-    upkeep.choosing.begin(upkeep._begin_choice, ())
+    maintenance.choosing.begin(maintenance._begin_choice, ())
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -50,16 +50,16 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
         for layer in range(2):
             runtime.attend(layer, q[layer, start:end], k[layer, start:end], v[layer, start:end], 0.4)
         runtime.commit()
-        upkeep = cast("Entries", runtime.groups[0].upkeep)
-        assert (1 in upkeep.busy) == (end == TOKENS), "due when the prompt is over, not before"
-        assert not upkeep.choosing.choices, "and not begun: somebody waits for the first token"
+        maintenance = cast("Entries", runtime.groups[0].maintenance)
+        assert (1 in maintenance.busy) == (end == TOKENS), "due when the prompt is over, not before"
+        assert not maintenance.choosing.choices, "and not begun: somebody waits for the first token"
     if beside:
-        begin(upkeep)
-        assert (upkeep.choosing.choices[1].held is not None) == (room is not None and form == "model")
-        assert upkeep.busy[1].exception() is None
+        begin(maintenance)
+        assert (maintenance.choosing.choices[1].held is not None) == (room is not None and form == "model")
+        assert maintenance.busy[1].exception() is None
     runtime.begin(Step.of((1,), (TOKENS,), (1,)))
-    assert not upkeep.busy
-    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    assert not maintenance.busy
+    first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     for layer in range(2):
         for head in range(KV):
             own = q[layer, -QUERIES:, head * GROUP : (head + 1) * GROUP].double()
@@ -67,7 +67,7 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
             worth = weights.amax((0, 1)) if peak else weights.mean(1).amax(0)
             assert (worth - beta / first).abs().min() > 1e-7, "no entry is on the edge"
             kept = (worth > beta / first).nonzero()[:, 0]
-            assert upkeep.lists.positions(layer, 1, head).tolist() == kept.tolist()
+            assert maintenance.lists.positions(layer, 1, head).tolist() == kept.tolist()
             counts.append(len(kept))
     assert 0 < sum(counts) < 4 * first
     runtime.abort()
@@ -92,13 +92,13 @@ def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPat
             for layer in range(2):
                 runtime.attend(layer, q[layer], k[layer], v[layer], 0.4)
             runtime.commit()
-            upkeep = cast("Entries", runtime.groups[0].upkeep)
-            assert (0 in upkeep.busy) == pieces
+            maintenance = cast("Entries", runtime.groups[0].maintenance)
+            assert (0 in maintenance.busy) == pieces
             if pieces:
-                begin(upkeep)
-                assert upkeep.busy[0].exception(60) is None
+                begin(maintenance)
+                assert maintenance.busy[0].exception(60) is None
             runtime.begin(Step.of((0,), (TOKENS,), (1,)))
-        found.append(everything(upkeep))
+        found.append(everything(maintenance))
         runtime.abort()
         runtime.release()
     assert len(found[0]) == 3 * 2 * KV
@@ -110,9 +110,9 @@ def never(*_: Any) -> None:
     raise AssertionError("this is for the pool")
 
 
-def everything(upkeep: Entries) -> list[torch.Tensor]:
+def everything(maintenance: Entries) -> list[torch.Tensor]:
     """Positions, weights and bytes of the entries of slot 0, list by list."""
-    lists, found = upkeep.lists, []
+    lists, found = maintenance.lists, []
     memory = lists._memory.memory.view(-1)
     for layer in range(2):
         for head in range(KV):
@@ -138,25 +138,25 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
     runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
-    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    maintenance, numbers = cast("Entries", runtime.groups[0].maintenance), torch.randn(TOKENS, KV * GROUP, D)
     with monkeypatch.context() as patch:
         patch.setattr(lists_module, "PIECE", 1)
         patch.setattr(EntryLists, "fill", slowly)
         read(runtime, numbers)
-        begin(upkeep)
+        begin(maintenance)
         assert begun.wait(60)
-        choice = upkeep.choosing.choices[0]
+        choice = maintenance.choosing.choices[0]
         threading.Timer(0.05, go.set).start()
         runtime.truncate(0, TOKENS, 0)
-    assert not upkeep.busy
-    assert int(upkeep.lists.stored.sum()) == upkeep.lists.used_bytes() == 0
+    assert not maintenance.busy
+    assert int(maintenance.lists.stored.sum()) == maintenance.lists.used_bytes() == 0
     assert choice.given_up
     read(runtime, numbers)
-    begin(upkeep)
-    assert upkeep.busy[0].exception(60) is None
+    begin(maintenance)
+    assert maintenance.busy[0].exception(60) is None
     runtime.begin(Step.of((0,), (TOKENS,), (1,)))
-    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
-    assert upkeep.lists.shown[0, 0].tolist() == [first] * KV
+    first = maintenance.gpu.first(TOKENS + 1) * BLOCK
+    assert maintenance.lists.shown[0, 0].tolist() == [first] * KV
     runtime.abort()
     runtime.release()
 
@@ -168,27 +168,27 @@ def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.Mon
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
     runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
-    upkeep, numbers = cast("Entries", runtime.groups[0].upkeep), torch.randn(TOKENS, KV * GROUP, D)
+    maintenance, numbers = cast("Entries", runtime.groups[0].maintenance), torch.randn(TOKENS, KV * GROUP, D)
     read(runtime, numbers, slot=1)
-    begin(upkeep)
-    assert upkeep.busy[1].exception(60) is None
+    begin(maintenance)
+    assert maintenance.busy[1].exception(60) is None
     read(runtime, numbers)
-    begin(upkeep)
-    while not int(upkeep.lists.stored[0, 0].sum()):
+    begin(maintenance)
+    while not int(maintenance.lists.stored[0, 0].sum()):
         time.sleep(1e-4)
-    table, own = upkeep.table, list(upkeep.table.owned[0])
+    table, own = maintenance.table, list(maintenance.table.owned[0])
     for b, block in enumerate(table.owned[1]):
         table.swap(0, b, block)
-        upkeep.host[0][own[b]] = torch.nan
-    half = int(upkeep.lists.stored[0, 0].sum())
+        maintenance.host[0][own[b]] = torch.nan
+    half = int(maintenance.lists.stored[0, 0].sum())
     time.sleep(0.01)
-    assert int(upkeep.lists.stored[0, 0].sum()) == half, "it stands still"
+    assert int(maintenance.lists.stored[0, 0].sum()) == half, "it stands still"
     runtime.begin(Step.of((0,), (TOKENS,), (1,)))
-    first = upkeep.gpu.first(TOKENS + 1) * BLOCK
+    first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     assert 0 < half < KV * first
-    blocks = upkeep.lists.blocks
+    blocks = maintenance.lists.blocks
     for head in range(KV):
-        ids = upkeep.lists.table[0, 0, head, : first // BLOCK].long()
+        ids = maintenance.lists.table[0, 0, head, : first // BLOCK].long()
         keys = blocks[ids, head, 0].flatten(0, 1)
         torch.testing.assert_close(keys, numbers[:first, head])
     runtime.abort()
@@ -335,7 +335,7 @@ def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytes
     plain, grown, rests = Growing.grow, list[tuple[Any, ...]](), Rests(monkeypatch)
 
     def grow(memory: Growing, *given: Any) -> None:
-        if not grown or not upkeep.busy[0].done():
+        if not grown or not maintenance.busy[0].done():
             grown.append(given)
         plain(memory, *given)
 
@@ -343,15 +343,15 @@ def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytes
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
     runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
-    upkeep = cast("Entries", runtime.groups[0].upkeep)
+    maintenance = cast("Entries", runtime.groups[0].maintenance)
     read(runtime, torch.randn(TOKENS, KV * GROUP, D))
-    begin(upkeep)
-    assert upkeep.busy[0].exception(60) is None
+    begin(maintenance)
+    assert maintenance.busy[0].exception(60) is None
     assert len(rests.fills) == KV
     assert 0 < len(grown) <= KV
     assert all(given[1:] == (True, False) for given in grown), "no page is touched before it is written"
-    assert upkeep.choosing._thread is not None
-    upkeep.choosing._thread.submit(int).result(60)
+    assert maintenance.choosing._thread is not None
+    maintenance.choosing._thread.submit(int).result(60)
     assert rests.sleeps > 0, "what is taken ahead comes after the choice, with rests"
     runtime.release()
 

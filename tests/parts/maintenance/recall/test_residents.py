@@ -27,8 +27,8 @@ class Scout(World):
         super().__init__("scout", gpu, tokens, **{**SCOUT, **params})
 
     @property
-    def upkeep(self) -> Recall:
-        return cast("Recall", self.group.upkeep)
+    def maintenance(self) -> Recall:
+        return cast("Recall", self.group.maintenance)
 
     @property
     def owned(self) -> dict[int, list[int]]:
@@ -39,8 +39,8 @@ class Scout(World):
         """Numbers of the older blocks that the last step attended to on the GPU and in DRAM, per KV head."""
         gpu, host = self.picked[-1].gpu, self.picked[-1].host
         assert gpu is not None
-        places = self.upkeep.places
-        first = self.upkeep.residency.first + slot * places
+        places = self.maintenance.places
+        first = self.maintenance.residency.first + slot * places
         held = self.before[slot].tolist()
         owned = self.owned[slot]
         here, there = [], []
@@ -56,21 +56,23 @@ class Scout(World):
         if new == (1, 1):
             step = Step.of((0, 1), self.lengths, new)
             self.group.cache.plan(step)
-            self.upkeep.plan(step)
-        self.before = self.upkeep.residency.held[0].clone()
+            self.maintenance.plan(step)
+        self.before = self.maintenance.residency.held[0].clone()
         return super().step(new)
 
     def check(self) -> None:
         """Every resident is a copy of its block in DRAM, and no head holds one twice."""
-        upkeep, cache = self.upkeep, self.group.cache
+        maintenance, cache = self.maintenance, self.group.cache
         assert cache.host is not None
         for slot in range(2):
             for head in range(2):
-                held = upkeep.residency.held[0][slot, head].tolist()
+                held = maintenance.residency.held[0][slot, head].tolist()
                 assert len({b for b in held if b >= 0}) == sum(b >= 0 for b in held)
                 for place, b in enumerate(held):
                     if b >= 0:
-                        here = cache.gpu.memory[0][upkeep.residency.first + slot * upkeep.places + place, head]
+                        here = cache.gpu.memory[0][
+                            maintenance.residency.first + slot * maintenance.places + place, head
+                        ]
                         assert torch.equal(here, cache.host.memory[0][self.owned[slot][b], head])
 
 
@@ -132,34 +134,37 @@ def test_the_first_residents_are_what_the_last_query_of_the_prompt_wants() -> No
     prompt = world.q[60]
     step = Step.of((0, 1), world.lengths, (1, 1))
     world.group.cache.plan(step)
-    world.upkeep.plan(step)
+    world.maintenance.plan(step)
     # 62 tokens with the next one: 16 blocks, of which 14 are older than the window
     expected = wanted(prompt, world.seen[0][0][: 14 * BLOCK], 6)
-    full = [sorted(head.tolist()) for head in world.upkeep.residency.held[0][0]]
+    full = [sorted(head.tolist()) for head in world.maintenance.residency.held[0][0]]
     by_score = [set(head[:-2]) for head in expected]
     assert all(len(head) == 4 for head in full)
     # `wanted` always takes the two newest blocks, the pool takes the best wherever they are
     assert all(len(want - set(have)) <= 2 for want, have in zip(by_score, full, strict=True))
-    assert [sorted(head.tolist()) for head in world.upkeep.residency.held[0][1]] == [[-1, -1, 0, 1]] * 2
+    assert [sorted(head.tolist()) for head in world.maintenance.residency.held[0][1]] == [[-1, -1, 0, 1]] * 2
 
 
 def test_without_recall_residents_stay_and_with_it_misses_come_in_one_step_later() -> None:
     world = Scout(budget=24, recall_interval=0)
     world.step()
-    held = world.upkeep.residency.held[0].clone()
+    held = world.maintenance.residency.held[0].clone()
     for _ in range(6):
         world.step()
-    assert torch.equal(world.upkeep.residency.held[0][0], held[0])
+    assert torch.equal(world.maintenance.residency.held[0][0], held[0])
     # the short sequence has empty places, which its blocks get as they fill
-    assert (held[1].tolist(), world.upkeep.residency.held[0][1].tolist()) == ([[0, 1, -1, -1]] * 2, [[0, 1, 2, 3]] * 2)
+    assert (held[1].tolist(), world.maintenance.residency.held[0][1].tolist()) == (
+        [[0, 1, -1, -1]] * 2,
+        [[0, 1, 2, 3]] * 2,
+    )
 
     world = Scout(budget=24, recall_interval=4)
     moved = []
     for _ in range(12):
         world.step()
         misses = world.split(0)[1]
-        now = [set(head.tolist()) for head in world.upkeep.residency.held[0][0]]
-        changed = not torch.equal(world.before[0], world.upkeep.residency.held[0][0])
+        now = [set(head.tolist()) for head in world.maintenance.residency.held[0][0]]
+        changed = not torch.equal(world.before[0], world.maintenance.residency.held[0][0])
         if world.lengths[0] % 4 == 0:
             assert all(set(miss) <= have for miss, have in zip(misses, now, strict=True))
             moved.append(changed)
@@ -169,15 +174,15 @@ def test_without_recall_residents_stay_and_with_it_misses_come_in_one_step_later
 
 
 def test_the_residents_with_the_lowest_scores_go() -> None:
-    upkeep = Scout(budget=24).upkeep
-    upkeep.residency.held[0][0] = torch.tensor([[3, 1, 0, 2]] * 2)
+    maintenance = Scout(budget=24).maintenance
+    maintenance.residency.held[0][0] = torch.tensor([[3, 1, 0, 2]] * 2)
     scores = torch.tensor([[[4.0, 1.0, 3.0, 2.0, 9.0, 0.5]] * 2])
     chosen = torch.tensor([[[0, 4], [4, 5]]])
     counts = torch.tensor([[2, 2]])
-    to, numbers = upkeep.residency.replace(0, scores, chosen, counts, torch.tensor([0]), torch.tensor([True]))
+    to, numbers = maintenance.residency.replace(0, scores, chosen, counts, torch.tensor([0]), torch.tensor([True]))
     # head 0 misses 4 and gives it the place of 1, the lowest; head 1 misses 4 and 5, but 5 is worth less than any
-    assert upkeep.residency.held[0][0].tolist() == [[3, 4, 0, 2], [3, 4, 0, 2]]
-    first = upkeep.residency.first
+    assert maintenance.residency.held[0][0].tolist() == [[3, 4, 0, 2], [3, 4, 0, 2]]
+    first = maintenance.residency.first
     assert [(a, b) for a, b in zip(to[0, 0].tolist(), numbers[0, 0].tolist(), strict=True) if a >= 0] == [
         (first + 1, 4)
     ]
@@ -188,7 +193,7 @@ def test_blocks_that_are_taken_back_are_no_longer_resident() -> None:
     for _ in range(3):
         world.step()
     world.runtime.truncate(0, world.lengths[0], 30)
-    assert int(world.upkeep.residency.held[0][0].max()) < 30 // BLOCK
+    assert int(world.maintenance.residency.held[0][0].max()) < 30 // BLOCK
     world.lengths = (30, world.lengths[1])
     world.seen[0] = (world.seen[0][0][:30], world.seen[0][1][:30])
     for _ in range(12):

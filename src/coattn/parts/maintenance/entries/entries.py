@@ -23,7 +23,7 @@ from coattn.part import check_number
 from coattn.parts.index.averages import Averages
 from coattn.parts.index.base import Index
 from coattn.parts.index.heard import QUERIES
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.entries.beside import Beside
 from coattn.parts.maintenance.entries.choosing import Choice
 from coattn.parts.maintenance.entries.left import LeftEntries
@@ -48,7 +48,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass
-class Entries(Upkeep):
+class Entries(Maintenance):
     """Keeps lists of entries in DRAM, contiguous, for the CPU to attend to instead of all.
 
     A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries

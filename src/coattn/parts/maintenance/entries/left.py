@@ -18,7 +18,7 @@ PIECE = 128
 
 
 class LeftEntries:
-    """Keeps up `Rest` for the upkeep of entries.
+    """Keeps up `Rest` for the maintenance of entries.
 
     Of a sequence's entries in DRAM those that are in no list count; entries of the block that is leaving the window are
     attended there, and count once it has left (`shown`).

@@ -82,7 +82,7 @@ class PendingAppend:
 class EntryLists:
     """Lists of single entries in blocks of one KV head each, shared by all layers, slots and heads.
 
-    Owner: the upkeep. Writers: the upkeep between steps, and the worker pool (`keep`). Readers: the CPU's workers
+    Owner: maintenance. Writers: maintenance between steps, and the worker pool (`keep`). Readers: the CPU's workers
     during a step, of what `shown` says. `keep` writes only past what is shown, so both may happen at once; what
     it wrote is shown between steps, once `finish` has seen it done.
 

@@ -20,7 +20,7 @@ from coattn.kernels.renew import Due, renew
 from coattn.part import check_count
 from coattn.parts.index.base import Index
 from coattn.parts.index.digests import Digests
-from coattn.parts.maintenance.base import Upkeep
+from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.recall.residency import Residency, check_profile, read_intervals
 from coattn.parts.select.base import Select
 from coattn.parts.select.digest_top import DigestTop, newest
@@ -29,7 +29,7 @@ from coattn.types import BlockList, Phase, Step
 
 
 @dataclass
-class Recall(Upkeep):
+class Recall(Maintenance):
     """So many resident blocks per layer, sequence and KV head, each head its own: as many as the budget has.
 
     Place j of the pool of sequence s is block `pools + s * places + j` of GPU memory. Which block lies there stands in

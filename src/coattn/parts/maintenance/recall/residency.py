@@ -31,7 +31,7 @@ class Found(NamedTuple):
 class Residency:
     """By layer `[slots + 1, kv_heads, places]` int32: the number of the block at each place of each pool.
 
-    The last row is for padding rows and stays empty. Owner: the upkeep. Writers: `replace`, `forget`; `renew` in
+    The last row is for padding rows and stays empty. Owner: the maintenance. Writers: `replace`, `forget`; `renew` in
     decode steps. Reader: `pick_blocks`, in the steps that follow. A layer's row is read before it is written within a
     step, so a change is seen one step later.
     """
