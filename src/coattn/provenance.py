@@ -1,25 +1,28 @@
-"""Where a result comes from: versions, hardware, command, commit."""
+"""Where a result comes from: the source, the versions, the hardware and the command."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from coattn import source
 from coattn._version import __version__
+from coattn.errors import ConfigError
+
+VARIABLE = "COATTN_COMMIT"
+"""Names the commit if the source was copied without its history."""
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parents[1]
+DIRTY = "-dirty"
 
 arguments: list[str] = ["coattn", *sys.argv[1:]]
-"""The command line; `cli.main` sets it where it is called by a program."""
-
-
-def command_line() -> str:
-    """The command as it was typed, files by name alone: where they lie on somebody's machine is nobody else's
-    business."""
-    return " ".join(Path(a).name if a.startswith("/") else a for a in arguments)
+"""The command line; `cli.main` sets it when a program calls it."""
 
 
 def provenance() -> dict[str, Any]:
@@ -32,9 +35,71 @@ def provenance() -> dict[str, Any]:
         | {name: package_version(name) for name in ("torch", "transformers")},
         "hardware": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu},
         "command": command_line(),
-        "commit": source.commit(),
-        "tree": source.tree(),
+        "commit": commit(),
+        "tree": tree(),
     }
+
+
+def command_line() -> str:
+    """The command as typed, with absolute paths cut to file names: a result does not show its author's folders."""
+    return " ".join(Path(a).name if a.startswith("/") else a for a in arguments)
+
+
+def commit() -> str | None:
+    """The commit of this source, with `-dirty` if the files differ from it; None outside a repository.
+
+    `$COATTN_COMMIT` overrides git. If git does not know that commit, the name is recorded unchecked; `tree` lets a
+    reader with the history check it.
+    """
+    name = given_commit() or _git("rev-parse", "HEAD")
+    committed = None if name is None else tree_of(name)
+    return name if name is None or committed in (None, tree()) else name + DIRTY
+
+
+def given_commit() -> str | None:
+    """The value of `$COATTN_COMMIT`. Raises ConfigError if it is not a commit."""
+    name = os.environ.get(VARIABLE, "").strip().lower()
+    if name and re.fullmatch("[0-9a-f]{7,40}", name) is None:
+        raise ConfigError(f"{VARIABLE} is {name!r}, which is no commit.", "Give the output of `git rev-parse HEAD`.")
+    return name or None
+
+
+def tree() -> str:
+    """A hash of the source files that run, without compiled files."""
+    files = (path for path in PACKAGE.rglob("*") if path.is_file())
+    sources = (path for path in files if path.suffix not in (".so", ".pyc") and "__pycache__" not in path.parts)
+    return _hash({path.relative_to(PACKAGE).as_posix(): _blob(path.read_bytes()) for path in sources})
+
+
+def tree_of(commit: str) -> str | None:
+    """The same hash of a commit's files; None if git does not know the commit."""
+    folder = "src/coattn/"
+    listed = _git("ls-tree", "-r", commit, folder)
+    if listed is None:
+        return None
+    rows = (line.split(maxsplit=3) for line in listed.splitlines())
+    return _hash({path.removeprefix(folder): blob for _, _, blob, path in rows})
+
+
+def _hash(blobs: dict[str, str]) -> str:
+    lines = "".join(f"{blob} {path}\n" for path, blob in sorted(blobs.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def _blob(data: bytes) -> str:
+    """Git's name of a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of git in this repository; None if there is no repository, no output, or git fails."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() or None if run.returncode == 0 else None
 
 
 def cpu_name() -> str:
@@ -49,7 +114,7 @@ def cpu_name() -> str:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version; None where the package is not installed."""
+    """The installed version; None if the package is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

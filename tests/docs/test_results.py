@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from coattn import source
+from coattn import provenance
 from coattn.errors import InputError
 from coattn_lab.evaluate import readme_tasks
 from coattn_lab.evaluate.readme_table import HEAD, NONE, join, read_list
@@ -47,7 +47,7 @@ def test_the_source_of_every_result_is_its_commits() -> None:
     for path in FILES:
         result = read_result(path)
         for part in (result, *result.get("resumed", [])):
-            assert source.tree_of(part["commit"]) == part["tree"], f"{path.name} was not made from {part['commit']}"
+            assert provenance.tree_of(part["commit"]) == part["tree"], f"{path.name} was not made from {part['commit']}"
 
 
 def test_every_picture_has_its_result() -> None:

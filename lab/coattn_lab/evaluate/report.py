@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import InputError
-from coattn.source import is_clean
 from coattn_lab.evaluate.cells import Row, markdown
 from coattn_lab.evaluate.kind import Kind
 from coattn_lab.evaluate.renamed import in_names_of_today
-from coattn_lab.evaluate.results import fault, read_result
+from coattn_lab.evaluate.results import fault, is_clean, read_result
 from coattn_lab.evaluate.tables import KINDS, kind_of
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 from coattn.errors import InputError
 from coattn.method.row import Composed
 from coattn.provenance import provenance
-from coattn.source import is_clean
 
 Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 """Finished parts -> the figures of the whole."""
@@ -125,6 +125,11 @@ def describe(composed: Composed) -> dict[str, Any]:
         "params": dict(composed.params),
         "row": dict(row.parts()),
     }
+
+
+def is_clean(commit: object) -> bool:
+    """Whether a recorded commit is there and says nothing of changes."""
+    return isinstance(commit, str) and re.fullmatch("[0-9a-f]{7,40}", commit) is not None
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -14,9 +14,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coattn import source
 from coattn.errors import CoattnError, InputError
-from coattn.provenance import command_line
+from coattn.provenance import command_line, given_commit
 
 PAGE = 140
 """Columns when the output is not a terminal: files and pipes should not wrap tables at 80."""
@@ -77,7 +76,7 @@ def writable(path: str | None) -> Path | None:
     """
     if path is None:
         return None
-    source.given()  # a commit that is none is said before the work
+    given_commit()  # refuses a wrong commit before the work
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

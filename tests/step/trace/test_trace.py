@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.folders import save_tiny
 from tests.cli.run import coattn
 
 from coattn.parts.handover.span import Span
@@ -88,8 +89,9 @@ def test_chrome_trace_and_picture(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_both_files(tmp_path: Path) -> None:
-    target = tmp_path / "t.json"
-    done = coattn("trace", "--shapes", "tiny", "--context", "200", "--device", "cpu", "--out", str(target), "--json")
+    folder, target = str(save_tiny("llama", tmp_path / "model")), tmp_path / "t.json"
+    done = coattn("trace", "--model", folder, "--context", "200", "--device", "cpu", "--out", str(target), "--json")
+    assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert len(result["steps"]) == 4
     assert all(0 < step["cpu_busy"] < 1 and step["dram_bytes"] > 0 for step in result["steps"])

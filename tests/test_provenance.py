@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coattn import source
+from coattn import provenance
 from coattn.errors import ConfigError
 from tests.cli.run import coattn
 
@@ -17,14 +17,14 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit, from which `source` believes to run."""
+    """A repository with one commit, from which `provenance` believes to run."""
     package = tmp_path / "src" / "coattn"
     (package / "inner").mkdir(parents=True)
     (package / "a.py").write_text("a = 1\n")
     (package / "inner" / "b.h").write_text("// b\n")
-    monkeypatch.setattr(source, "ROOT", tmp_path)
-    monkeypatch.setattr(source, "PACKAGE", package)
-    monkeypatch.delenv(source.VARIABLE, raising=False)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    monkeypatch.delenv(provenance.VARIABLE, raising=False)
     git = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org")
     for line in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "one")):
         subprocess.run([*git, *line], cwd=tmp_path, check=True)
@@ -36,39 +36,39 @@ def head(root: Path) -> str:
 
 
 def test_the_source_of_a_commit_is_known_by_its_hash(repository: Path) -> None:
-    package = source.PACKAGE
+    package = provenance.PACKAGE
     (package / "x.so").touch()
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "a.pyc").touch()
-    assert source.commit() == head(repository)
-    assert source.tree() == source.tree_of(head(repository))
+    assert provenance.commit() == head(repository)
+    assert provenance.tree() == provenance.tree_of(head(repository))
     (repository / "README.md").write_text("not source")
-    assert source.commit() == head(repository)
+    assert provenance.commit() == head(repository)
 
 
 @pytest.mark.parametrize("name", ["a.py", "new.py"])
 def test_other_source_is_called_so(repository: Path, name: str) -> None:
-    (source.PACKAGE / name).write_text("a = 2\n")
-    assert source.commit() == head(repository) + "-dirty"
+    (provenance.PACKAGE / name).write_text("a = 2\n")
+    assert provenance.commit() == head(repository) + "-dirty"
 
 
 def test_a_copy_is_told_its_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, own = head(repository), source.tree()
-    monkeypatch.setenv(source.VARIABLE, SHA)
-    assert source.commit() == SHA  # git does not know it
-    monkeypatch.setenv(source.VARIABLE, first)
-    (source.PACKAGE / "a.py").write_text("a = 2\n")
-    assert source.commit() == f"{first}-dirty"  # git knows it, and it is another source
+    first, own = head(repository), provenance.tree()
+    monkeypatch.setenv(provenance.VARIABLE, SHA)
+    assert provenance.commit() == SHA  # git does not know it
+    monkeypatch.setenv(provenance.VARIABLE, first)
+    (provenance.PACKAGE / "a.py").write_text("a = 2\n")
+    assert provenance.commit() == f"{first}-dirty"  # git knows it, and it is another source
     shutil.rmtree(repository / ".git")
-    assert source.commit() == first
-    assert source.tree() != own  # by which the lie is found where the history is
-    monkeypatch.delenv(source.VARIABLE)
-    assert source.commit() is None
+    assert provenance.commit() == first
+    assert provenance.tree() != own  # by which the lie is found where the history is
+    monkeypatch.delenv(provenance.VARIABLE)
+    assert provenance.commit() is None
 
 
 def test_a_commit_that_is_none_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(source.VARIABLE, "main")
+    monkeypatch.setenv(provenance.VARIABLE, "main")
     with pytest.raises(ConfigError, match="is no commit"):
-        source.commit()
+        provenance.commit()
     done = coattn("bench", "decode", "--out", str(tmp_path / "x.json"))
     assert (done.returncode, "COATTN_COMMIT is 'main'" in done.stderr) == (2, True)
