@@ -143,8 +143,8 @@ def test_a_cache_with_a_dram_tier_is_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("executor", ["cpu", "pull"])
-def test_the_first_row_runs_on_a_gpu_and_is_not_captured(place: str) -> None:
-    device, row = torch.device("cuda"), replace(METHODS["strided"], executor=place)
+def test_the_first_row_runs_on_a_gpu_and_is_not_captured(executor: str) -> None:
+    device, row = torch.device("cuda"), replace(METHODS["strided"], executor=executor)
     assert not check(row, block=8, window_blocks=2, device=device).problems
     shape = LayerShape(4, 2, 16, torch.float32, device)
     runtime = Runtime([shape], compose(row), Ledger(), seqs=2, tokens=256, fixed=True)

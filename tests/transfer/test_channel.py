@@ -85,7 +85,7 @@ def swap(held: bytearray) -> None:
     held[:] = held[half:] + held[:half]
 
 
-@pytest.mark.parametrize("executor", [4, 20, 40, -1])
+@pytest.mark.parametrize("place", [4, 20, 40, -1])
 def test_a_changed_byte_is_noticed(place: int) -> None:
     def change(held: bytearray) -> None:
         held[place] ^= 1
