@@ -56,10 +56,10 @@ def _callable(value: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [(KVCache, 12), (Part, 7), (Index, 9), (Select, 7), (Executor, 7), (Schedule, 7), (Maintenance, 9), (Probe, 7)],
+    [(KVCache, 12), (Part, 7), (Index, 9), (Select, 7), (Executor, 7), (Schedule, 7), (Maintenance, 10), (Probe, 7)],
 )
 def test_base_classes_are_small(kind: type, most: int) -> None:
-    """Of what an index and maintenance have, two are for steps that fail."""
+    """Of what an index and maintenance have, two are for steps that fail; maintenance has one more before a plan."""
     assert len(own_methods(kind)) <= most, own_methods(kind)
 
 

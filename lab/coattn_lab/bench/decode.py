@@ -226,10 +226,10 @@ class Bench:
             runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
             undo.callback(runtime.release)
             runner = self._runner(session, runtime, case, undo)
-            if not runtime.groups[0].cache.spec.kept:
+            if not runtime.groups[0].cache.spec.plan.kept_entries:
                 runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
                 runtime.commit()
-            for slot in slots if runtime.groups[0].cache.spec.kept else ():
+            for slot in slots if runtime.groups[0].cache.spec.plan.kept_entries else ():
                 for history, new in ((0, first - 1), (first - 1, 1)):  # there is room for one whole prompt at a time
                     runtime.begin(Step.of((slot,), (history,), (new,)))
                     runtime.commit()

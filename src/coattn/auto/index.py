@@ -12,9 +12,10 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
-from coattn.cache.kv import Filled, KVCache
+from coattn.cache.kv import KVCache
 from coattn.cache.layout import NewestBlocks
 from coattn.cache.ledger import Ledger
+from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
@@ -118,10 +119,10 @@ class Sketch(Index):
             (spec.seqs + 1) * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
             for s in spec.layers.values()
         )
-        places = spec.pool_blocks * config.block
+        places = spec.plan.pool_blocks * config.block
         pools = sum(
             TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places, s.q_heads)
-            + (PackedRows.bytes(spec.seqs + 1, s.kv_heads, places, s.head_dim) if spec.pool_packed else 0)
+            + (PackedRows.bytes(spec.seqs + 1, s.kv_heads, places, s.head_dim) if spec.plan.pool_packed else 0)
             for s in spec.layers.values()
         )
         return tables + pools + Means.bytes(spec.layers, spec.seqs)
@@ -141,11 +142,10 @@ class Sketch(Index):
             self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
         self.means = Means(spec.layers, spec.seqs)
         self._make_pools(spec.tokens or FIRST)
-        cache.reports = True
 
     def _make_pools(self, tokens: int) -> None:
         cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
-        places = cache.spec.pool_blocks * cache.block
+        places = cache.spec.plan.pool_blocks * cache.block
         pins = min(UNLIKE, places // 4)
         self.pools = {
             layer: TokenPool.make(
@@ -156,8 +156,8 @@ class Sketch(Index):
                 places,
                 shape.q_heads,
                 pins,
-                cache.spec.pool_packed,
-                cache.spec.pool_hot,
+                cache.spec.plan.pool_packed,
+                cache.spec.plan.pool_active_tokens,
             )
             for layer, shape in cache.spec.layers.items()
         }

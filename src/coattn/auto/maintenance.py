@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from coattn.auto.index import Sketch
 from coattn.cache.config import CacheConfig, check_dtype
 from coattn.cache.kv import KVCache
 from coattn.cache.scales import scale_bytes
-from coattn.cache.spec import CacheSpec
+from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.attend_pool import has_form
@@ -115,9 +115,9 @@ class Fit(Maintenance):
         if self.hot is not None:
             check_count("hot", self.hot, 1)
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
+    def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
         if "scored" not in select.works(config):
-            return spec  # other rules do not know what lies in a pool too, and would attend to it twice
+            return MemoryPlan()  # other rules do not know what lies in a pool too, and would attend to it twice
         small, room = self.in_8_bits(spec, select), spec.ledger.room("gpu")
         form = "int8" if small else "model"
         tokens = LEAST if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share, form)
@@ -129,14 +129,13 @@ class Fit(Maintenance):
                 each = config.block * sum(PackedRows.token_bytes(s.kv_heads, s.head_dim) for s in shapes)
             blocks = max(1, min(blocks, _most(spec, config, cast("Sketch", index), room) // (spec.seqs * each)))
         packed = getattr(config, "host_dtype", "model") != "model"
-        return replace(
-            spec,
+        return MemoryPlan(
             pool_blocks=blocks,
             pool_packed=small,
-            pool_hot=HOT if self.hot is None else self.hot,
-            list_extra=0 if small else blocks,
+            pool_active_tokens=HOT if self.hot is None else self.hot,
+            extra_listed_blocks=0 if small else blocks,
             sink_blocks=SINKS,
-            near_scales=packed,
+            scales_on_gpu=packed,
         )
 
     def in_8_bits(self, spec: CacheSpec, select: Select) -> bool:
@@ -156,10 +155,9 @@ class Fit(Maintenance):
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         self._sketch = cast("Sketch", index)
-        cache.settle = self._settle
 
-    def _settle(self, step: Step) -> None:
-        """Before a step's table is written, which lists the pools."""
+    def before_plan(self, step: Step) -> None:
+        """Fills the pools that the step's table will list."""
         if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
             self._sketch.fitted.clear()
         floors: Floors | None = getattr(self.select, "floors", None)
@@ -192,7 +190,7 @@ class Fit(Maintenance):
 
     def after(self, layer: int, table: StepTable) -> None:
         super().after(layer, table)
-        if table.host and self.cache.spec.pool_blocks:
+        if table.host and self.cache.spec.plan.pool_blocks:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
                 bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)

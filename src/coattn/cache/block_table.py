@@ -5,18 +5,33 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 
 from coattn.cache.blocks import BlockMemory
 
 
+class Reclaimer(Protocol):
+    """Holds blocks that are in no sequence, for requests to come."""
+
+    def reclaim(self, table: BlockTable, blocks: int) -> None:
+        """Drops so many idle blocks of a table, or as many as there are."""
+
+
+class SwapWatcher(Protocol):
+    """Reads blocks of sequences off the steps."""
+
+    def before_swap(self, slot: int) -> None:
+        """A block of this sequence is about to be replaced by another with the same tokens, and may be given away."""
+
+
 class BlockTable:
     """Which blocks of a memory each sequence has, in order. Hands out the lowest free ids, so runs stay contiguous.
 
     A full block may be in several sequences, and may be held besides: from then on nobody writes to it. One that is
-    held and in no sequence is idle. It counts as free, and `reclaim` gives it up when others are short of blocks.
+    held and in no sequence is idle. It counts as free: the reclaimer gives it up when sequences are short of blocks.
     """
 
     def __init__(self, memory: BlockMemory) -> None:
@@ -26,11 +41,8 @@ class BlockTable:
         """`[slots, width]` int32: the same as a table; both grow with `owned`."""
         self.version: dict[int, int] = {}
         """Grows whenever the blocks of a sequence change."""
-        self.reclaim: Callable[[int], None] = _nobody
-        """Drops so many idle blocks; whoever holds some sets it."""
-        self.replacing: Callable[[int], None] = _nobody
-        """A block of this sequence is about to be replaced by another with the same tokens, and may be given to others;
-        whoever reads blocks off the steps sets it."""
+        self._reclaimer: Reclaimer | None = None
+        self._watcher: SwapWatcher | None = None
         self.idle = 0
         """Blocks that are held and in no sequence."""
         self._users: dict[int, int] = {}
@@ -41,6 +53,14 @@ class BlockTable:
         self._next = 0
         self._given: Counter[int] = Counter()
         """By block: how often it was given out."""
+
+    def set_reclaimer(self, reclaimer: Reclaimer) -> None:
+        """Who holds blocks of this table beyond their sequences. Called once, before any block is held."""
+        self._reclaimer = reclaimer
+
+    def watch(self, watcher: SwapWatcher) -> None:
+        """Who reads blocks off the steps. Called once, before any sequence has blocks."""
+        self._watcher = watcher
 
     def tabulate(self, slots: int, width: int) -> None:
         """Gives `rows` room for sequences of `width` blocks; longer ones make it anew, at another address."""
@@ -115,7 +135,8 @@ class BlockTable:
 
     def swap(self, slot: int, b: int, i: int) -> None:
         """Block b of a sequence is from now on block i, which holds the same tokens."""
-        self.replacing(slot)
+        if self._watcher is not None:
+            self._watcher.before_swap(slot)
         self._use(i)
         old, self.owned[slot][b] = self.owned[slot][b], i
         self._leave(old)
@@ -185,8 +206,8 @@ class BlockTable:
         """Ids that are nobody's yet. Raises BudgetError where idle blocks are not given up."""
         if self.memory.fixed:
             lacking = count - len(self._free) - (self.memory.capacity - self._next)
-            if lacking > 0:
-                self.reclaim(lacking)
+            if lacking > 0 and self._reclaimer is not None:
+                self._reclaimer.reclaim(self, lacking)
         self.memory.reserve(self._next + max(0, count - len(self._free)))  # what raises, raises before anything changes
         found: list[int] = []
         while len(found) < count:
@@ -229,7 +250,3 @@ class BlockTable:
             wider = max(width, 2 * had.shape[1]) if width > had.shape[1] else had.shape[1]
             self.rows = torch.zeros(max(slots, had.shape[0]), wider, dtype=torch.int32)
             self.rows[: had.shape[0], : had.shape[1]] = had
-
-
-def _nobody(number: int) -> None:
-    """Nothing is held that could be given up, and nothing is read off the steps."""

@@ -23,8 +23,8 @@ class HostTier:
 
     @property
     def unit(self) -> float:
-        """Bytes of DRAM for a block: its own, and what the maintenance may take beside it."""
-        return self.memory.block_bytes * (1 + self.spec.host_extra)
+        """Bytes of DRAM for a block: its own, and what maintenance may take for it."""
+        return self.memory.block_bytes * (1 + self.spec.plan.host_overhead)
 
     def open(self) -> None:
         """Takes memory for sequences of known length."""
@@ -39,7 +39,7 @@ class HostTier:
 
     def _fit(self, room: int, longest: int) -> int:
         """Blocks that so many bytes hold, with room for one prompt that is being read, of at most `longest` blocks."""
-        beside = self.spec.reading * self.block
+        beside = self.spec.prompt_token_bytes * self.block
         blocks = int(room / (self.unit + beside))
         return blocks if blocks <= longest else int((room - longest * beside) / self.unit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ from coattn.cache.dense import DenseHistory, dense_history, marks_of, read_all, 
 from coattn.cache.host import HostTier
 from coattn.cache.layout import AllBlocks, KeptTokens, Layout, NewestBlocks, RecentTokens
 from coattn.cache.leftover import Leftovers
+from coattn.cache.observer import BlockObserver, Filled, KeySource
 from coattn.cache.reading import Reading
 from coattn.cache.scales import ScaleMemory
 from coattn.cache.sinks import TurnedSinks
@@ -31,22 +32,6 @@ from coattn.types import BlockList, Phase, Selection, Step, Tier
 from coattn.units import ceil_div
 
 T = TypeVar("T")
-Keys = Callable[[int, Tensor], Tensor]
-"""`(layer, ids of host blocks) -> keys [blocks, kv_heads, block, head_dim]`, as far as an index knows them."""
-
-
-@dataclass(frozen=True)
-class Filled:
-    """Blocks of a sequence that a step with many tokens has filled: its blocks `first` and on, at `ids`.
-
-    k, v: `[len(ids) * block, kv_heads, d]` on the layer's device.
-    """
-
-    slot: int
-    first: int
-    ids: list[int]
-    k: Tensor
-    v: Tensor
 
 
 class KVCache:
@@ -57,21 +42,15 @@ class KVCache:
     """
 
     tables: TableMemory
-    keys: Keys | None = None
-    """Of host blocks whose keys are not in DRAM; the index sets it."""
-    reports: bool = False
-    """Whether `append` says which blocks have become full."""
-    settle: Callable[[Step], None] | None = None
-    """What is done to stored entries before a step is planned; maintenance that drops some sets it."""
-    fill: Callable[[int, list[Filled]], None] | None = None
-    """Tells the index of a layer's full blocks outside of `append`; an index of keys that are not in DRAM sets it."""
 
-    def __init__(self, config: CacheConfig, spec: CacheSpec, side: BlockMemory | None = None) -> None:
-        """side: what an index keeps of every block, in the GPU tier."""
+    def __init__(self, config: CacheConfig, spec: CacheSpec, index: BlockObserver) -> None:
+        """index: follows the blocks; a KeySource where their keys are not in DRAM, which `config` says (`needs`)."""
+        self.index, side = index, index.side(spec, config)
+        self._followed = side is not None
         self.reading: Reading | None = None
         """Prompts whose later chunks need keys that the cache does not keep, or would fetch them from DRAM."""
         if config.host == "v":
-            spec = replace(spec, reading=spec.block_bytes(1))
+            spec = replace(spec, prompt_token_bytes=spec.block_bytes(1))
             self.reading = Reading(spec, config.block)
         elif config.host == "kv" and spec.fixed and (spec.device.type == "cuda" or spec.ledger.limit("gpu")):
             # fixed: whatever sequences will need of the budget was taken at first
@@ -91,12 +70,12 @@ class KVCache:
             self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent, beside)
             self.gpu.numbered = self.turned is not None
         else:
-            sinks = getattr(given, "sink_blocks", spec.sink_blocks)
+            sinks = getattr(given, "sink_blocks", spec.plan.sink_blocks)
             self.gpu = NewestBlocks(self.block, spec, given.window_blocks, sinks)
             what, dtype = "Keeping every token", given.host_dtype
             if config.host == "kv":
                 scales = None
-                if dtype != "model" and spec.near_scales:
+                if dtype != "model" and spec.plan.scales_on_gpu:
                     scales = ScaleMemory(spec.layers, self.block, spec.ledger)
                     if side is None:
                         side = scales
@@ -124,8 +103,6 @@ class KVCache:
 
     def plan(self, step: Step) -> None:
         """Makes room for the step's tokens, and writes a decode step's table. Raises BudgetError, changing nothing."""
-        if self.settle is not None:
-            self.settle(step)
         if self.host is not None:
             self.host.plan(step)
         self.gpu.plan(step)
@@ -142,7 +119,7 @@ class KVCache:
         """Stores packed k, v `[tokens, kv_heads, head_dim]` of a planned step.
 
         A decode step has one for each row of its table, and its kernels alone know which block is full now. Otherwise
-        returns the blocks that are, where somebody wants to know (`reports`).
+        returns the blocks that are, where the index follows them.
         """
         if step.phase is Phase.DECODE:
             self._append_rows(layer, k, v)
@@ -185,8 +162,8 @@ class KVCache:
             both = memory.brought(layer, wanted)
             keys, values = both[:, :, 0], both[:, :, 1]
         else:
-            assert self.keys is not None, "an index keeps the keys"
-            keys, values = self.keys(layer, ids), memory.values(layer).read(ids, shape.dtype).to(shape.device)
+            keys = cast("KeySource", self.index).keys(layer, ids)
+            values = memory.values(layer).read(ids, shape.dtype).to(shape.device)
         k, v = (x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values))
         return k, v
 
@@ -297,7 +274,7 @@ class KVCache:
 
     def _list_width(self) -> int:
         """Blocks in GPU memory that a decode step may attend to, of one sequence."""
-        return self.gpu.width + self.spec.list_extra
+        return self.gpu.width + self.spec.plan.extra_listed_blocks
 
     def _write(self, step: Step) -> None:
         memory, gpu, block = self._table_memory(), self.gpu, self.block
@@ -418,9 +395,9 @@ class KVCache:
         """Prompts that a decode step follows although more was to come: it takes their last token."""
         for slot, history in zip(step.slots, step.history, strict=True) if self.reading is not None else ():
             if slot in self.reading.held:  # type: ignore[union-attr]
-                for layer, s in self.spec.layers.items() if self.fill is not None else ():
+                for layer, s in self.spec.layers.items() if self.config.host == "v" else ():
                     none = torch.empty(0, s.kv_heads, s.head_dim, dtype=s.dtype, device=s.device)
-                    self.fill(layer, self._read_through(layer, slot, history, none, none))  # type: ignore[misc]
+                    self.index.update(layer, self._read_through(layer, slot, history, none, none), None)
                 self.reading.end(slot)  # type: ignore[union-attr]
 
     def _read_through(self, layer: int, slot: int, history: int, k: Tensor, v: Tensor) -> list[Filled]:
@@ -439,7 +416,7 @@ class KVCache:
 
     def _filled(self, layer: int, step: Step) -> list[Filled]:
         """The same where everything stays in GPU memory."""
-        if not self.reports or not isinstance(self.gpu, AllBlocks):
+        if not self._followed or not isinstance(self.gpu, AllBlocks):
             return []
         filled, memory = [], self.gpu.memory[layer]
         for slot, before, after in zip(step.slots, step.history, step.lengths, strict=True):

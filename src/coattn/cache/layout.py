@@ -183,7 +183,7 @@ class KeptTokens(AllBlocks):
         return min(self.spec.seqs * width, self.spec.seqs * self._few(width) + width)
 
     def _few(self, width: int) -> int:
-        return ceil_div(self.spec.kept, self.block) if self.spec.kept else width
+        return ceil_div(self.spec.plan.kept_entries, self.block) if self.spec.plan.kept_entries else width
 
     @property
     def spare_bytes(self) -> int:
@@ -193,7 +193,7 @@ class KeptTokens(AllBlocks):
     @property
     def width(self) -> int:  # type: ignore[override]
         wide = self.table.rows.shape[1]
-        return min(wide, ceil_div(self.spec.kept, self.block)) if self.spec.fixed else wide
+        return min(wide, ceil_div(self.spec.plan.kept_entries, self.block)) if self.spec.fixed else wide
 
     def plan(self, step: Step) -> None:
         for slot, history in zip(step.slots, step.history, strict=True):
@@ -251,7 +251,7 @@ class NewestBlocks(Layout):
         spec = self.spec
         self.ring = self._choose()
         self.width = self.sinks + self.ring
-        blocks = spec.seqs * (self.width + spec.listed_pool) + spec.padding
+        blocks = spec.seqs * (self.width + spec.plan.listed_pool_blocks) + spec.padding
         if spec.fixed:
             self.memory.fix(blocks)
         else:
@@ -264,22 +264,24 @@ class NewestBlocks(Layout):
 
     def pool(self, slot: int) -> range:
         """Ids of the full blocks of a sequence's pool, where they are among the memory's."""
-        if self.spec.pool_packed:
+        if self.spec.plan.pool_packed:
             return range(0)
-        first = self.pools + slot * self.spec.pool_blocks
+        first = self.pools + slot * self.spec.plan.pool_blocks
         return range(first, first + self.pooled.get(slot, 0))
 
     def pool_entries(self, slot: int) -> float:
         shape, count = self.spec.shape, self.pooled.get(slot, 0) * self.block
-        if not self.spec.pool_packed:
+        if not self.spec.plan.pool_packed:
             return count
         return (
-            min(count, self.spec.pool_hot) * PackedRows.token_bytes(shape.kv_heads, shape.head_dim) / shape.token_bytes
+            min(count, self.spec.plan.pool_active_tokens)
+            * PackedRows.token_bytes(shape.kv_heads, shape.head_dim)
+            / shape.token_bytes
         )
 
     def _choose(self) -> int:
         """Unset, the window takes three quarters of the GPU budget: the rest is for blocks that are brought in."""
-        spec, more = self.spec, 1 if self.spec.lag else 0
+        spec, more = self.spec, 1 if self.spec.plan.lag_tokens else 0
         room = spec.ledger.room("gpu")
         whole = None if spec.tokens is None else ceil_div(spec.tokens, self.block)
         if self._window is not None:
@@ -293,7 +295,9 @@ class NewestBlocks(Layout):
     def first(self, tokens: int) -> int:
         blocks = ceil_div(tokens, self.block)
         # with a lag, one block more than the window is there, and the oldest is attended for so many tokens
-        late = self.spec.lag and tokens - (blocks - 1) * self.block > min(self.spec.lag, self.block)
+        late = self.spec.plan.lag_tokens and tokens - (blocks - 1) * self.block > min(
+            self.spec.plan.lag_tokens, self.block
+        )
         return max(self.sinks, blocks - self.ring + (1 if late else 0))
 
     def entries(self, slot: int, tokens: int) -> int:

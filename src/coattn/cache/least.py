@@ -21,7 +21,9 @@ def min_gpu_bytes(cache: KVCache) -> int:
     if cache.host is None:
         blocks = 1 + spec.padding if spec.fixed else spec.seqs * ceil_div(spec.tokens or 1, block)
         return blocks * (unit + beside)
-    window = (given.window_blocks or 1) + (1 if spec.lag else 0) + cache.gpu.sinks + spec.listed_pool
+    window = (
+        (given.window_blocks or 1) + (1 if spec.plan.lag_tokens else 0) + cache.gpu.sinks + spec.plan.listed_pool_blocks
+    )
     blocks = 1 if spec.fixed else spec.seqs * ((spec.tokens or 0) // block)
     padding = memory.side.padding if memory.side is not None and blocks else 0
     return (spec.seqs * window + spec.padding) * unit + (blocks + padding) * beside

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.cache.bridge import HostBridge
 from coattn.types import BlockList, Selection, Tier
-
-if TYPE_CHECKING:
-    from coattn.parts.handover.base import Hand
 
 NO_BLOCK = -1
 """In a column of block ids: no block."""
@@ -108,7 +106,7 @@ class StepTable:
     block: int
     host: bool
     """Whether anything in DRAM is attended; steps of sequences that lie on the GPU altogether have no such part."""
-    hand: Hand
+    hand: HostBridge
     """By what the step's host work is handed over."""
     longest: Mapping[str, int] = field(default_factory=dict)
     """By tier: entries of the longest list, where the host may know; else as many as the list has room for."""

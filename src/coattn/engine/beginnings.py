@@ -65,7 +65,7 @@ class Beginnings:
         """Bytes of its tokens that running requests hold anyway."""
         if self.not_shared is not None or request.given is not None:
             return {}
-        if self.alone or any(group.cache.spec.host_extra for group in self.runtime.groups):
+        if self.alone or any(group.cache.spec.plan.host_overhead for group in self.runtime.groups):
             return {}  # what the maintenance keeps beside a block is each sequence's own
         trail = self.follow(request)
         self._extend(request, trail)

@@ -57,7 +57,7 @@ class Reuse:
         self.cold = None if disk is None else Cold(runtime, self.prefixes, disk)
         self.waiting = Waiting(runtime, self.prefixes, self.beginnings.exact, self.cold)
         for table in self.tables:
-            table.reclaim = partial(self._reclaim, table)
+            table.set_reclaimer(self)
 
     # what a scheduler asks
 
@@ -294,7 +294,7 @@ class Reuse:
         heard = max(group.maintenance.listens for group in self.runtime.groups)
         return (max(2, heard) if heard else 1) if request.output else self.beginnings.listens
 
-    def _reclaim(self, table: BlockTable, blocks: int) -> None:
+    def reclaim(self, table: BlockTable, blocks: int) -> None:
         """Idle blocks become free: of prefixes first, then of sequences that wait, which move to DRAM or to the disk if
         they can."""
         wanted = table.spare + blocks

@@ -38,8 +38,8 @@ def make_groups(composed: Composed, spec: CacheSpec) -> list[LayerGroup]:
 
 
 def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:
-    spec = parts.maintenance.wants(spec, parts.config, parts.index, parts.select)
-    cache = KVCache(parts.config, spec, parts.index.side(spec, parts.config))
+    plan = parts.maintenance.plan_memory(spec, parts.config, parts.index, parts.select)
+    cache = KVCache(parts.config, replace(spec, plan=plan), parts.index)
     gpu = Gpu()
     place = gpu if parts.executor.name == gpu.name else parts.executor
     hand = Threads() if spec.device.type == "cuda" else Hand()

@@ -130,6 +130,7 @@ class LayerGroup:
     def plan(self, parts: Sequence[Step]) -> None:
         """Makes room for a step and the prompts that it takes along."""
         for part in parts:
+            self.maintenance.before_plan(part)
             self.cache.plan(part)
         for part in parts:
             if part.phase is not Phase.DECODE:

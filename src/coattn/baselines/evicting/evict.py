@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,7 +13,7 @@ from coattn.baselines.evicting.index import EntryWeights
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import KeptTokens
-from coattn.cache.spec import CacheSpec
+from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.part import MOST
 from coattn.parts.index.base import Index
@@ -73,14 +73,15 @@ class Evict(Maintenance):
     def is_exact(self) -> bool:
         return False
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
-        return spec if spec.tokens is None else replace(spec, kept=min(sum(self.sizes(spec.tokens)), spec.tokens) + 1)
+    def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
+        if spec.tokens is None:
+            return MemoryPlan()
+        return MemoryPlan(kept_entries=min(sum(self.sizes(spec.tokens)), spec.tokens) + 1)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         self.gpu, self.weights = cast("KeptTokens", cache.gpu), cast("EntryWeights", index)
         self.stays = torch.full((2, cache.spec.seqs + 1), MOST, dtype=torch.int32, device=cache.spec.device)
-        cache.settle = self._settle
 
     # prompts and turns: weights of their queries, chunk by chunk
 
@@ -137,8 +138,8 @@ class Evict(Maintenance):
 
     # what stays
 
-    def _settle(self, step: Step) -> None:
-        """Before a step is planned: sequences that have grown keep what fits, if decoding goes on."""
+    def before_plan(self, step: Step) -> None:
+        """Sequences that have grown keep what fits, if decoding goes on."""
         if step.phase is not Phase.DECODE:  # which may run between the layers of another one
             self._asked = None  # of a step that failed
             self._found.clear()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
-from coattn.cache.kv import Filled, KVCache
+from coattn.cache.kv import KVCache
 from coattn.cache.ledger import Ledger
+from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.kernels.quantise.skew import load, read_origin, skew_of
@@ -94,7 +95,6 @@ class PartialKeys(Index):
             for i, found in load(self.skew, spec.layers).items():
                 self.basis[i].copy_(found.columns(self.columns(spec.shape)))
                 self.ready.add(i)
-        cache.reports = True
         # another process would make another skew of its first prompt
         self.resumes = self.skew is not None  # type: ignore[misc]
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
-from coattn.cache.kv import Filled, KVCache
+from coattn.cache.kv import KVCache
 from coattn.cache.ledger import Ledger
+from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError

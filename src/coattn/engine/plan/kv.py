@@ -41,7 +41,7 @@ def _held(
     slots = tuple(range(batch))
     runtime.begin(Step.of(slots, (0,) * batch, (context,) * batch))
     found = [dict(each.held) for each in (ledger, *ledger.parts)]
-    extra = max(group.cache.spec.host_extra for group in runtime.groups)
+    extra = max(group.cache.spec.plan.host_overhead for group in runtime.groups)
     runtime.abort()
     runtime.release()
     return found, int(found[0]["host"] * extra)

@@ -61,7 +61,7 @@ class Averages(Index):
             raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(TAILS)}.")
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
-        window = (getattr(config, "window_blocks", None) or 1) + (1 if spec.lag else 0)
+        window = (getattr(config, "window_blocks", None) or 1) + (1 if spec.plan.lag_tokens else 0)
         return (spec.seqs * window + spec.padding) * _unit(spec, config.block) + self._beside(spec)
 
     def _beside(self, spec: CacheSpec) -> int:

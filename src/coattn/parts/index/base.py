@@ -10,7 +10,8 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
-from coattn.cache.kv import Filled, KVCache
+from coattn.cache.kv import KVCache
+from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.part import Part
@@ -39,7 +40,9 @@ class Index(Part):
         return 0
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory | None:
-        """What it keeps of every block, in a memory that the cache makes grow with its own; takes nothing yet."""
+        """What it keeps of every block, in a memory that the cache makes grow with its own; takes nothing yet.
+
+        None: it does not follow blocks, and `update` hears only of those in DRAM."""
         return None
 
     def open(self, cache: KVCache) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
-from coattn.cache.kv import Filled, KVCache
+from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.kernels.lists import Rows
@@ -56,10 +56,6 @@ class Digests(Index):
         what = "Keeping every token, with digests,"
         self.memory = BlockMemory("gpu", spec.layers, 1, spec.ledger, what, padding=padding)
         return self.memory
-
-    def open(self, cache: KVCache) -> None:
-        super().open(cache)
-        cache.reports = True
 
     def of(self, layer: int) -> Tensor:
         """`[blocks, kv_heads, 2, head_dim]`"""

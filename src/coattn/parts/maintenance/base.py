@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.cache.spec import CacheSpec
+from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.part import Part
 from coattn.parts.index.base import Index
@@ -44,13 +44,16 @@ class Maintenance(Part):
     residency: Residency | None = field(init=False, repr=False, default=None)
     """Which blocks are in the pools, where they are copies of blocks in DRAM."""
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
-        """The spec with what it wants beside the window: a pool, a lag."""
-        return spec
+    def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
+        """What it takes of the tiers: a pool, a lag."""
+        return MemoryPlan()
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         """Meets the other parts, after the cache and the index were opened."""
         self.cache, self.index, self.select = cache, index, select
+
+    def before_plan(self, step: Step) -> None:
+        """The cache is about to plan a step, and to write its table: stored entries may still be dropped or moved."""
 
     def plan(self, step: Step) -> None:
         """A step has been planned by the cache and has not run."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
-from coattn.cache.kv import Filled, KVCache
-from coattn.cache.layout import NewestBlocks
+from coattn.cache.kv import KVCache
+from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
@@ -124,8 +124,6 @@ class Codes(Index):
         spec.ledger.take("gpu", beside, "A codebook for each layer, and the mean value of each sequence")
         self._taken = beside
         self.means = Means(spec.layers, spec.seqs)
-        cache.keys, cache.reports = self.keys, True
-        cache.fill = lambda layer, filled: self.update(layer, filled, None)
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         kept = self.memory[layer]
@@ -154,12 +152,11 @@ class Codes(Index):
             return
         cache = self.cache
         assert cache.host is not None
-        assert isinstance(cache.gpu, NewestBlocks)
         for slot, length in zip(step.slots, step.lengths, strict=True):
             if length % cache.block == 0:
                 b = length // cache.block - 1
                 for layer in cache.spec.layers:
-                    keys = cache.gpu.memory[layer][cache.gpu.block_id(slot, b), :, 0].transpose(0, 1)
+                    keys = cache.gpu.memory[layer][cache.gpu.place(slot, length - 1)[0], :, 0].transpose(0, 1)
                     self._store(layer, [cache.host.table.owned[slot][b]], keys)
 
     def recount(self, slot: int, keep: int) -> None:

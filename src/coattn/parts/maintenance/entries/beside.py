@@ -77,7 +77,8 @@ class Beside:
         for choice in self.choices.values():
             choice.go_on()
 
-    def stand_still(self, slot: int) -> None:
+    def before_swap(self, slot: int) -> None:
+        """A choice may not read blocks that are about to be replaced: it stands still."""
         if slot in self.choices:
             self.choices[slot].stand_still()
 

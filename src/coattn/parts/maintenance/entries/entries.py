@@ -8,7 +8,7 @@ attended in every step either there or here, never in both and never in none.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import NewestBlocks
-from coattn.cache.spec import CacheSpec
+from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.part import check_number
 from coattn.parts.index.averages import Averages
@@ -95,15 +95,15 @@ class Entries(Maintenance):
     def __post_init__(self) -> None:
         check_number("capacity", self.capacity, 0, 1, above=True)
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
-        return replace(spec, lag=LAG, host_extra=self.capacity)
+    def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
+        return MemoryPlan(lag_tokens=LAG, host_overhead=self.capacity)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
         self.choosing = Beside(self.busy, self._take_ahead)
-        self.table.replacing = self.choosing.stand_still
+        self.table.watch(self.choosing)
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
         self.keep = cast("Any", select).keep

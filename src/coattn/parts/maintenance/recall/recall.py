@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import NewestBlocks
-from coattn.cache.spec import CacheSpec
+from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.lists import Residents
@@ -64,12 +64,12 @@ class Recall(Maintenance):
             check_count("pool_blocks", self.pool_blocks, 1)
         self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
 
-    def wants(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> CacheSpec:
+    def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
         """As many places as the budget leaves to the window, and no more than a sequence has blocks."""
         places = self.pool_blocks or max(1, cast("DigestTop", select).budget // config.block - newest(config))
         if spec.tokens is not None:
             places = min(places, max(1, spec.tokens // config.block))
-        return replace(spec, pool_blocks=places)
+        return MemoryPlan(pool_blocks=places)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
@@ -80,7 +80,7 @@ class Recall(Maintenance):
             raise ConfigError(
                 f"block is {cache.block}, but on a GPU it must be a power of two.", "Set block=16, 32 or 64."
             )
-        self.places = spec.pool_blocks
+        self.places = spec.plan.pool_blocks
         self.residency = Residency(spec, self.places, cast("NewestBlocks", cache.gpu).pools)
         self._queries = {
             i: torch.zeros(spec.seqs, s.q_heads, s.head_dim, dtype=s.dtype, device=s.device)
