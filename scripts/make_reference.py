@@ -26,6 +26,8 @@ from coattn.step.runtime import Runtime
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 """Columns of a help page, whatever the terminal."""
+IN_README = ("hgca", "scout", "hcattention", "auto")
+"""Lossy rows with a line of their own in the README."""
 MADE = "<!-- Made by scripts/make_reference.py (`make docs`). Do not edit. -->"
 
 
@@ -68,15 +70,19 @@ def fill(root: Path, name: str, **parts: str) -> str:
 
 
 def methods_list() -> str:
-    """The rows that answer prompts, in a few words, for the README; those that only serve evaluations are left out."""
-    rows = []
+    """The exact rows, those of the three papers and our own in a few words, for the README; the others by name."""
+    rows, others = [], []
     for row in METHODS.values():
         if row.summary.startswith("Lossy, for evaluation.") or row.name.endswith("-paper"):
             continue
-        # the column before says it already
-        summary = row.summary.removeprefix("Exact. ").removeprefix("Lossy. ")
-        rows.append((f"`{row.name}`", _exact(row), summary))
-    return table(("method", "exact", "what it does"), rows)
+        if _exact(row) == "yes" or row.name in IN_README:
+            # the column before says it already
+            summary = row.summary.removeprefix("Exact. ").removeprefix("Lossy. ")
+            rows.append((f"`{row.name}`", _exact(row), summary))
+        else:
+            others.append(f"`{row.name}`")
+    named = f"{', '.join(others[:-1])} and {others[-1]}"
+    return f"{table(('method', 'exact', 'what it does'), rows)}\nTo compare with: {named}. [All rows](docs/reference/methods.md).\n"
 
 
 def parts_table() -> str:
