@@ -82,7 +82,8 @@ def methods_list() -> str:
         else:
             others.append(f"`{row.name}`")
     named = f"{', '.join(others[:-1])} and {others[-1]}"
-    return f"{table(('method', 'exact', 'what it does'), rows)}\nTo compare with: {named}. [All rows](docs/reference/methods.md).\n"
+    listed = table(("method", "exact", "what it does"), rows)
+    return f"{listed}\nTo compare with: {named}. [All rows](docs/reference/methods.md).\n"
 
 
 def parts_table() -> str:

@@ -71,7 +71,7 @@ def work(folder: Path, own: int, turns: int, deadline: float, words: list[str]) 
         line.end()
         return found
 
-    def timed(step: Callable[[], object], most: int, seconds: float, look: Callable[[], None] = lambda: None) -> Any:
+    def timed(step: Callable[[], object], *_limits: object) -> list[float]:
         medians, every = [], []
         for _ in range(turns):
             line.wait()
@@ -90,7 +90,7 @@ def work(folder: Path, own: int, turns: int, deadline: float, words: list[str]) 
     limits.measure = measure
     decode._time = timed
     # beside what is timed, nothing is measured: it would come while the other tree is timed
-    decode.kv.dram_gbps = lambda *given: limits_of(folder, own)
+    decode.kv.dram_gbps = lambda *_given: limits_of(folder, own)
     from coattn_lab.cli.main import main
 
     steps = str(turns * STEPS_PER_TURN + 2)
