@@ -17,10 +17,11 @@ import click
 from coattn.cli.main import cli
 from coattn.cli.methods import describe
 from coattn.kernels.blockwise import HELP
-from coattn.method.registry import AXES, PARTS
-from coattn.method.row import ORIGIN, Method
+from coattn.method.registry import PARTS, registry
+from coattn.method.row import Method
 from coattn.method.table import METHODS
 from coattn.part import Part
+from coattn.parts.method import AXES
 from coattn.step.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +74,7 @@ def methods_list() -> str:
     """The exact rows, those of the three papers and our own in a few words, for the README; the others by name."""
     rows, others = [], []
     for row in METHODS.values():
-        if row.summary.startswith("Lossy, for evaluation.") or row.name.endswith("-paper"):
+        if row.summary.startswith("Lossy, for evaluation.") or row.variant_of:
             continue
         if _exact(row) == "yes" or row.name in IN_README:
             # the column before says it already
@@ -150,7 +151,8 @@ def methods_page() -> str:
         ]
         parts.append(f"### {axis}\n\n" + table(("part", "what it does", "needs", "provides", "parameters"), rows))
     parts.append(
-        "## What the needs mean\n\n" + table(("need", "is met by"), [(f"`{k}`", v) for k, v in ORIGIN.items()])
+        "## What the needs mean\n\n"
+        + table(("need", "is met by"), [(f"`{k}`", v) for k, v in registry().needs.items()])
     )
     return "\n".join(parts)
 

@@ -14,12 +14,13 @@ import pytest
 import coattn
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.method.registry import AXES, PARTS
+from coattn.method.registry import PARTS
 from coattn.method.table import METHODS
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
+from coattn.parts.method import AXES
 from coattn.parts.schedule.base import Schedule
 from coattn.parts.select.base import Select
 from coattn.step.probe import Probe

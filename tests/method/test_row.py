@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coattn.errors import ConfigError, MethodError
-from coattn.method.registry import PARTS
-from coattn.method.row import WHERE, Method, compose
+from coattn.method.registry import PARTS, registry
+from coattn.method.row import Method, compose, find_parts
 from coattn.method.table import METHODS
 from coattn.types import KINDS
 
@@ -16,7 +18,12 @@ def test_every_row_of_the_table_fits(name: str) -> None:
 
 
 def test_every_kind_of_work_can_be_named() -> None:
-    assert set(WHERE) == set(KINDS)
+    assert set(registry().work_kinds) == set(KINDS)
+
+
+def test_every_need_has_a_sentence() -> None:
+    words = {word for kinds in PARTS.values() for kind in kinds.values() for word in kind.needs}
+    assert words == set(registry().needs)
 
 
 def test_every_mismatch_is_named_at_once() -> None:
@@ -50,21 +57,34 @@ def test_all_missing_parts_are_named() -> None:
         compose(Method("x", "attic", "everything", "moon"))
     assert "cache 'attic'" in str(caught.value)
     assert "executor 'moon'" in str(caught.value)
-    assert "gpu, recent, evicting, tiered" in str(caught.value)
+    assert "gpu, recent, tiered, values, evicting" in str(caught.value)
 
 
-def test_a_part_that_is_an_object_is_refused() -> None:
+def test_a_part_may_be_given_as_its_class_or_by_where_its_class_is() -> None:
     rule = PARTS["select"]["everything"]
-    for given in (rule, rule()):
-        with pytest.raises(MethodError, match="as select, but a part is given by its name") as caught:
-            compose(Method("mine", "gpu", given))  # type: ignore[arg-type]
-        assert "PARTS['select']" in caught.value.hint
+    for given in (rule, "coattn.parts.select.everything:Everything"):
+        composed = compose(Method("mine", "gpu", given))
+        assert type(composed.build().select) is rule
+    assert Method("mine", "gpu", rule).parts()[2] == ("select", "everything")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (PARTS["select"]["everything"](), "is given as select, but is no part"),
+        (PARTS["index"]["none"], "but it is a part for index"),
+        ("coattn.parts.select.nowhere:Rule", "cannot be imported: ModuleNotFoundError"),
+        ("coattn.units:ceil_div", "is no part"),
+    ],
+)
+def test_what_is_no_part_is_refused(given: Any, reason: str) -> None:
+    with pytest.raises(MethodError, match=reason):
+        compose(Method("mine", "gpu", given))
 
 
 def test_a_parameter_belongs_to_one_part() -> None:
     for name, method in METHODS.items():
-        kinds = [PARTS[axis][part] for axis, part in method.parts()]
-        names = [parameter for kind in kinds for parameter in kind.parameters()]
+        names = [parameter for kind in find_parts(method) for parameter in kind.parameters()]
         assert len(names) == len(set(names)), name
 
 

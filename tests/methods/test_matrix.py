@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from coattn.errors import ConfigError, MethodError
-from coattn.method.registry import AXES, PARTS
+from coattn.method.registry import PARTS
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS
+from coattn.parts.method import AXES
 from coattn.step.check import Verdict, check
 from coattn.types import Selection, Term
 

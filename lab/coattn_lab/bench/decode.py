@@ -19,7 +19,7 @@ from coattn.hf.borders import Borders
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
-from coattn.method.row import Composed, compose
+from coattn.method.row import Composed, compose, with_schedule
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
 from coattn.step.trace.step import Timing
@@ -198,7 +198,7 @@ class Bench:
         """The case's method. One that keeps what weighs most keeps as many entries as the case says instead."""
         method = find_method(case.method)
         if case.schedule is not None:
-            method = method.scheduled(case.schedule)
+            method = with_schedule(method, case.schedule)
         params = dict(case.params)
         if case.fetched is not None:
             params["audit"] = False  # which would move the floors

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coattn.kernels.softcap import softcap
 from coattn.parts.call import AttentionCall
+from coattn.parts.method import Method
 from coattn.parts.select.top_tokens import TopTokens
 from coattn.types import BlockList, Tier
 
@@ -42,3 +43,14 @@ class Oracle(TopTokens):
         scores = softcap(torch.einsum("shgd,snhd->shgn", grouped, keys.float()), call.shape.softcap)
         absent = torch.arange(keys.shape[1], device=q.device) >= listed.tokens.to(q.device)[:, :, None]
         return scores.masked_fill(absent[:, :, None], -torch.inf)
+
+
+PARTS = (Oracle,)
+METHODS = (
+    Method(
+        "oracle",
+        cache="gpu",
+        select="oracle",
+        summary="Lossy, for evaluation. The tokens of largest true weight: the ceiling of a budget.",
+    ),
+)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
+from coattn.parts.method import Method
 from coattn.parts.select.top_tokens import TopTokens
 from coattn.types import BlockList, Tier
 
@@ -31,3 +32,14 @@ class Random(TopTokens):
     def scores(self, call: AttentionCall, tier: Tier, listed: BlockList) -> Tensor:
         size = (len(call.q), call.shape.kv_heads, listed.table.shape[-1])
         return torch.rand(size, generator=self._draws).to(call.q.device)
+
+
+PARTS = (Random,)
+METHODS = (
+    Method(
+        "random",
+        cache="gpu",
+        select="random",
+        summary="Lossy, for evaluation. Tokens drawn at random: the floor of a budget.",
+    ),
+)

@@ -8,8 +8,8 @@ import click
 from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import out, print_json, progress
-from coattn.errors import ConfigError
+from coattn.cli.output import err, out, print_json, progress
+from coattn.errors import CoattnError, ConfigError
 
 
 @click.command()
@@ -25,7 +25,8 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     is run: prompts, decode steps, turns and tokens taken back, once with parameters that leave nothing out, and once
     as it stands. A row that is not what it says ends with exit code 1.
     """
-    from coattn.method.table import METHODS, find_method
+    from coattn.method.registry import METHODS, registry
+    from coattn.method.table import find_method
 
     if check:
         if name is None:
@@ -35,9 +36,19 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     if name is not None:
         explain(describe(find_method(name)), as_json)
         return
-    rows = [describe(method) for method in METHODS.values()]
+    rows, unavailable = [], [str(failure) for failure in registry().failures]
+    for method in METHODS.values():
+        try:
+            rows.append(describe(method))
+        except CoattnError as error:
+            unavailable.append(f"{error} {error.hint}")
+    parts = [
+        {"axis": kind, "name": name, "package": package}
+        for (kind, name), package in registry().packages.items()
+        if kind != "method"
+    ]
     if as_json:
-        print_json({"methods": rows})
+        print_json({"methods": rows, "parts_from_packages": parts, "unavailable": unavailable})
         return
     table = Table(title="Methods: one part per axis")
     for column in ("method", "exact", "cache + index", "select", "executor", "schedule + maintenance", "what it does"):
@@ -51,9 +62,13 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
             row["select"],
             row["executor"],
             _pair(row, "schedule", "maintenance"),
-            row["summary"],
+            row["summary"] + (f" From package {row['package']}." if row["package"] else ""),
         )
     out.print(table)
+    for part in parts:
+        out.print(f"From package {part['package']}: {part['axis']} {part['name']}.")
+    for text in unavailable:
+        err.print(f"warning: {text}", soft_wrap=True)
     out.print("`coattn methods NAME` explains one. A TOML file with a row of your own works wherever a name does.")
 
 
@@ -91,17 +106,19 @@ def run_check(method: Any, as_json: bool) -> None:
 
 def describe(method: Any) -> dict[str, Any]:
     """A row as data: parts, parameters with defaults and meaning, needs and provides."""
-    from coattn.method.registry import PARTS
-    from coattn.method.row import compose
+    from coattn.method.registry import METHODS, registry
+    from coattn.method.row import compose, find_parts
 
-    composed = compose(method)
-    kinds = [PARTS[axis][part] for axis, part in method.parts()]
+    composed, kinds = compose(method), find_parts(method)
+    registered = METHODS.get(method.name) is method
     texts = {key: text for kind in kinds for key, text in kind.help_text.items()}
     return {
         "name": method.name,
         "exact": composed.exact,
         "summary": method.summary,
         "paper": method.paper,
+        "variant_of": method.variant_of,
+        "package": registry().packages.get(("method", method.name)) if registered else None,
         **dict(method.parts()),
         "params": {key: {"value": value, "help": texts.get(key, "")} for key, value in composed.params.items()},
         "parts": [
@@ -124,6 +141,8 @@ def explain(row: dict[str, Any], as_json: bool) -> None:
         return
     out.print(f"[bold]{row['name']}[/bold]: {row['summary']}")
     out.print(f"exact: {'yes, equals full attention' if row['exact'] else 'no'}")
+    if row["package"]:
+        out.print(f"package: {row['package']}")
     if row["paper"]:
         out.print(f"paper: {row['paper']}")
     parts = Table("axis", "part", "what it does", "needs", "provides")

@@ -1,89 +1,145 @@
-"""The parts that rows can name. A new part is one file and one line here."""
+"""The parts and rows there are: those of coattn's own rooms, then those of installed packages.
+
+A package has an entry point of the group `coattn.parts` that names a module. The module may hold
+
+- `PARTS`: classes, each a part on its axis under its `name`;
+- `METHODS`: rows;
+- `PROBES`: name -> class, which rows may name;
+- `NEEDS`: what its own words in `needs` and `provides` mean, for people;
+- `WORK_KINDS`: where entries of its own kinds of work are, for people.
+
+coattn's rooms do the same. All of it is imported when the first part or row is looked up.
+"""
 
 from __future__ import annotations
 
-from coattn.auto.index import Sketch
-from coattn.auto.maintenance import Fit
-from coattn.auto.select import WeightFloor
-from coattn.baselines.duo.select import RetrievalHeads
-from coattn.baselines.evicting.heavy_hitters import HeavyHitters
-from coattn.baselines.evicting.index import LastWeights, Sums
-from coattn.baselines.evicting.one_set import OneSet
-from coattn.baselines.infinigen.index import PartialKeys
-from coattn.baselines.infinigen.maintenance import FirstQueries
-from coattn.baselines.infinigen.select import AlphaBelowMax
-from coattn.baselines.oracle import Oracle
-from coattn.baselines.pqcache.index import PromptCodes
-from coattn.baselines.pqcache.maintenance import PromptBooks
-from coattn.baselines.pqcache.select import CodeTop
-from coattn.baselines.random import Random
-from coattn.baselines.snapkv.maintenance import LastQueries
-from coattn.baselines.snapkv.select import PromptTop
-from coattn.cache.config import Evicting, OnGpu, Recent, Tiered, Values
+import importlib
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
 from coattn.part import Part
-from coattn.parts.executor.cpu import Cpu
-from coattn.parts.executor.gpu import Gpu
-from coattn.parts.executor.pull import Pull
-from coattn.parts.index.averages import Averages
-from coattn.parts.index.codes.index import Codes
-from coattn.parts.index.digests import Digests
-from coattn.parts.index.none import NoIndex
-from coattn.parts.maintenance.entries.entries import Entries
-from coattn.parts.maintenance.none import NoMaintenance
-from coattn.parts.maintenance.recall.recall import Recall
-from coattn.parts.schedule.inline import Inline
-from coattn.parts.schedule.layer_ahead import LayerAhead
-from coattn.parts.schedule.same_layer import SameLayer
-from coattn.parts.select.digest_top import DigestTop
-from coattn.parts.select.everything import Everything
-from coattn.parts.select.maw_threshold import MawThreshold
-from coattn.parts.select.pq_top_p import PqTopP
+from coattn.parts.method import AXES, Method
 
-_ALL: tuple[type[Part], ...] = (
-    OnGpu,
-    Recent,
-    Evicting,
-    Tiered,
-    Values,
-    NoIndex,
-    Digests,
-    Codes,
-    Averages,
-    Sums,
-    LastWeights,
-    PartialKeys,
-    PromptCodes,
-    Sketch,
-    Everything,
-    MawThreshold,
-    DigestTop,
-    PqTopP,
-    PromptTop,
-    RetrievalHeads,
-    AlphaBelowMax,
-    CodeTop,
-    Oracle,
-    Random,
-    WeightFloor,
-    Gpu,
-    Cpu,
-    Pull,
-    Inline,
-    SameLayer,
-    LayerAhead,
-    NoMaintenance,
-    Recall,
-    Entries,
-    LastQueries,
-    HeavyHitters,
-    OneSet,
-    FirstQueries,
-    PromptBooks,
-    Fit,
-)
+GROUP = "coattn.parts"
+BUILT_IN = ("coattn.parts.rows", "coattn.auto.rows", "coattn.baselines.rows")
+V = TypeVar("V")
 
-AXES = ("cache", "index", "select", "executor", "schedule", "maintenance")
-PARTS: dict[str, dict[str, type[Part]]] = {
-    axis: {part.name: part for part in _ALL if part.axis == axis} for axis in AXES
-}
+
+@dataclass(frozen=True)
+class Failure:
+    """A package whose parts and rows are not there, and why."""
+
+    package: str
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}"
+
+
+@dataclass
+class Registry:
+    """Everything that is registered."""
+
+    parts: dict[str, dict[str, type[Part]]] = field(default_factory=lambda: {axis: {} for axis in AXES})
+    """Axis -> name -> part."""
+    methods: dict[str, Method] = field(default_factory=dict)
+    probes: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    needs: dict[str, str] = field(default_factory=dict)
+    """What the words in `needs` and `provides` mean, for people."""
+    work_kinds: dict[str, str] = field(default_factory=dict)
+    """Where entries of a kind of work are, for people."""
+    packages: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(an axis, "method" or "probe"; name) -> the package from outside that brought it."""
+    failures: list[Failure] = field(default_factory=list)
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """An axis, "method" or "probe" -> what is registered there by name."""
+        return {**self.parts, "method": self.methods, "probe": self.probes}
+
+    def add(self, module: Any, package: str | None = None) -> None:
+        """Registers what a module holds: all of it, or nothing and ValueError with the reason."""
+        added: dict[str, dict[str, Any]] = {kind: {} for kind in self.tables()}
+        for part in getattr(module, "PARTS", ()):
+            if not (isinstance(part, type) and issubclass(part, Part)):
+                raise ValueError(f"PARTS holds {part!r}, which is no subclass of coattn.part.Part")
+            if getattr(part, "axis", None) not in AXES or not isinstance(getattr(part, "name", None), str):
+                raise ValueError(f"part {part.__name__} has no axis or no name")
+            added[part.axis][part.name] = part
+        for row in getattr(module, "METHODS", ()):
+            if not isinstance(row, Method):
+                raise ValueError(f"METHODS holds {row!r}, which is no coattn.Method")
+            added["method"][row.name] = row
+        added["probe"] |= getattr(module, "PROBES", {})
+        tables = self.tables()
+        for kind, table in tables.items():
+            for name in added[kind].keys() & table.keys():
+                raise ValueError(f"{kind} {name!r} exists already, from {self.packages.get((kind, name), 'coattn')}")
+        for kind, table in tables.items():
+            table |= added[kind]
+            if package is not None:
+                self.packages |= {(kind, name): package for name in added[kind]}
+        self.needs = {**getattr(module, "NEEDS", {}), **self.needs}
+        self.work_kinds = {**getattr(module, "WORK_KINDS", {}), **self.work_kinds}
+
+    def add_package(self, point: EntryPoint) -> None:
+        """Registers what an installed package brings, or notes why it cannot."""
+        package = point.dist.name if point.dist is not None else point.name
+        try:
+            self.add(point.load(), package)
+        except ValueError as error:
+            reason = f"{error}"
+        except Exception as error:  # what a package raises costs only its own rows
+            reason = f"{point.value} cannot be imported: {type(error).__name__}: {error}"
+        else:
+            return
+        hint = f"Correct the package, or remove it: pip uninstall {package}."
+        self.failures.append(Failure(package, f"The parts of package {package!r} are not available: {reason}.", hint))
+
+
+_registry: Registry | None = None
+_loading = threading.RLock()
+
+
+def registry() -> Registry:
+    """All of it, read once. A package that asks while it is being imported sees what is there already."""
+    global _registry
+    with _loading:
+        if _registry is None:
+            _registry = Registry()
+            for name in BUILT_IN:
+                _registry.add(importlib.import_module(name))
+            for point in sorted(entry_points(group=GROUP), key=lambda p: (p.dist.name if p.dist else "", p.name)):
+                _registry.add_package(point)
+        return _registry
+
+
+class Registered(MutableMapping[str, V]):
+    """A table of the registry, which is read when something is looked up."""
+
+    def __init__(self, table: Callable[[Registry], dict[str, V]]) -> None:
+        self._table = table
+
+    def __getitem__(self, name: str) -> V:
+        return self._table(registry())[name]
+
+    def __setitem__(self, name: str, value: V) -> None:
+        self._table(registry())[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._table(registry())[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table(registry()))
+
+    def __len__(self) -> int:
+        return len(self._table(registry()))
+
+
+PARTS: Registered[dict[str, type[Part]]] = Registered(lambda found: found.parts)
 """Axis -> name -> part."""
+METHODS: Registered[Method] = Registered(lambda found: found.methods)
+"""Name -> row."""

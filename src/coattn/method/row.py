@@ -1,9 +1,10 @@
-"""A method is data: one part per axis. `compose` puts the parts together or says everything that does not fit."""
+"""`compose` puts the parts of a row together, or says everything that does not fit."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,73 +12,16 @@ import torch
 from coattn.cache.config import CacheConfig
 from coattn.errors import ConfigError, MethodError
 from coattn.kernels.blockwise import NAMES, Blockwise
-from coattn.method.registry import AXES, PARTS
+from coattn.method.registry import PARTS, registry
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.executor.gpu import Gpu
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
+from coattn.parts.method import AXES, PartName
+from coattn.parts.method import Method as Method
 from coattn.parts.schedule.base import Schedule
 from coattn.parts.select.base import Select
-
-ORIGIN = {
-    "host": "a cache with a DRAM tier",
-    "whole_kv": "a cache that keeps keys and values of every token",
-    "all_tokens": "a cache that keeps every token",
-    "averages": "an index of moving averages",
-    "codes": "an index of codes",
-    "digests": "an index of digests",
-    "entries": "maintenance that lists the entries that stay",
-    "positions": "maintenance that lists the positions of a prompt that stay",
-    "picks": "a selection rule that picks blocks by digests",
-    "keeps_entries": "a selection rule that says which entries stay, such as maw_threshold",
-    "keeps_positions": "a selection rule that says which positions of a prompt stay, such as prompt_top",
-    "evictable": "a cache from which entries can be dropped, such as evicting",
-    "evicts": "maintenance that drops entries",
-    "weights": "an index of weights",
-    "weighs": "a selection rule that gives entries in DRAM their weights, such as pq_top_p",
-    "cpu": "the CPU as the place",
-    "pull": "the GPU as the place, over PCIe (pull)",
-    "partial_keys": "an index of partial keys",
-    "hears_queries": "maintenance that gives the index the queries of the first prompt",
-    "prompt_codes": "an index of codes of each prompt's own",
-    "prompt_books": "maintenance that makes codebooks of each prompt",
-}
-"""What a need means, for people."""
-WHERE = {
-    "gpu": "in GPU memory",
-    "host": "in DRAM",
-    "rows": "as weighted rows in DRAM",
-    "scored": "as scored rows in DRAM",
-    "term": "as terms",
-}
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row of the table. Four questions: what is kept where and remembered (cache, index), what is attended (select),
-    who attends to what lies in DRAM (executor), and when (schedule, maintenance)."""
-
-    name: str
-    cache: str
-    select: str
-    executor: str = "gpu"
-    schedule: str = "inline"
-    index: str = "none"
-    maintenance: str = "none"
-    summary: str = ""
-    paper: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters that differ from the parts' own defaults."""
-
-    def parts(self) -> list[tuple[str, str]]:
-        """`(axis, part name)` of every part."""
-        return [(axis, getattr(self, axis)) for axis in AXES]
-
-    def scheduled(self, schedule: str) -> Method:
-        """The row with another schedule, without parameters that only its own one has."""
-        own = set(PARTS["schedule"][self.schedule].parameters()) - set(PARTS["schedule"][schedule].parameters())
-        return replace(self, schedule=schedule, params={k: v for k, v in self.params.items() if k not in own})
 
 
 @dataclass(frozen=True)
@@ -106,12 +50,12 @@ class Composed:
     def build(self) -> Parts:
         """New part objects: one set per running cache."""
 
-        def make(axis: str, name: str) -> Any:
-            kind = PARTS[axis][name]
-            return kind(**{k: self.params[k] for k in kind.parameters()})
+        made: list[Any] = [kind(**{k: self.params[k] for k in kind.parameters()}) for kind in find_parts(self.method)]
+        return Parts(*made)
 
-        made = {axis: make(axis, name) for axis, name in self.method.parts()}
-        return Parts(made["cache"], *(made[axis] for axis in AXES[1:]))
+    def probes(self) -> list[Any]:
+        """New objects of the probes that the row names."""
+        return [registry().probes[name]() for name in self.method.probes]
 
 
 @dataclass(frozen=True)
@@ -134,12 +78,19 @@ class Parts:
         return self.config, self.index, self.select, self.executor, self.schedule, self.maintenance
 
 
+def with_schedule(method: Method, schedule: str) -> Method:
+    """The row with another schedule, without parameters that only its own one has."""
+    old, new = find_parts(method)[4], find_parts(replace(method, schedule=schedule))[4]
+    own = old.parameters().keys() - new.parameters().keys()
+    return replace(method, schedule=schedule, params={k: v for k, v in method.params.items() if k not in own})
+
+
 def compose(method: Method, **overrides: Any) -> Composed:
     """Checks a row and its parameters. Raises one error that lists every mismatch.
 
     overrides: parameters that replace the row's own.
     """
-    kinds = _find_parts(method)
+    kinds = find_parts(method)
     problems = _mismatches(kinds)
     if problems:
         raise MethodError(
@@ -155,17 +106,17 @@ def compose(method: Method, **overrides: Any) -> Composed:
         part.check(parts.config)
     nobody = parts.select.works(parts.config) - Gpu.runs - parts.executor.runs
     if nobody:
-        where = ", ".join(WHERE[kind] for kind in sorted(nobody))
+        where = ", ".join(registry().work_kinds.get(kind, f"of kind {kind!r}") for kind in sorted(nobody))
         raise MethodError(
-            f"Method {method.name!r} does not fit together: with these parameters rule {method.select!r} selects "
-            f"entries {where}, which executor {method.executor!r} does not attend to.",
+            f"Method {method.name!r} does not fit together: with these parameters rule {parts.select.name!r} selects "
+            f"entries {where}, which executor {parts.executor.name!r} does not attend to.",
             "Set executor to one that does; `coattn methods` shows rows that fit.",
         )
     form = getattr(parts.config, "host_dtype", "model")
     if form != "model" and parts.select.works(parts.config) & parts.executor.runs - parts.executor.runs_packed:
         raise ConfigError(
-            f"host_dtype is {form!r}, but executor {method.executor!r} (method {method.name}) attends to whole blocks "
-            "in the model's own numbers only.",
+            f"host_dtype is {form!r}, but executor {parts.executor.name!r} (method {method.name}) attends to whole "
+            "blocks in the model's own numbers only.",
             "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
     exact = all(part.is_exact() for part in parts.all()) and blockwise is None
@@ -177,30 +128,51 @@ def compose(method: Method, **overrides: Any) -> Composed:
     return replace(composed, exact=exact, params={**params, **extra})
 
 
-def _find_parts(method: Method) -> list[type[Part]]:
-    for axis, name in method.parts():
-        if not isinstance(name, str):
+def find_parts(method: Method) -> list[type[Part]]:
+    """The classes of a row's parts, in the order of `AXES`. Raises one error that names everything that is missing."""
+    kinds, missing = [], []
+    for axis in AXES:
+        given = getattr(method, axis)
+        kind = _find_part(axis, given)
+        if kind is None:
+            missing.append(f"{axis} {given!r} (there is: {', '.join(PARTS[axis])})")
+        elif kind.axis != axis:
             raise MethodError(
-                f"Method {method.name!r} has {name!r} as {axis}, but a part is given by its name.",
-                f"Put your class into coattn.method.registry.PARTS[{axis!r}] under a name, and give that: "
-                "docs/add_a_method.md.",
+                f"Method {method.name!r} has {given!r} as {axis}, but it is a part for {kind.axis}.", _GIVE
             )
-    missing = [
-        f"{axis} {name!r} (there is: {', '.join(PARTS[axis])})"
-        for axis, name in method.parts()
-        if name not in PARTS[axis]
-    ]
+        else:
+            kinds.append(kind)
+    missing += [f"probe {name!r}" for name in method.probes if name not in registry().probes]
     if missing:
+        message = f"Method {method.name!r} names parts that do not exist: " + "; ".join(missing) + "."
         raise MethodError(
-            f"Method {method.name!r} names parts that do not exist: " + "; ".join(missing) + ".", "Correct the names."
+            " ".join([message, *(failure.message for failure in registry().failures)]), "Correct the names."
         )
-    return [PARTS[axis][name] for axis, name in method.parts()]
+    return kinds
+
+
+_GIVE = "Give a part by its name, as module:Class, or as its class."
+
+
+def _find_part(axis: str, given: PartName) -> type[Part] | None:
+    found: Any = given
+    if isinstance(given, str):
+        if ":" not in given:
+            return PARTS[axis].get(given)
+        module, _, name = given.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            raise MethodError(f"Part {given!r} cannot be imported: {type(error).__name__}: {error}.", _GIVE) from error
+    if not (isinstance(found, type) and issubclass(found, Part)):
+        raise MethodError(f"{given!r} is given as {axis}, but is no part.", _GIVE)
+    return found
 
 
 def _mismatches(kinds: list[type[Part]]) -> list[str]:
     provided = frozenset().union(*(kind.provides for kind in kinds))
     return [
-        f"{kind.axis} {kind.name!r} needs {ORIGIN.get(need, need)}"
+        f"{kind.axis} {kind.name!r} needs {registry().needs.get(need, need)}"
         for kind in kinds
         for need in sorted(kind.needs - provided)
     ]
@@ -214,7 +186,7 @@ def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any
     for name, value in fixed.items():
         if given.get(name, value) != value:
             raise ConfigError(
-                f"{name} is {given[name]!r}, but {method.select} works with {name}={value} only.", f"Leave {name} out."
+                f"{name} is {given[name]!r}, but {kinds[2].name} works with {name}={value} only.", f"Leave {name} out."
             )
     known |= fixed
     unknown = sorted(set(given) - set(known))

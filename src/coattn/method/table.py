@@ -1,202 +1,15 @@
-"""The table: every method as a row, and rows that users write in TOML files."""
+"""Finding a row: by its name, or in a TOML file that a user wrote."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coattn.errors import ConfigError, MethodError
-from coattn.method.registry import AXES
-from coattn.method.row import Method
-
-_HGCA = Method(
-    "hgca",
-    cache="tiered",
-    index="averages",
-    select="maw_threshold",
-    executor="cpu",
-    schedule="same_layer",
-    maintenance="entries",
-    summary="Lossy. Window on the GPU; of the rest, in DRAM, the CPU attends to what each head attended to.",
-    paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
-)
-_SCOUT = Method(
-    "scout",
-    cache="tiered",
-    index="digests",
-    select="digest_top",
-    executor="cpu",
-    schedule="layer_ahead",
-    maintenance="recall",
-    summary="Lossy. KV in DRAM; the GPU attends to the blocks it holds, the CPU, one layer ahead, to others "
-    "whose digests promise most.",
-    paper="ScoutAttention, 2026",
-    params={"window_blocks": 2, "slack": 0.5, "sink_blocks": 1},
-)
-_HCATTENTION = Method(
-    "hcattention",
-    cache="values",
-    index="codes",
-    select="pq_top_p",
-    executor="cpu",
-    schedule="same_layer",
-    summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most; the "
-    "others count with the mean.",
-    paper="Yang et al., HCAttention, 2025",
-    params={"window_blocks": 4},
-)
-
-METHODS: dict[str, Method] = {
-    row.name: row
-    for row in (
-        Method(
-            "full",
-            cache="gpu",
-            select="everything",
-            summary="Exact. Every token in GPU memory.",
-            paper="Vaswani et al., Attention Is All You Need, 2017",
-        ),
-        Method(
-            "offload",
-            cache="tiered",
-            select="everything",
-            executor="pull",
-            summary="Exact. KV in DRAM, read by the GPU over PCIe, block by block as it attends.",
-            paper="Sheng et al., FlexGen, 2023",
-        ),
-        Method(
-            "cpu",
-            cache="tiered",
-            select="everything",
-            executor="cpu",
-            schedule="same_layer",
-            summary="Exact. KV in DRAM, attended there by the CPU; only queries and results cross PCIe.",
-            paper="He and Zhai, FastDecode, 2024; Jiang et al., NEO, 2024",
-        ),
-        _HGCA,
-        Method(
-            "streaming",
-            cache="recent",
-            select="everything",
-            summary="Lossy. Keeps the first tokens and the most recent ones, forgets the rest.",
-            paper="Xiao et al., Efficient Streaming Language Models with Attention Sinks (StreamingLLM), 2023",
-        ),
-        Method(
-            "quest",
-            cache="gpu",
-            index="digests",
-            select="digest_top",
-            summary="Lossy. Every token in GPU memory; attends to the blocks whose digests promise the most.",
-            paper="Tang et al., Quest, 2024",
-            params={"block": 16, "dense_layers": 2},
-        ),
-        Method(
-            "snapkv",
-            cache="gpu",
-            select="prompt_top",
-            maintenance="last_queries",
-            summary="Lossy. Every token in GPU memory; attends to what a prompt's last queries weighed most, and to "
-            "all that came later.",
-            paper="Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, 2024",
-        ),
-        Method(
-            "h2o",
-            cache="evicting",
-            index="sums",
-            select="everything",
-            maintenance="heavy_hitters",
-            summary="Lossy. Each KV head keeps the newest tokens and those that queries weighed most in all; the rest "
-            "is gone.",
-            paper="Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of LLMs, 2023",
-        ),
-        Method(
-            "tova",
-            cache="evicting",
-            index="last_weights",
-            select="everything",
-            maintenance="one_set",
-            summary="Lossy. Each layer keeps the tokens that its last query weighed most over all heads; the rest is "
-            "gone.",
-            paper="Oren et al., Transformers are Multi-State RNNs (TOVA), 2024",
-        ),
-        Method(
-            "duo",
-            cache="gpu",
-            select="retrieval_heads",
-            summary="Lossy. Every token in GPU memory; retrieval heads attend to all, the others to the first tokens "
-            "and the newest.",
-            paper="Xiao et al., DuoAttention, 2024",
-        ),
-        Method(
-            "infinigen",
-            cache="tiered",
-            index="partial_keys",
-            select="alpha_below_max",
-            executor="pull",
-            schedule="layer_ahead",
-            maintenance="first_queries",
-            summary="Lossy. KV in DRAM; a part of every key in GPU memory says, one layer ahead, which tokens the GPU "
-            "fetches.",
-            paper="Lee et al., InfiniGen: Efficient Generative Inference of Large Language Models, 2024",
-            params={"window_blocks": 1, "ahead_from": 2, "norm": "before"},
-        ),
-        Method(
-            "pqcache",
-            cache="tiered",
-            index="prompt_codes",
-            select="code_top",
-            executor="pull",
-            maintenance="prompt_books",
-            summary="Lossy. KV in DRAM; codes of a prompt's keys in GPU memory say which tokens the GPU fetches.",
-            paper="Zhang et al., PQCache: Product Quantization-based KVCache for Long Context LLM Inference, 2024",
-        ),
-        _SCOUT,
-        _HCATTENTION,
-        Method(
-            "auto",
-            cache="tiered",
-            index="sketch",
-            select="weight_floor",
-            executor="pull",
-            maintenance="fit",
-            summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
-            "query; the GPU fetches those, the mean stands in for the rest.",
-            params={"window_blocks": 4},
-        ),
-        replace(
-            _HGCA,
-            name="hgca-paper",
-            summary="Lossy. `hgca` as published: entries in DRAM weigh what queries give on average, not at most.",
-            params={"peak": False},
-        ),
-        replace(
-            _SCOUT,
-            name="scout-paper",
-            summary="Lossy. `scout` as published: digests as bounds, no first block for good, ahead from layer 1.",
-            params={"window_blocks": 2, "slack": 1.0, "sink_blocks": 0, "ahead_from": 1},
-        ),
-        replace(
-            _HCATTENTION,
-            name="hcattention-paper",
-            summary="Lossy. `hcattention` as published: each query head its own entries, the rest counts nothing.",
-            params={"window_blocks": 1, "tail": "none", "union": False},
-        ),
-        Method(
-            "oracle",
-            cache="gpu",
-            select="oracle",
-            summary="Lossy, for evaluation. The tokens of largest true weight: the ceiling of a budget.",
-        ),
-        Method(
-            "random",
-            cache="gpu",
-            select="random",
-            summary="Lossy, for evaluation. Tokens drawn at random: the floor of a budget.",
-        ),
-    )
-}
+from coattn.method.registry import METHODS as METHODS
+from coattn.method.registry import registry
+from coattn.parts.method import AXES, Method
 
 SLIDING = Method(
     "sliding",
@@ -207,7 +20,7 @@ SLIDING = Method(
 )
 """Not in the table: the runtime uses it under every method for layers that look back a fixed number of tokens."""
 
-_KEYS = {*AXES, "summary", "paper", "params"}
+_KEYS = {*AXES, "summary", "paper", "params", "probes"}
 
 
 def find_method(spec: str | Method) -> Method:
@@ -238,7 +51,7 @@ def find_method(spec: str | Method) -> Method:
             f"Give them apart: --method {known} {apart}; in Python as keywords.",
         )
     raise MethodError(
-        f"There is no method {spec!r}.",
+        " ".join([f"There is no method {spec!r}.", *(failure.message for failure in registry().failures)]),
         f"Methods: {', '.join(METHODS)}; or a TOML file with a row of your own.",
     )
 
@@ -266,9 +79,12 @@ def _row(path: Path, name: str, row: Any) -> Method:
     if unknown or missing:
         problems = [f"unknown key {k!r}" for k in unknown] + [f"missing key {k!r}" for k in missing]
         raise ConfigError(f"{path}: [method.{name}] has {', '.join(problems)}.", f"Keys: {', '.join(sorted(_KEYS))}.")
-    given = {key: value for key, value in row.items() if key != "params"}
+    given = {key: value for key, value in row.items() if key not in ("params", "probes")}
     if not all(isinstance(text, str) for text in given.values()):
         raise ConfigError(f"{path}: [method.{name}] has a part that is not a name.", 'Write parts as "name".')
     if not isinstance(row.get("params", {}), dict):
         raise ConfigError(f"{path}: method.{name}.params is not a table.", f"Write [method.{name}.params].")
-    return Method(name, params=row.get("params", {}), **given)
+    probes = row.get("probes", [])
+    if not isinstance(probes, list) or not all(isinstance(probe, str) for probe in probes):
+        raise ConfigError(f"{path}: method.{name}.probes is not a list of names.", 'Write probes = ["name"].')
+    return Method(name, params=row.get("params", {}), probes=tuple(probes), **given)

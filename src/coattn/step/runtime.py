@@ -71,7 +71,7 @@ class Runtime:
         fixed: takes at once what the budgets allow, and never moves it; needed for `capturing`.
         padding: one block more, so that a step may have padding rows; by default on a GPU only.
         """
-        self.layers, self.ledger, self.probes = layers, ledger, list(probes)
+        self.layers, self.ledger, self.probes = layers, ledger, [*composed.probes(), *probes]
         self.step: Step | None = None
         self.beside: Step | None = None
         """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""

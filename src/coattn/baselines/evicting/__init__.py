@@ -1,1 +1,1 @@
-"""Maintenance that drops entries for good: H2O's heavy hitters, TOVA's one set."""
+"""What H2O and TOVA share: entries with weights, of which the least are dropped for good."""

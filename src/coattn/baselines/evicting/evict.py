@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from coattn.baselines.evicting.index import EntryWeights
+from coattn.baselines.evicting.weights import EntryWeights
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.layout import KeptTokens

@@ -8,7 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from coattn.baselines.evicting.evict import Evict
+from coattn.baselines.evicting.weights import EntryWeights
+from coattn.cache.config import Evicting
 from coattn.part import MOST, check_count, check_number
+from coattn.parts.method import Method
+
+
+@dataclass
+class Sums(EntryWeights):
+    """Of each entry and KV head the sum of its weights over all queries so far, and its position (H2O)."""
+
+    name = "sums"
+
+    def gain(self, layer: int) -> float:
+        return 1.0
 
 
 @dataclass
@@ -41,3 +54,24 @@ class HeavyHitters(Evict):
 
     def worth(self, weights: Tensor, age: Tensor) -> Tensor:
         return weights / (age + 1) if self.normalise else weights
+
+
+PARTS = (Evicting, Sums, HeavyHitters)
+METHODS = (
+    Method(
+        "h2o",
+        cache="evicting",
+        index="sums",
+        select="everything",
+        maintenance="heavy_hitters",
+        summary="Lossy. Each KV head keeps the newest tokens and those that queries weighed most in all; the rest "
+        "is gone.",
+        paper="Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of LLMs, 2023",
+    ),
+)
+NEEDS = {
+    "evictable": "a cache from which entries can be dropped, such as evicting",
+    "evicts": "maintenance that drops entries",
+    "weights": "an index of weights",
+}
+"""Of both methods that drop entries."""

@@ -61,27 +61,3 @@ class EntryWeights(Index):
     def asking(self, q: Tensor) -> Tensor:
         """Of the queries `[n, q_heads, d]` of a prompt, those whose weights count."""
         return q
-
-
-@dataclass
-class Sums(EntryWeights):
-    """Of each entry and KV head the sum of its weights over all queries so far, and its position (H2O)."""
-
-    name = "sums"
-
-    def gain(self, layer: int) -> float:
-        return 1.0
-
-
-@dataclass
-class LastWeights(EntryWeights):
-    """Of each entry and KV head its weight for the last query, as a share of all heads, and its position (TOVA)."""
-
-    name = "last_weights"
-    keep = 0.0
-
-    def gain(self, layer: int) -> float:
-        return 1.0 / self.cache.spec.layers[layer].q_heads
-
-    def asking(self, q: Tensor) -> Tensor:
-        return q[-1:]

@@ -8,7 +8,23 @@ from typing import Any
 from torch import Tensor
 
 from coattn.baselines.evicting.evict import Evict
+from coattn.baselines.evicting.weights import EntryWeights
 from coattn.part import check_count
+from coattn.parts.method import Method
+
+
+@dataclass
+class LastWeights(EntryWeights):
+    """Of each entry and KV head its weight for the last query, as a share of all heads, and its position (TOVA)."""
+
+    name = "last_weights"
+    keep = 0.0
+
+    def gain(self, layer: int) -> float:
+        return 1.0 / self.cache.spec.layers[layer].q_heads
+
+    def asking(self, q: Tensor) -> Tensor:
+        return q[-1:]
 
 
 @dataclass
@@ -31,3 +47,17 @@ class OneSet(Evict):
 
     def worth(self, weights: Tensor, age: Tensor) -> Tensor:
         return weights.sum(-2, keepdim=True).expand_as(weights)
+
+
+PARTS = (LastWeights, OneSet)
+METHODS = (
+    Method(
+        "tova",
+        cache="evicting",
+        index="last_weights",
+        select="everything",
+        maintenance="one_set",
+        summary="Lossy. Each layer keeps the tokens that its last query weighed most over all heads; the rest is gone.",
+        paper="Oren et al., Transformers are Multi-State RNNs (TOVA), 2024",
+    ),
+)

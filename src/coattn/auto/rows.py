@@ -1,0 +1,30 @@
+"""The parts of `auto`, and its row."""
+
+from __future__ import annotations
+
+from coattn.auto.index import Sketch
+from coattn.auto.maintenance import Fit
+from coattn.auto.select import WeightFloor
+from coattn.parts.method import Method
+
+PARTS = (Sketch, WeightFloor, Fit)
+
+METHODS = (
+    Method(
+        "auto",
+        cache="tiered",
+        index="sketch",
+        select="weight_floor",
+        executor="pull",
+        maintenance="fit",
+        summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
+        "query; the GPU fetches those, the mean stands in for the rest.",
+        params={"window_blocks": 4},
+    ),
+)
+
+WORK_KINDS = {"scored": "as scored rows in DRAM"}
+NEEDS = {
+    "sketch": "an index that keeps a sketch of every key",
+    "fits": "maintenance that fits the sketch to the keys",
+}

@@ -1,0 +1,18 @@
+"""DuoAttention's part and row."""
+
+from __future__ import annotations
+
+from coattn.baselines.duo.select import RetrievalHeads
+from coattn.parts.method import Method
+
+PARTS = (RetrievalHeads,)
+METHODS = (
+    Method(
+        "duo",
+        cache="gpu",
+        select="retrieval_heads",
+        summary="Lossy. Every token in GPU memory; retrieval heads attend to all, the others to the first tokens "
+        "and the newest.",
+        paper="Xiao et al., DuoAttention, 2024",
+    ),
+)
