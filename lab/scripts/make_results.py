@@ -5,7 +5,7 @@ With --take OUT it first takes what `scripts/results_gpu.sh` has left in a folde
 others are named and left out. The figure of docs/results.md is drawn.
 results/readme.toml lists the rows of README.md's tables; see evaluate/readme_table.py and readme_tasks.py. Refuses a
 result that names no clean commit. Does nothing while README.md has no markers for them.
-Usage: python scripts/make_results.py [--check | --look OUT | --take OUT [--figures OUT]]
+Usage: python lab/scripts/make_results.py [--check | --look OUT | --take OUT [--figures OUT]]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coattn_lab.evaluate.readme_table import table
 from coattn_lab.evaluate.report import BEGIN, END, fill, page, read_folder
 from coattn_lab.evaluate.results import fault, read_result
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
     "tasks_16k": ("qwen/16384", "plain/16384"),
     "tasks_32k": ("qwen/32768",),
@@ -61,7 +61,7 @@ def main() -> None:
         raise SystemExit(f"{error} {error.hint}") from None
     for name, text in found.items():
         if check:
-            print(f"{name} is stale: run `python scripts/make_results.py`.", file=sys.stderr)
+            print(f"{name} is stale: run `python lab/scripts/make_results.py`.", file=sys.stderr)
         else:
             (ROOT / name).write_text(text, encoding="utf-8")
             print(f"wrote {name}")

@@ -17,6 +17,7 @@ from coattn.units import format_bytes
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LAB = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())
 
 
 def anchors(page: Path) -> set[str]:
@@ -43,7 +44,7 @@ def test_dependencies_are_those_of_the_project() -> None:
     wanted = [
         *PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"]["dev"],
-        *PROJECT["project"]["optional-dependencies"]["eval"],
+        *LAB["project"]["optional-dependencies"]["eval"],
         *PROJECT["project"]["optional-dependencies"]["checks"],
         *PROJECT["project"]["optional-dependencies"]["ray"],
         *PROJECT["project"]["optional-dependencies"]["nixl"],
@@ -84,9 +85,11 @@ PAPERS = sorted((ROOT / "docs" / "methods").glob("*.md"))
 
 @pytest.mark.parametrize("page", PAPERS, ids=lambda page: str(page.name))
 def test_evidence_that_a_method_page_names_exists(page: Path) -> None:
-    tests = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    tests = {path: path.read_text() for top in ("tests", "lab/tests") for path in (ROOT / top).rglob("test_*.py")}
     everything = "\n".join(tests.values())
-    files = [path.as_posix() for path in (*(ROOT / "src" / "coattn").rglob("*.*"), *tests)]
+    files = [
+        path.as_posix() for path in (*(ROOT / "src" / "coattn").rglob("*.*"), *(ROOT / "lab").rglob("*.py"), *tests)
+    ]
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert named

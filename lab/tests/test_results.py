@@ -28,7 +28,7 @@ LINK = re.compile(r"\]\((results/[^)]+\.json)\)")
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "scripts" / "make_results.py")
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "lab" / "scripts" / "make_results.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
