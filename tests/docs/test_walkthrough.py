@@ -1,147 +1,220 @@
-"""The walk-through of docs/add_a_method.md, run as it is printed: its parts, its rows, its tests."""
+"""The walk-through of docs/add_a_method.md, run as it is printed: its packages, its rows, its tests."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from tests.engine.small import greedy, llm, prompt
+from tests.method.packages import install
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
-from coattn.method.registry import PARTS
-from coattn.method.row import Method, compose
+from coattn.method.registry import GROUP, registry
+from coattn.method.row import compose
 from coattn.method.table import METHODS, find_method
 from coattn.parts.call import AttentionCall
 from coattn.step.check import check
+from coattn.step.layer_group import LayerGroup
 from coattn.step.runtime import Runtime
-from coattn.types import LayerShape, Phase, Selection, Step
+from coattn.types import BlockList, LayerShape, Phase, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add_a_method.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+SHAPE = LayerShape(q_heads=4, kv_heads=2, head_dim=16, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def block(language: str, mark: str) -> str:
-    (found,) = [text for text in blocks(language) if mark in text]
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if mark in text]
     return str(found)
 
 
-PAGES = {
-    "strided": ("class Strided", "class Seen"),
-    "mean_top": ("class MeanTop", "def outputs"),
-}
-"""By rule: what tells its code and its tests from the other blocks."""
+PROJECT, STRIDED, TESTS = block("toml", "[project]"), block("python", "class Strided"), block("python", "def test_")
+MEAN_TOP = block("python", "class MeanTop")
 
 
-@pytest.fixture(autouse=True)
-def rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The page's parts and rows, registered while a test runs: name -> class."""
-    found = {}
-    for name, (code, _) in PAGES.items():
-        module = ModuleType(f"coattn.parts.select.{name}")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(block("python", code), "add_a_method.md", "exec"), module.__dict__)
-        (kind,) = [x for x in vars(module).values() if getattr(x, "name", None) == name]
-        monkeypatch.setitem(PARTS["select"], name, kind)
-        row = eval(block("python", f'    "{name}",\n    cache='), {"Method": Method})
-        monkeypatch.setitem(METHODS, row.name, row)
-        found[name] = kind
-    return found
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Both packages of the page, installed."""
+    return install_both(tmp_path, monkeypatch)
 
 
-def page_tests(rule: str) -> dict[str, Callable[..., None]]:
+def install_both(folder: Path, monkeypatch: pytest.MonkeyPatch, strided: str = STRIDED, mean: str = MEAN_TOP) -> Path:
+    for module in ("coattn_strided", "coattn_mean_top", "test_strided"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    project = tomllib.loads(PROJECT)["project"]
+    assert project["entry-points"][GROUP] == {"strided": "coattn_strided"}
+    install(folder, project["name"], strided, monkeypatch)
+    install(folder, "coattn-mean-top", mean, monkeypatch)
+    assert not registry().failures
+    return folder
+
+
+def page_tests() -> dict[str, Callable[[], None]]:
     names: dict[str, Any] = {}
-    exec(compile(block("python", PAGES[rule][1]), "add_a_method.md", "exec"), names)
+    exec(compile(TESTS, "test_strided.py", "exec"), names)
     return {name: test for name, test in names.items() if name.startswith("test_")}
 
 
-def run(rule: str, name: str) -> None:
-    """A test of the page, with every value that it is parametrised with."""
-    test = page_tests(rule)[name]
-    marks = getattr(test, "pytestmark", [])
-    for value in marks[0].args[1] if marks else [None]:
-        test(*([] if value is None else [value]))
+def test_the_page_is_short_and_so_is_what_a_reader_writes() -> None:
+    assert len(PAGE.splitlines()) <= 250
+    own = [line for text in (PROJECT, STRIDED, TESTS) for line in text.splitlines() if line.strip()]
+    assert len(own) < 60
 
 
-@pytest.mark.parametrize(("rule", "name"), [(rule, name) for rule in PAGES for name in page_tests(rule)])
-def test_the_tests_of_the_page(rule: str, name: str) -> None:
-    run(rule, name)
-
-
-def test_there_are_tests_on_the_page() -> None:
-    assert {rule: len(page_tests(rule)) for rule in PAGES} == {"strided": 3, "mean_top": 5}
-
-
-def _asks_the_host(self: Any, q: Tensor, memory: Tensor, ids: Tensor) -> Tensor:
-    return torch.zeros(len(q), 2, ids.shape[1]) + float(q.sum())
-
-
-def _counts_by_the_step(pick: Callable[..., Any]) -> Callable[..., Any]:
-    def picked(self: Any, call: AttentionCall) -> Any:
-        if max(call.step.lengths) <= self.budget:  # in a capture this is not the length of anybody
-            return call.visible
-        return pick(self, call)
-
-    return picked
-
-
-def _drops_dram(pick: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, call: Selection.of(pick(self, call).gpu)
-
-
-def _takes_all(pick: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, call: call.visible
+def test_the_tests_of_the_page_pass_in_its_folder(packages: Path) -> None:
+    (packages / "test_strided.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_strided.py"]
+    path = f"{packages}:{ROOT / 'src'}"
+    done = subprocess.run(command, cwd=packages, env={"PYTHONPATH": path}, capture_output=True, text=True)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("rule", "broken", "how", "test"),
+    ("old", "new", "test"),
     [
-        ("strided", "pick", _drops_dram, "equals_full"),
-        ("strided", "pick", _takes_all, "every_nth"),
-        ("mean_top", "_scores", lambda old: lambda self, q, memory, ids: -old(self, q, memory, ids), "each_head_picks"),
-        ("mean_top", "_scores", lambda old: _asks_the_host, "exactly_the_declared"),
-        ("mean_top", "pick", _counts_by_the_step, "a_captured_step"),
-        ("mean_top", "pick", lambda old: lambda self, *a: Selection(), "budget_for_everything"),
+        ("Selection.of(visible.gpu, self.every(visible.host))", "Selection.of(visible.gpu)", "equals_full"),
+        (":: self.stride]", ":]", "every_third"),
+        ("(block * self.stride)", "block", "every_third"),
     ],
 )
 def test_the_tests_of_the_page_can_fail(
-    rule: str, broken: str, how: Callable[..., Any], test: str, rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    old: str, new: str, test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules[rule], broken, how(getattr(rules[rule], broken)))
-    (name,) = [name for name in page_tests(rule) if test in name]
+    assert old in STRIDED
+    install_both(tmp_path, monkeypatch, strided=STRIDED.replace(old, new))
+    (name,) = [name for name in page_tests() if test in name]
     with pytest.raises(AssertionError):
-        run(rule, name)
+        page_tests()[name]()
 
 
+@pytest.mark.usefixtures("packages")
 def test_the_rows_are_what_they_say() -> None:
     verdict = check(METHODS["mean_top"])
     assert not verdict.problems
     assert verdict.equal is not None
     assert 512 - 32 < verdict.own.attended <= 512 < verdict.own.stored
-    for place in ("cpu", "pull"):
-        verdict = check(replace(METHODS["strided"], executor=place), block=8, window_blocks=2, layers=2)
+    for executor in ("cpu", "pull"):
+        verdict = check(replace(METHODS["strided"], executor=executor), block=8, window_blocks=2, layers=2)
         assert not verdict.problems
+        assert verdict.whole is not None
+        assert verdict.whole["stride"] == 1
         assert not verdict.exact
 
 
-def test_a_cache_with_a_dram_tier_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GPU memory only"):
-        compose(replace(METHODS["mean_top"], cache="tiered", executor="cpu"))
+@pytest.mark.usefixtures("packages")
+def test_the_rows_answer_in_an_engine() -> None:
+    wanted = llm("full").generate([prompt(60)], greedy(6))[0].token_ids
+    for row, exact in (("strided", {"stride": 1, "window_blocks": 2}), ("mean_top", {"budget": 256})):
+        with llm(row, **exact) as engine:
+            assert engine.generate([prompt(60)], greedy(6))[0].token_ids == wanted
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_stride_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        compose(METHODS["strided"], stride=0)
+    with pytest.raises(ConfigError, match="at least 8"):
+        compose(METHODS["mean_top"], budget=7, block=8)
+
+
+def start(method: str, **params: int) -> Runtime:
+    """Two sequences of 100 and 37 random tokens, the same for every method, of four; a block for padding rows."""
+    torch.manual_seed(0)
+    composed = compose(METHODS[method], **params)
+    runtime = Runtime([SHAPE], composed, Ledger(), seqs=4, tokens=160, fixed=True, padding=True)
+    runtime.begin(Step.of((0, 1), (0, 0), (100, 37)))
+    runtime.attend(0, *(torch.randn(137, heads, 16) for heads in (4, 2, 2)), 0.25)
+    runtime.commit()
+    return runtime
+
+
+def outputs(method: str, rows: int = 2, **params: int) -> list[torch.Tensor]:
+    """30 decode steps; with more rows than sequences as they are captured, over padding rows."""
+    runtime, found, lengths = start(method, **params), [], (100, 37)
+    for _ in range(30):
+        step = Step.of((0, 1), lengths, (1, 1))
+        q, k, v = (torch.randn(2, heads, 16) for heads in (4, 2, 2))
+        runtime.begin(step)
+        if rows == 2:
+            found.append(runtime.attend(0, q, k, v, 0.25))
+        else:
+            q, k, v = (torch.cat([x, torch.ones(rows - 2, *x.shape[1:])]) for x in (q, k, v))
+            with runtime.capturing(rows, host=False):
+                found.append(runtime.attend(0, q, k, v, 0.25)[:2])
+        runtime.commit()
+        lengths = step.lengths
+    return found
+
+
+def pick(group: LayerGroup, q: torch.Tensor, step: Step) -> BlockList:
+    call = AttentionCall(0, SHAPE, q, 0.25, step, group.cache, group.index, group.table)
+    found = group.select.pick(call).gpu
+    assert found is not None
+    return found
+
+
+class Stays(TorchDispatchMode):
+    """Fails where a number of a tensor goes to the host: `.item()`, `int(x)`, `if x:`. A capture would fail too."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a number went to the host"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_budget_for_everything_equals_full() -> None:
+    for own, full in zip(outputs("mean_top", budget=160, block=8), outputs("full"), strict=True):
+        torch.testing.assert_close(own, full)
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("budget", [8, 24, 47, 160])
+def test_attends_to_exactly_the_declared_blocks(budget: int) -> None:
+    runtime = start("mean_top", budget=budget, block=8)
+    step = Step.of((0, 1), (100, 37), (1, 1))
+    runtime.begin(step)
+    with Stays():
+        found = pick(runtime.groups[0], torch.randn(2, 1, 4, 16), step)
+    # 101 and 38 tokens: 13 and 5 blocks, of which the newest, with 5 and 6 tokens, is always attended
+    counts = [min(budget // 8, 13), min(budget // 8, 5)]
+    assert found.tokens.tolist() == [[8 * counts[0] - 3] * 2, [8 * counts[1] - 2] * 2]
+    for row in (0, 1):
+        newest = runtime.groups[0].cache.gpu.table.owned[row][-1]
+        assert set(found.table[row, :, counts[row] - 1].tolist()) == {newest}
+
+
+@pytest.mark.usefixtures("packages")
+def test_each_head_picks_the_block_that_fits_its_query() -> None:
+    runtime = start("mean_top", budget=16, block=8)
+    step, gpu = Step.of((0, 1), (100, 37), (1, 1)), runtime.groups[0].cache.gpu
+    runtime.begin(step)
+    wanted = [gpu.table.owned[0][7], gpu.table.owned[0][2]]  # of KV head 0 and 1, in the first sequence
+    q = torch.zeros(2, 1, 4, 16)
+    for head, number in enumerate(wanted):
+        gpu.memory[0][number, head, 0] = 10.0
+        q[0, 0, 2 * head : 2 * head + 2] = 1.0
+    assert pick(runtime.groups[0], q, step).table[0, :, 0].tolist() == wanted
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_captured_step_is_the_same_step() -> None:
+    captured = outputs("mean_top", 4, budget=24, block=8)
+    for plain, own in zip(outputs("mean_top", budget=24, block=8), captured, strict=True):
+        torch.testing.assert_close(plain, own)
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("executor", ["cpu", "pull"])
 def test_the_first_row_runs_on_a_gpu_and_is_not_captured(executor: str) -> None:
     device, row = torch.device("cuda"), replace(METHODS["strided"], executor=executor)
@@ -153,6 +226,7 @@ def test_the_first_row_runs_on_a_gpu_and_is_not_captured(executor: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("packages")
 def test_the_second_row_is_captured() -> None:
     device = torch.device("cuda")
     shape = LayerShape(4, 2, 16, torch.float32, device)
