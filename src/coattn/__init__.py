@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coattn.engine.llm import LLM as LLM
     from coattn.engine.params import SamplingParams as SamplingParams
     from coattn.hf.attach import attach as attach
+    from coattn.hf.models import get_model as get_model
     from coattn.method.row import Method as Method
     from coattn.method.row import compose as compose
     from coattn.state import AttnState as AttnState
@@ -20,6 +21,7 @@ _LAZY = {
     "LLM": "coattn.engine.llm",
     "SamplingParams": "coattn.engine.params",
     "attach": "coattn.hf.attach",
+    "get_model": "coattn.hf.models",
     "Method": "coattn.method.row",
     "compose": "coattn.method.row",
     "AttnState": "coattn.state",
@@ -35,6 +37,7 @@ __all__ = [
     "__version__",
     "attach",
     "compose",
+    "get_model",
     "merge",
 ]
 

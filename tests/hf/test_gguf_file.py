@@ -17,9 +17,9 @@ from tests.hf.test_gguf import TEMPLATE, source  # noqa: E402
 
 from coattn import LLM, SamplingParams  # noqa: E402
 from coattn.errors import ModelError  # noqa: E402
-from coattn.hf.gguf_tokenizer import read_tokenizer  # noqa: E402
+from coattn.hf.gguf.header import read_header  # noqa: E402
+from coattn.hf.gguf.tokenizer import read_tokenizer  # noqa: E402
 from coattn.hf.load import load  # noqa: E402
-from coattn.hf.models.gguf_header import read_header  # noqa: E402
 
 __all__ = ["source"]  # the fixture: a tiny Llama as a file, and its weights
 

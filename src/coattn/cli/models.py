@@ -43,12 +43,12 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.option("--verify", is_flag=True, help="Read every file again and compare its hash.")
 @json_option
 def get(name: str, verify: bool, as_json: bool) -> None:
-    """Fetch a model, check it, and convert it once. A no-op when it is there already."""
-    from coattn.hf.models import get as fetch
+    """Fetch smollm2, check it and convert it once; or fetch a hub name (owner/model). A no-op when it is there."""
+    from coattn.hf.models import get_model
 
     start = time.perf_counter()
     with model_progress() as show:
-        path = fetch(name, verify=verify, on_progress=show)
+        path = get_model(name, verify=verify, on_progress=show)
     if as_json:
         print_json({"model": name, "path": str(path), "seconds": round(time.perf_counter() - start, 3)})
     else:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coattn.engine import sealed
 from coattn.errors import InputError
-from coattn.hf.models.cache import cache_dir
+from coattn.hf.converted import cache_dir
 
 FORMAT = "coattn-session-2"
 SUFFIX = ".safetensors"

@@ -18,11 +18,10 @@ from transformers import (
 
 from coattn.errors import ConfigError, ModelError
 from coattn.hf.architectures import check_config
+from coattn.hf.converted import Progress, sha256_of, silent
 from coattn.hf.fastest import bfloat16_is_faster
 from coattn.hf.hub import reachable
-from coattn.hf.models import Progress, resolve
-from coattn.hf.models.hashing import sha256_of
-from coattn.hf.models.progress import silent
+from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
@@ -82,7 +81,7 @@ def load(
     where = resolve(name, on_progress=on_progress)
     named, sha256 = str(name), None
     if isinstance(where, Path) and is_gguf(where):
-        from coattn.hf.gguf_file import folder_of, open_gguf
+        from coattn.hf.gguf.file import folder_of, open_gguf
 
         file = open_gguf(where, on_progress)
         where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
+from coattn.hf.converted import Progress, silent
 from coattn.hf.hub import reachable
-from coattn.hf.models import Progress, resolve
-from coattn.hf.models.progress import silent
+from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
@@ -22,8 +22,8 @@ def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[An
     try:
         with quiet():
             if isinstance(where, Path) and is_gguf(where):
-                from coattn.hf.gguf_file import open_gguf
-                from coattn.hf.gguf_tokenizer import read_tokenizer
+                from coattn.hf.gguf.file import open_gguf
+                from coattn.hf.gguf.tokenizer import read_tokenizer
 
                 header = open_gguf(where, on_progress).header
                 part = "tokenizer"

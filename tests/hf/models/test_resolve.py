@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from coattn.errors import ModelError
+from coattn.hf.converted import cache_dir
 from coattn.hf.models import CATALOG, Embedded, list_models, resolve
-from coattn.hf.models.cache import cache_dir
 from coattn.hf.models.folder import check_folder
 
 
@@ -77,11 +77,11 @@ BROKEN = {
     "has no weights in safetensors": lambda f: (f / "model.safetensors").unlink(),
     "holds pickled weights only": lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
     "has no tokenizer": lambda f: (f / "tokenizer.json").unlink(),
-    "is truncated: ": lambda f: cut(f / "model.safetensors", -1),
+    "not fully covered": lambda f: cut(f / "model.safetensors", -1),
     "is truncated or not": lambda f: cut(f / "model.safetensors", 20),
-    "is truncated or not a": lambda f: (f / "model.safetensors").write_bytes(b""),
-    "header cannot be read": lambda f: (f / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"[["),
-    "is longer than it says": lambda f: (f / "model.safetensors").open("ab").write(b"x"),
+    "header too small": lambda f: (f / "model.safetensors").write_bytes(b""),
+    "is truncated or not a": lambda f: (f / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"[["),
+    "is truncated or not a safetensors file": lambda f: (f / "model.safetensors").open("ab").write(b"x"),
 }
 
 

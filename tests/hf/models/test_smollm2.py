@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from coattn.hf.load import Loaded, load
-from coattn.hf.models import CATALOG, get, list_models
+from coattn.hf.models import CATALOG, get_model, list_models
 
 pytestmark = pytest.mark.model
 
@@ -36,9 +36,9 @@ def chat(loaded: Loaded, message: str, tokens: int) -> tuple[int, str]:
 
 def test_getting_it_again_is_fast_and_its_hashes_hold(smollm2: Path) -> None:
     start = time.perf_counter()
-    assert get("smollm2") == smollm2
+    assert get_model("smollm2") == smollm2
     assert time.perf_counter() - start < 0.5
-    assert get("smollm2", verify=True) == smollm2
+    assert get_model("smollm2", verify=True) == smollm2
     info = {model.name: model for model in list_models()}["smollm2"]
     assert info.state == "ready"
     assert info.path == smollm2

@@ -13,8 +13,8 @@ import torch
 
 from coattn.errors import BudgetError, CoattnError, ConfigError
 from coattn.hf.architectures import describe_layers
+from coattn.hf.converted import sha256_of
 from coattn.hf.load import Loaded
-from coattn.hf.models.hashing import sha256_of
 from coattn.units import parse_share
 from coattn_lab.bench.reused import Reused, reusing
 from coattn_lab.evaluate.results import Results, describe

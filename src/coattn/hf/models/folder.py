@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from coattn.errors import ModelError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 LAYOUT = "A model folder holds config.json, model.safetensors (or shards with an index) and a tokenizer."
+AGAIN = "Copy or download the file again."
 
 
 def check_folder(folder: Path) -> None:
@@ -22,19 +24,21 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ModelError(f"{folder} is a file, not a model folder.", LAYOUT)
     try:
-        names = set(os.listdir(folder))
+        names = {path.name for path in folder.iterdir()}
         if "config.json" not in names:
             raise ModelError(f"The folder {folder} has no config.json, so it is not a model.", LAYOUT)
-        config = _json_object(folder / "config.json")
-        if not isinstance(config.get("model_type"), str):
+        if not isinstance(_read_object(folder / "config.json").get("model_type"), str):
             raise ModelError(f"{folder / 'config.json'} does not name a model_type.", LAYOUT)
         for shard in _shards(folder, names):
-            _check_safetensors(shard)
+            with shard.open("rb"), safe_open(shard, "pt"):  # reads the header and compares it with the file's size
+                pass
     except OSError as error:
         raise ModelError(
             f"The model folder {folder} cannot be read: {error.strerror or error}.",
             "Check its permissions, and those of the files in it.",
         ) from error
+    except SafetensorError as error:
+        raise ModelError(f"{shard} is truncated or not a safetensors file: {error}.", AGAIN) from None
     if not names.intersection(TOKENIZERS):
         raise ModelError(f"The model folder {folder} has no tokenizer.", LAYOUT)
 
@@ -43,7 +47,7 @@ def _shards(folder: Path, names: set[str]) -> list[Path]:
     if WEIGHTS in names:
         return [folder / WEIGHTS]
     if INDEX in names:
-        weight_map = _json_object(folder / INDEX).get("weight_map")
+        weight_map = _read_object(folder / INDEX).get("weight_map")
         shards = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
         missing = [shard for shard in shards if shard not in names]
         if not shards or missing:
@@ -58,31 +62,11 @@ def _shards(folder: Path, names: set[str]) -> list[Path]:
     raise ModelError(f"The model folder {folder} has no weights in safetensors.", LAYOUT)
 
 
-def _check_safetensors(path: Path) -> None:
-    """Raise unless `path` is 8 bytes of header length, a JSON header, and as many bytes as that declares."""
-    broken = "Copy or download the file again."
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise ModelError(f"{path} is truncated or not a safetensors file.", broken)
-        raw = file.read(length)
-    try:
-        header = json.loads(raw)
-        ends = [int(value["data_offsets"][1]) for key, value in header.items() if key != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        raise ModelError(f"{path} is not a safetensors file: its header cannot be read.", broken) from None
-    declared = 8 + length + max(ends, default=0)
-    if size != declared:
-        kind = "truncated" if size < declared else "longer than it says"
-        raise ModelError(f"{path} is {kind}: {size:,} bytes instead of {declared:,}.", broken)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise ModelError(f"{path} is not valid JSON.", "Copy or download the file again.") from None
+        raise ModelError(f"{path} is not valid JSON.", AGAIN) from None
     if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object.", "Copy or download the file again.")
+        raise ModelError(f"{path} is not a JSON object.", AGAIN)
     return data

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from coattn.errors import ModelError
+from coattn.hf.converted import Progress, silent
 from coattn.hf.models.catalog import CATALOG
+from coattn.hf.models.fetch import get_model
 from coattn.hf.models.folder import check_folder
-from coattn.hf.models.get import get
-from coattn.hf.models.progress import Progress, silent
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 KNOWN = "Give the name of a model of coattn ({}), a local folder, a GGUF file or a hub name (owner/model)."
@@ -24,7 +24,7 @@ def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
     """
     text = str(name)
     if not isinstance(name, Path) and text in CATALOG:
-        return get(text, on_progress=on_progress)
+        return get_model(text, on_progress=on_progress)
     hint = KNOWN.format(", ".join(sorted(CATALOG)))
     if not text or "\0" in text:
         raise ModelError("The model has no name.", hint)
