@@ -235,17 +235,17 @@ def test_the_second_row_is_captured() -> None:
     runtime.groups[0].cache.plan(Step(Phase.DECODE, (), (), ()))  # a table of padding rows alone
     q, k, v = (torch.randn(2, heads, 16, device=device) for heads in (4, 2, 2))
     graph = torch.cuda.CUDAGraph()
-    with runtime.capturing(2, host=False):
-        runtime.attend(0, q, k, v, 0.25)
-        with torch.cuda.graph(graph):
-            captured = runtime.attend(0, q, k, v, 0.25)
-    runtime.begin(Step.of((0, 1), (0, 0), (200, 90)))
-    runtime.attend(0, *(torch.randn(290, heads, 16, device=device) for heads in (4, 2, 2)), 0.25)
-    runtime.commit()
+    running = runtime.begin_capture(2, host=False)
+    runtime.attend(running, 0, q, k, v, 0.25)
+    with torch.cuda.graph(graph):
+        captured = runtime.attend(running, 0, q, k, v, 0.25)
+    running = runtime.begin(Step.of((0, 1), (0, 0), (200, 90)))
+    runtime.attend(running, 0, *(torch.randn(290, heads, 16, device=device) for heads in (4, 2, 2)), 0.25)
+    runtime.commit(running)
     step = Step.of((0, 1), (200, 90), (1, 1))
-    runtime.begin(step)
+    running = runtime.begin(step)
     graph.replay()
-    torch.testing.assert_close(captured, runtime.attend(0, q, k, v, 0.25), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(captured, runtime.attend(running, 0, q, k, v, 0.25), atol=1e-4, rtol=1e-4)
 
 
 def test_the_row_of_the_page_fits(tmp_path: Path) -> None:

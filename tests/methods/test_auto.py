@@ -51,7 +51,7 @@ class World:
 
     def step(self, *new: int) -> list[Tensor]:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         self.pools = [deepcopy(pool) for pool in self.sketch.pools.values()]
         found, self.q = [], []
         for layer in range(2):
@@ -62,9 +62,9 @@ class World:
                         k[start + token - self.lengths[slot]] *= 6
                 own = self.kv[slot][layer]
                 self.kv[slot][layer] = [torch.cat([own[0], k[start:end]]), torch.cat([own[1], v[start:end]])]
-            found.append(self.runtime.attend(layer, q, k, v, SCALE))
+            found.append(self.runtime.attend(running, layer, q, k, v, SCALE))
             self.q.append(q)
-        self.runtime.commit()
+        self.runtime.commit(running)
         self.lengths = list(step.lengths)
         return found
 
@@ -407,9 +407,9 @@ def test_pools_of_captured_steps_are_renewed_at_once_with_one_sequence_and_in_th
     world.step(*[1] * seqs)
     assert order == [("appended", 0), ("appended", 1), ("renewed", 0), ("renewed", 1)]
     order.clear()
-    with world.runtime.capturing(seqs, host=True):
-        for layer in range(2):
-            q, k, v = (torch.randn(seqs, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
-            world.runtime.attend(layer, q, k, v, SCALE)
+    running = world.runtime.begin_capture(seqs, host=True)
+    for layer in range(2):
+        q, k, v = (torch.randn(seqs, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        world.runtime.attend(running, layer, q, k, v, SCALE)
     next_layer = [("renewed", 0), ("appended", 1)]
     assert order == [("appended", 0), *(next_layer if seqs == 1 else reversed(next_layer)), ("renewed", 1)]

@@ -189,7 +189,6 @@ class Fit(Maintenance):
             self._last.setdefault(slot, {})[layer] = q[max(start, end - QUERIES) : end].clone()
 
     def after(self, layer: int, table: StepTable) -> None:
-        super().after(layer, table)
         if table.host and self.cache.spec.plan.pool_blocks:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps

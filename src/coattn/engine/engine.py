@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from coattn.engine.adjust import Guide
-from coattn.engine.between import Between
 from coattn.engine.callers import Callers
+from coattn.engine.dispatch import dispatch
 from coattn.engine.explain import explain
 from coattn.engine.handle import Handle
-from coattn.engine.issue import issue
+from coattn.engine.layer_boundary import LayerBoundaryDecode
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
@@ -66,7 +66,7 @@ class Engine:
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
         self.callers = Callers(runner.slots, max_waiting)
-        self.between = Between(self, runner, self.pace, self.counts)
+        self.boundaries = LayerBoundaryDecode(self, self.pace, self.counts)
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._ids = itertools.count()
@@ -172,7 +172,7 @@ class Engine:
                 self._drop_everything()
 
     def decode_inside(self, requests: tuple[Request, ...]) -> None:
-        """See `between.Loop`."""
+        """See `layer_boundary.Loop`."""
         self._do(Decode(requests), inside=True)
 
     def _do(self, work: Forward, inside: bool = False, again: bool = False) -> None:
@@ -181,7 +181,7 @@ class Engine:
         drawing = [*work.requests, *(chunk.request for chunk in work.chunks if chunk.last)]
         watch = self._watch(work)
         try:
-            logits = issue(work, self.runner, self.between, self.counts)
+            logits = dispatch(work, self.runner, self.boundaries, self.counts)
         except BudgetError as error:
             self._restart_torn(everyone, error)
             left = [request for request in everyone if request.slot is not None]

@@ -61,7 +61,9 @@ class World:
 
     def step(self, *new: int, padded: int = 0) -> None:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
+        if padded:
+            capture = self.runtime.begin_capture(len(new) + padded, host=True)
         self.lengths[: len(new)] = step.lengths
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -71,11 +73,8 @@ class World:
             v = 2 * v + 1
             if padded:
                 q, k, v = (torch.cat([x, torch.ones(padded, *x.shape[1:])]) for x in (q, k, v))
-                with self.runtime.capturing(len(new) + padded, host=True):
-                    self.runtime.attend(layer, q, k, v, SCALE)
-            else:
-                self.runtime.attend(layer, q, k, v, SCALE)
-        self.runtime.commit()
+            self.runtime.attend(capture if padded else running, layer, q, k, v, SCALE)
+        self.runtime.commit(running)
         assert not any(audit.failed for audit in self.runtime.audits()), "what an audit raises is dropped"
 
     def check(self, chosen: Chosen, found: Finding) -> None:
@@ -187,10 +186,10 @@ def test_a_step_uses_the_corrected_floor() -> None:
     world.step(1, 1)
     audit = world.runtime.audits()[0]
     audit.control.factors = {0: 0.25, 1: 1.0}
-    world.runtime.begin(Step.of((1, 0), (world.lengths[1], world.lengths[0]), (1, 1)))
+    running = world.runtime.begin(Step.of((1, 0), (world.lengths[1], world.lengths[0]), (1, 1)))
     own = audit.floors.floor
     torch.testing.assert_close(audit.floors.rows(2).exp(), torch.tensor([own, own / 4]))
-    world.runtime.abort()
+    world.runtime.abort(running)
     world.runtime.release()
 
 
@@ -296,7 +295,7 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     pool = sketch.pools[0]
     lately, held = pool.lately(0, world.lengths[0]), pool.token_of[0].clone()
     step = Step.of((0,), (world.lengths[0],), (1,))
-    world.runtime.begin(step)
+    running = world.runtime.begin(step)
     assert audit.floors.stale == set()
     assert sketch.fitted[0] >= known[0]
     assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
@@ -309,7 +308,7 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
             assert lately[head, list(gone)].max() <= lately[head, list(kept)].min()
         left += len(gone)
     assert left > 0
-    world.runtime.abort()
+    world.runtime.abort(running)
 
 
 @pytest.mark.parametrize("where", ["_note", "_measure", "_take", "_collect"])
@@ -355,9 +354,9 @@ def test_a_step_that_is_tried_again_audits_the_same_case() -> None:
     audit, step = world.runtime.audits()[0], Step.of((0, 1), tuple(world.lengths), (1, 1))
     found = []
     for _ in range(3):
-        world.runtime.begin(step)
+        running = world.runtime.begin(step)
         found.append(audit._chosen)
-        world.runtime.abort()
+        world.runtime.abort(running)
     assert found[0] is not None
     assert found[0] == found[1] == found[2]
     world.runtime.release()
