@@ -115,11 +115,11 @@ def test_a_step_that_fails_changes_nothing() -> None:
     for at, end in ((0, 88), (88, TOKENS)):
         for attempt in range(2):
             more = frozenset({0}) if end < TOKENS else frozenset()
-            cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
+            running = cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
             for layer, (q, k, v) in enumerate(numbers(0)):
                 if layer or attempt:
-                    cut.attend(layer, q[at:end], k[at:end], v[at:end], 0.3)
-            cut.commit() if attempt else cut.abort()
+                    cut.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
+            cut.commit(running) if attempt else cut.abort(running)
     for own, want in zip(state(cut), state(whole), strict=True):
         torch.testing.assert_close(own, want)
 

@@ -241,9 +241,9 @@ def test_a_step_that_fails_leaves_no_weights_behind() -> None:
     for world in worlds:
         world.step(30, check=False)
     broken = worlds[0].runtime
-    broken.begin(Step.of((0,), (30,), (4,)))
-    broken.attend(0, *(torch.randn(4, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)), SCALE)
-    broken.abort()
+    running = broken.begin(Step.of((0,), (30,), (4,)))
+    broken.attend(running, 0, *(torch.randn(4, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)), SCALE)
+    broken.abort(running)
     for world in worlds:
         world.step(1, check=False)
     assert worlds[0].kept(0, 0) == worlds[1].kept(0, 0)
