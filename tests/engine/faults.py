@@ -278,9 +278,9 @@ class Scenario:
             self.finish()
         if phase == "disk":
             with llm.engine.paused():
-                llm.reuse.prefixes.evict(100)
-                if llm.reuse.cold is not None:
-                    llm.reuse.cold.disk.settle()
+                llm.store.prefixes.evict(100)
+                if llm.store.disk is not None:
+                    llm.store.disk.files.flush()
         if phase in ("first", "later"):
             self.armed = "victim"
             self.ask("victim", ids(70, 5))
@@ -294,7 +294,7 @@ class Scenario:
             self.armed = "victim"
             if session is not None:
                 if "forgotten" in self.variant:
-                    llm.reuse.close(session.number)
+                    llm.store.drop(session.number)
                 if "no turn" not in self.variant:
                     self.handles["victim"] = session.submit(ids(33, 8), PARAMS)
             elif phase in STORED:
@@ -337,7 +337,7 @@ class Scenario:
     def _look_at_slots(self) -> None:
         """A slot that nobody has is empty."""
         running = {request.slot for request in self.llm.engine.scheduler.running}
-        for table in self.llm.reuse.tables:
+        for table in self.llm.store.tables:
             left = [s for s, owned in table.owned.items() if owned and s < self.llm.runner.slots and s not in running]
             if left:
                 self.played.problems.append(f"leak: slot {left[0]} is nobody's and has blocks")
@@ -345,13 +345,13 @@ class Scenario:
 
     def _clean(self) -> None:
         with self.llm.engine.paused():
-            if self.llm.reuse.cold is not None:
-                self.llm.reuse.cold.disk.settle()
+            if self.llm.store.disk is not None:
+                self.llm.store.disk.files.flush()
             for group in self.runtime.groups:  # what spare memory remembers of prompts is nobody's either
                 while group.cache.reading is not None and group.cache.reading._forget_oldest():
                     pass
-            for table in self.llm.reuse.tables:
-                self.llm.reuse.prefixes.evict(10_000)
+            for table in self.llm.store.tables:
+                self.llm.store.prefixes.evict(10_000)
                 table.check_integrity()
                 used = table.used() - len(table.owned.get(self.llm.runner.slots, ()))
                 if used or table.idle:

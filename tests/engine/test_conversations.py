@@ -71,7 +71,7 @@ def test_closing_waits_for_nobody_who_makes_room(few: int) -> None:
             inside.set()
             go_on.wait(10)
 
-    llm.reuse.close = close
+    llm.store.close = close
     one = threading.Thread(target=first.close, daemon=True)
     other = threading.Thread(target=llm.conversations.open, args=(llm, "more", b"", True), daemon=True)
     one.start()

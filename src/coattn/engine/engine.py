@@ -345,4 +345,3 @@ class Engine:
         runner = self.runner
         room = Room(runner, self.longest, runner.runtime.fullest)
         return Scheduler(room, runner.slots, self.pace, self.mixes, runner.busy, self.tail, self.store)
-

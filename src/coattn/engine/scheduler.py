@@ -144,8 +144,10 @@ class Scheduler:
             if self.store is not None and not self.store.loaded(self.waiting[0], wait=not self.running):
                 return
             request = self.waiting.pop(0)
-            hit = None if self.store is None else self.store.lookup(request)
-            request.slot = min(self._slots) if hit is None else self.store.choose_slot(hit, self._slots)
+            hit, request.slot = None, min(self._slots)
+            if self.store is not None:
+                hit = self.store.lookup(request)
+                request.slot = self.store.choose_slot(hit, self._slots)
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()

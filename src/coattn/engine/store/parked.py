@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from typing import cast
@@ -50,8 +50,8 @@ class ParkedStore:
         """Whose file is read, ahead of its turn; its tensors lie in DRAM outside the budgets until it is brought back
         or another one is to come."""
 
-    def keys(self) -> list[ParkKey]:
-        return list(self._parked)
+    def __iter__(self) -> Iterator[ParkKey]:
+        return iter(list(self._parked))
 
     def get(self, key: ParkKey) -> ParkedSequence | None:
         return self._parked.get(key)
@@ -186,7 +186,7 @@ class ParkedStore:
     def _move_to_disk(self, parked: ParkedSequence) -> bool:
         """It leaves memory. False: there is no room, or its blocks go there one by one anyway."""
         shared = len(parked.nodes) == len(parked.tokens) // self._block
-        again = self.runtime.composed.exact or parked.clean == len(parked.tokens)  # the rest, if read again, is the same
+        again = self.runtime.composed.exact or parked.clean == len(parked.tokens)  # else its rest, read again, differs
         if self._disk is None or (shared and again) or not self._disk.takes(self._bytes(parked), len(parked.tokens)):
             return False
         name = self._disk.park(pack(self.runtime, self._blocks, parked))

@@ -201,7 +201,7 @@ class SequenceStore:
             "failed_reuse": self.counts["failed_reuse"],
             "prefix_blocks": len(self.prefixes.nodes),
             "prefix_evicted": self.prefixes.evicted,
-            "sessions_stored": sum(kind == "session" for kind, _ in self.parked.keys()),
+            "sessions_stored": sum(kind == "session" for kind, _ in self.parked),
             "sequences_moved": self.parked.moved,
             "copied_bytes": self.counts["copied_bytes"],
             "fetched_bytes": self.counts["fetched_bytes"],
