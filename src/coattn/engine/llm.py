@@ -22,6 +22,7 @@ from coattn.engine.model import open_model, sequence_length
 from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
+from coattn.engine.protocols import PromptReader
 from coattn.engine.request import Request, RequestOutput
 from coattn.engine.runner.choose import choose_runner
 from coattn.engine.session import Session as Conversation
@@ -46,8 +47,6 @@ from coattn.units import as_folder, parse_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from coattn.transfer.decode import RemotePrefill
 
 
 class LLM:
@@ -89,7 +88,7 @@ class LLM:
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
 
-    elsewhere: RemotePrefill | None = None
+    elsewhere: PromptReader | None = None
     """Who reads prompts for a server of this engine; set by `RemotePrefill.attach`."""
 
     def __init__(
@@ -267,6 +266,10 @@ class LLM:
             owner's of no salt. restore: whether a saved one goes on.
         """
         return self.conversations.open(self, name, salt, restore)
+
+    def forget_session(self, session: object) -> None:
+        """A session was closed."""
+        self.conversations.forget(session)
 
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are. The first call reads every weight."""

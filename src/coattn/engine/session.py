@@ -6,19 +6,17 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
+from coattn.engine.protocols import SessionHost
 from coattn.engine.request import RequestOutput
 from coattn.engine.session_file import SAVED_HINT
 from coattn.errors import ConfigError, InputError, SessionBusyError
-
-if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
 
 Messages = list[dict[str, Any]]
 
@@ -30,7 +28,7 @@ class Session:
     session's the shortest; a session that has lost them reads its tokens again.
     """
 
-    def __init__(self, llm: LLM, number: int, name: str | None, salt: bytes) -> None:
+    def __init__(self, llm: SessionHost, number: int, name: str | None, salt: bytes) -> None:
         self.llm, self.number, self.name, self.salt = llm, number, name, salt
         llm.store.open(number)
         self.closed = False
@@ -152,7 +150,7 @@ class Session:
                 self._turn[0].cancel()
             self._forget(closes=True)
             self.closed = True
-            self.llm.conversations.forget(self)
+            self.llm.forget_session(self)
 
     def __enter__(self) -> Session:
         return self
