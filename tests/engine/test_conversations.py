@@ -17,10 +17,12 @@ from coattn.errors import BusyError
 
 def engine() -> Any:
     """What sessions ask of an engine, without one."""
+    opened = Conversations()
     return SimpleNamespace(
-        conversations=Conversations(),
+        conversations=opened,
+        forget_session=opened.forget,
         sessions=SimpleNamespace(path=lambda _: None, has=lambda _: False),
-        reuse=SimpleNamespace(sessions=set(), close=lambda _: None),
+        store=SimpleNamespace(open=lambda _: None, close=lambda _: None),
         engine=SimpleNamespace(paused=nullcontext),
     )
 
