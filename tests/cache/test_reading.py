@@ -45,20 +45,19 @@ def read(runtime: Runtime, chunk: int, slot: int = 0) -> list[Tensor]:
         step = Step.of((slot,), (at,), (end - at,))
         if end < TOKENS:
             step = replace(step, more=frozenset({slot}))
-        running = runtime.begin(step)
+        runtime.begin(step)
         for layer, (q, k, v) in enumerate(numbers(slot)):
-            found[layer].append(runtime.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3))
-        runtime.commit(running)
+            found[layer].append(runtime.attend(layer, q[at:end], k[at:end], v[at:end], 0.3))
+        runtime.commit()
     return [torch.cat(parts) for parts in found]
 
 
 def decode(runtime: Runtime, slot: int = 0) -> list[Tensor]:
-    running = runtime.begin(Step.of((slot,), (TOKENS,), (1,)))
+    runtime.begin(Step.of((slot,), (TOKENS,), (1,)))
     found = [
-        runtime.attend(running, layer, *(x[TOKENS : TOKENS + 1] for x in each), 0.3)
-        for layer, each in enumerate(numbers(slot))
+        runtime.attend(layer, *(x[TOKENS : TOKENS + 1] for x in each), 0.3) for layer, each in enumerate(numbers(slot))
     ]
-    runtime.commit(running)
+    runtime.commit()
     return found
 
 
@@ -115,11 +114,11 @@ def test_a_step_that_fails_changes_nothing() -> None:
     for at, end in ((0, 88), (88, TOKENS)):
         for attempt in range(2):
             more = frozenset({0}) if end < TOKENS else frozenset()
-            running = cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
+            cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
             for layer, (q, k, v) in enumerate(numbers(0)):
                 if layer or attempt:
-                    cut.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
-            cut.commit(running) if attempt else cut.abort(running)
+                    cut.attend(layer, q[at:end], k[at:end], v[at:end], 0.3)
+            cut.commit() if attempt else cut.abort()
     for own, want in zip(state(cut), state(whole), strict=True):
         torch.testing.assert_close(own, want)
 
@@ -128,10 +127,10 @@ def test_a_prompt_that_is_given_up_leaves_no_page() -> None:
     ledger = Ledger()
     runtime = open_runtime(ledger)
     before = dict(ledger.held)
-    running = runtime.begin(Step(Step.of((0,), (0,), (90,)).phase, (0,), (0,), (90,), frozenset({0})))
+    runtime.begin(Step(Step.of((0,), (0,), (90,)).phase, (0,), (0,), (90,), frozenset({0})))
     for layer, (q, k, v) in enumerate(numbers(0)):
-        runtime.attend(running, layer, q[:90], k[:90], v[:90], 0.3)
-    runtime.commit(running)
+        runtime.attend(layer, q[:90], k[:90], v[:90], 0.3)
+    runtime.commit()
     assert ledger.held["gpu"] > before["gpu"]
     runtime.truncate(0, 90, 0)
     assert ledger.held == before

@@ -17,12 +17,10 @@ from coattn.errors import BusyError
 
 def engine() -> Any:
     """What sessions ask of an engine, without one."""
-    opened = Conversations()
     return SimpleNamespace(
-        conversations=opened,
-        forget_session=opened.forget,
+        conversations=Conversations(),
         sessions=SimpleNamespace(path=lambda _: None, has=lambda _: False),
-        store=SimpleNamespace(open=lambda _: None, close=lambda _: None),
+        reuse=SimpleNamespace(sessions=set(), close=lambda _: None),
         engine=SimpleNamespace(paused=nullcontext),
     )
 
@@ -73,7 +71,7 @@ def test_closing_waits_for_nobody_who_makes_room(few: int) -> None:
             inside.set()
             go_on.wait(10)
 
-    llm.store.close = close
+    llm.reuse.close = close
     one = threading.Thread(target=first.close, daemon=True)
     other = threading.Thread(target=llm.conversations.open, args=(llm, "more", b"", True), daemon=True)
     one.start()

@@ -117,12 +117,10 @@ def test_a_captured_step_is_the_same_step_and_takes_no_number_to_the_host() -> N
     from coattn.types import Step
 
     step = Step.of((0, 1), tuple(worlds[0].lengths), (1, 1))
-    running = worlds[0].runtime.begin(step)
+    worlds[0].runtime.begin(step)
     with Stays():
         group.select.pick(
-            AttentionCall(
-                1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, running.tables[1]
-            )
+            AttentionCall(1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, group.table)
         )
 
 

@@ -6,17 +6,20 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
+from coattn.engine.parked import unpack
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
-from coattn.engine.protocols import SessionHost
 from coattn.engine.request import RequestOutput
 from coattn.engine.session_file import SAVED_HINT
 from coattn.errors import ConfigError, InputError, SessionBusyError
+
+if TYPE_CHECKING:
+    from coattn.engine.llm import LLM
 
 Messages = list[dict[str, Any]]
 
@@ -28,9 +31,9 @@ class Session:
     session's the shortest; a session that has lost them reads its tokens again.
     """
 
-    def __init__(self, llm: SessionHost, number: int, name: str | None, salt: bytes) -> None:
+    def __init__(self, llm: LLM, number: int, name: str | None, salt: bytes) -> None:
         self.llm, self.number, self.name, self.salt = llm, number, name, salt
-        llm.store.open(number)
+        llm.reuse.sessions.add(number)
         self.closed = False
         self._tokens: list[int] = []
         self._messages: Messages = []
@@ -116,7 +119,7 @@ class Session:
             llm = self.llm
             llm.sessions.path(name)
             with llm.engine.paused():
-                parked, tensors = llm.store.export(self.number)
+                parked, tensors = llm.reuse.stored_by(self.number)
             stored = [] if parked is None else parked.tokens
             for name_of, ids in (("tokens", self._tokens), ("stored", stored)):
                 tensors[name_of] = torch.tensor(ids, dtype=torch.int64)
@@ -148,9 +151,10 @@ class Session:
         with self._lock:
             if self._turn is not None:
                 self._turn[0].cancel()
-            self._forget(closes=True)
+            self.llm.reuse.sessions.discard(self.number)
+            self._forget()
             self.closed = True
-            self.llm.forget_session(self)
+            self.llm.conversations.forget(self)
 
     def __enter__(self) -> Session:
         return self
@@ -234,15 +238,16 @@ class Session:
             raise InputError("its numbers are out of range")
         with llm.engine.paused():
             if stored:
-                llm.store.restore(self.number, tensors, stored, clean)
+                parked = unpack(llm.reuse.runtime, tensors, stored, clean)
+                llm.reuse.put_back(self.number, parked)
             else:
-                llm.store.drop(self.number)
+                llm.reuse.close(self.number)
         self._tokens, self._messages, self._text = tokens, list(facts["messages"]), str(facts["text"])
 
-    def _forget(self, closes: bool = False) -> None:
+    def _forget(self) -> None:
         self._tokens, self._messages, self._text, self._turn = [], [], "", None
         with self.llm.engine.paused():
-            (self.llm.store.close if closes else self.llm.store.drop)(self.number)
+            self.llm.reuse.close(self.number)
 
 
 def _ids(found: torch.Tensor, vocabulary: int) -> list[int]:

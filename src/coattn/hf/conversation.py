@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from coattn.errors import BudgetError, InputError, UnsupportedError
-from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 
@@ -28,8 +27,8 @@ class Conversation:
         self.new_runtime, self.tokens = new_runtime, tokens
         self.runtime: Runtime | None = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)
-        self.running: RunningStep | None = None
-        """From `begin` to `commit`; after a step that failed half way, until `reset`."""
+        self.stepping = False
+        """Between `begin` and `commit`."""
         self.closed = False
 
     @property
@@ -53,16 +52,16 @@ class Conversation:
             self.runtime = self._open(batch)
             self.real = torch.zeros(batch, 0, dtype=torch.bool)
         step = Step.of(tuple(range(batch)), self.lengths(), tuple(new.sum(1).tolist()))
-        self.running, self._new = self.runtime.begin(step), new
+        self.runtime.begin(step)
+        self._new, self.stepping = new, True
         return None if bool(new.all()) else new
 
     def commit(self) -> None:
         """The step went through every layer."""
         assert self.runtime is not None
-        assert self.running is not None
-        self.runtime.commit(self.running)
+        self.runtime.commit()
         self.real = torch.cat([self.real, self._new], 1)
-        self.running = None
+        self.stepping = False
 
     def reset(self) -> None:
         """Forgets everything and gives the memory back."""
@@ -70,7 +69,7 @@ class Conversation:
             self.runtime.release()
             self.runtime = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)
-        self.running = None
+        self.stepping = False
 
     def close(self) -> None:
         """`reset`, for good."""
@@ -89,7 +88,7 @@ class Conversation:
             raise InputError(
                 "This cache belongs to an attachment that has ended.", "Use it inside the `with` block that made it."
             )
-        if self.running is not None:
+        if self.stepping:
             raise InputError(
                 "This cache was left behind by a step that failed half way, so its contents cannot be trusted.",
                 "Start again without past_key_values.",

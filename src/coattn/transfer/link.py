@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
-from coattn.engine.llm import LLM
 from coattn.errors import BudgetError, CoattnError, InputError, TransferError
 from coattn.hf.fingerprint import read_by
 from coattn.hf.prefilled import Prefilled
@@ -21,6 +20,9 @@ from coattn.transfer.handshake import introduce
 from coattn.transfer.layout import Layout, Rows, Span, raw
 from coattn.transfer.transport import Frame, Target, target
 from coattn.transfer.watch import WAKE, Watch
+
+if TYPE_CHECKING:
+    from coattn.engine.llm import LLM
 
 log = logging.getLogger("coattn.transfer")
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,6 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, EngineError, UnsupportedError
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session, longest
-from coattn.hf.load import Loaded
 from coattn.hf.prefilled import check_length, read_prompt
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
@@ -33,6 +32,9 @@ from coattn.transfer.layout import Layout, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
 from coattn.transfer.transport import Frame, Source, source
 from coattn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from coattn.hf.load import Loaded
 
 log = logging.getLogger("coattn.transfer")
 

@@ -20,18 +20,18 @@ def test_what_the_pool_still_reads_outlives_the_runtime() -> None:
     for _ in range(6):
         runtime = Runtime([shape] * 4, row, Ledger(), 2, 2048, fixed=True)
         length = 1500
-        running = runtime.begin(Step.of((0, 1), (0, 0), (length, length)))
+        runtime.begin(Step.of((0, 1), (0, 0), (length, length)))
         for layer in range(4):
             q, k, v = (torch.randn(2 * length, heads, 64) for heads in (6, 2, 2))
-            runtime.attend(running, layer, q, k, v, 0.125)
-        runtime.commit(running)
+            runtime.attend(layer, q, k, v, 0.125)
+        runtime.commit()
         maintenance = runtime.groups[0].maintenance
         while not any(keeping.pending is not None for keeping in maintenance._leaving.values()):  # type: ignore[attr-defined]
-            running = runtime.begin(Step.of((0, 1), (length, length), (1, 1)))
+            runtime.begin(Step.of((0, 1), (length, length), (1, 1)))
             for layer in range(4):
                 q, k, v = (torch.randn(2, heads, 64) for heads in (6, 2, 2))
-                runtime.attend(running, layer, q, k, v, 0.125)
-            runtime.commit(running)
+                runtime.attend(layer, q, k, v, 0.125)
+            runtime.commit()
             length += 1
         pending = [keeping for keeping in maintenance._leaving.values() if keeping.pending is not None]  # type: ignore[attr-defined]
         del runtime, maintenance
