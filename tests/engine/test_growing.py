@@ -17,7 +17,7 @@ from coattn.errors import BudgetError
 
 UNIT = 8 * 1 * 2 * 2 * 8 * 4
 """Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
-LONG = 2048
+LONG = 768
 """Tokens of the long answers."""
 
 

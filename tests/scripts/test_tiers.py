@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.tiers import function_of, measure, split
 
+pytest_plugins = ["pytester"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -123,3 +125,32 @@ def test_ci_ends_with_the_time_of_each_tier(broken: str | None, tmp_path: Path) 
         assert done.returncode == 1
         assert told == ["set-up: N s", "lint: N s", "C++ core under sanitizers: N s, failed", "all: N s"]
         assert "making test" not in lines
+
+
+def test_a_long_matrix_is_sampled_and_its_quick_cases_are_few(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(
+        test_many="""
+        import pytest
+
+        @pytest.mark.parametrize("n", range(20))
+        def test_each(n): pass
+
+        @pytest.mark.parametrize("n", [pytest.param(0, marks=pytest.mark.slow), 1])
+        def test_long(n): pass
+
+        def test_new(): pass
+        """
+    )
+    items = pytester.getitems(path.read_text())
+    names = {function_of(item.nodeid).rpartition("::")[2]: function_of(item.nodeid) for item in items}
+    kept, left_out = split(items, {names["test_each"]: 0.6, names["test_long"]: 90.0})
+    assert len(kept) == 10 + 1 + 1
+    assert len(left_out) == 10 + 1
+    assert sum("slow" not in item.keywords for item in kept) == 1 + 0 + 1, "one of each function is 0.8 s at most"
+    assert [item.name for item in kept if "test_long" in item.name] == ["test_long[1]"], "those marked slow go first"
+
+
+def test_seconds_are_read_from_what_pytest_prints() -> None:
+    lines = ["  1.50s call     tests/a.py::test_b[x y]", "0.50s setup    tests/a.py::test_b[x y]"]
+    lines += ["1.00s call     tests/a.py::test_b[z]", "0.90s call     tests/a.py::test_short", "3 passed in 4s"]
+    assert measure(lines) == {"tests/a.py::test_b": 1.5}
