@@ -61,14 +61,13 @@ class World:
 
     def join(self, slot: int, tokens: int) -> None:
         step = Step.of((slot,), (0,), (tokens,))
-        for runtime in (self.plain, self.padded):
-            runtime.begin(step)
+        running = [(runtime, runtime.begin(step)) for runtime in (self.plain, self.padded)]
         for layer in range(3):
             q, k, v = self.new(tokens)
-            for runtime in (self.plain, self.padded):
-                runtime.attend(layer, q, k, v, 0.25)
-        for runtime in (self.plain, self.padded):
-            runtime.commit()
+            for runtime, each in running:
+                runtime.attend(each, layer, q, k, v, 0.25)
+        for runtime, each in running:
+            runtime.commit(each)
         self.history[slot] = tokens
 
     def leave(self, slot: int) -> None:
@@ -83,16 +82,15 @@ class World:
     def steps(self, count: int, order: list[int]) -> None:
         for _ in range(count):
             step = Step.of(tuple(order), tuple(self.history[s] for s in order), (1,) * len(order))
-            for runtime in (self.plain, self.padded):
-                runtime.begin(step)
+            plain, padded = (runtime.begin(step) for runtime in (self.plain, self.padded))
             rows = min(SLOTS, len(order) + 1)
             tensors = [self.new(rows) for _ in range(3)]
             real = [tuple(x[: len(order)] for x in each) for each in tensors]
-            with self.padded.capturing(rows, self.padded.reaches_host(step)):
-                got = [self.padded.attend(i, *tensors[i], 0.25)[: len(order)] for i in range(3)]
-            want = [self.plain.attend(i, *real[i], 0.25) for i in range(3)]
-            for runtime in (self.plain, self.padded):
-                runtime.commit()
+            capture = self.padded.begin_capture(rows, self.padded.reaches_host(step))
+            got = [self.padded.attend(capture, i, *tensors[i], 0.25)[: len(order)] for i in range(3)]
+            want = [self.plain.attend(plain, i, *real[i], 0.25) for i in range(3)]
+            self.plain.commit(plain)
+            self.padded.commit(padded)
             torch.testing.assert_close(torch.stack(got), torch.stack(want), atol=1e-5, rtol=1e-4)
             for slot in order:
                 self.history[slot] += 1
@@ -130,8 +128,8 @@ def test_a_fixed_runtime_takes_its_memory_once_and_gives_it_back(method: str) ->
         left = free[tier]
         assert left is not None
         assert 0 < count <= left
-    runtime.begin(Step.of((2,), (0,), (100,)))
-    runtime.commit()
+    running = runtime.begin(Step.of((2,), (0,), (100,)))
+    runtime.commit(running)
     assert ledger.held == held
     for tier, count in runtime.bytes_for(100).items():
         left, before = runtime.free_bytes()[tier], free[tier]

@@ -30,12 +30,12 @@ def opened() -> tuple[Runtime, Any]:
 
 
 def read(runtime: Runtime, slot: int, history: int, tokens: int, commit: bool = True) -> None:
-    runtime.begin(Step.of((slot,), (history,), (tokens,)))
-    runtime.attend(0, *(torch.randn(tokens, heads, 16) for heads in (4, 2, 2)), 0.3)
+    running = runtime.begin(Step.of((slot,), (history,), (tokens,)))
+    runtime.attend(running, 0, *(torch.randn(tokens, heads, 16) for heads in (4, 2, 2)), 0.3)
     if commit:
-        runtime.commit()
+        runtime.commit(running)
     else:
-        runtime.abort()
+        runtime.abort(running)
 
 
 def leave(runtime: Runtime, cache: Any, slot: int, length: int) -> list[int]:

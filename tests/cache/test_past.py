@@ -30,14 +30,14 @@ def opened(method: str, pages: int = 16) -> tuple[Runtime, Any]:
 
 def turn(runtime: Runtime, slot: int, start: int, end: int, seed: int = 0) -> None:
     """Tokens of a text in a step of their own, attended as they should be."""
-    runtime.begin(
+    running = runtime.begin(
         Step(Step.of((slot,), (start,), (end - start,)).phase, (slot,), (start,), (end - start,), frozenset())
     )
     for layer, (q, k, v) in enumerate(numbers(seed)):
-        out = runtime.attend(layer, q[start:end], k[start:end], v[start:end], 0.3)
+        out = runtime.attend(running, layer, q[start:end], k[start:end], v[start:end], 0.3)
         want = dense(q[start:end], k[:end], v[:end], 0.3, dtype=torch.float64)
         torch.testing.assert_close(out, want.float(), atol=1e-5, rtol=1e-4)
-    runtime.commit()
+    runtime.commit(running)
 
 
 @pytest.mark.parametrize("method", ["offload", "cpu", "scout", "hgca"])
@@ -80,10 +80,10 @@ def test_blocks_that_were_given_to_others_are_not_found() -> None:
 
 def read_whole(runtime: Runtime, slot: int, seed: int) -> None:
     """Another text in one step, so that no page is made of it."""
-    runtime.begin(Step.of((slot,), (0,), (CUT,)))
+    running = runtime.begin(Step.of((slot,), (0,), (CUT,)))
     for layer, (q, k, v) in enumerate(numbers(seed)):
-        runtime.attend(layer, q[:CUT], k[:CUT], v[:CUT], 0.3)
-    runtime.commit()
+        runtime.attend(running, layer, q[:CUT], k[:CUT], v[:CUT], 0.3)
+    runtime.commit(running)
 
 
 def test_it_gives_way_to_prompts_that_are_read() -> None:

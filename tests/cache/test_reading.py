@@ -45,19 +45,20 @@ def read(runtime: Runtime, chunk: int, slot: int = 0) -> list[Tensor]:
         step = Step.of((slot,), (at,), (end - at,))
         if end < TOKENS:
             step = replace(step, more=frozenset({slot}))
-        runtime.begin(step)
+        running = runtime.begin(step)
         for layer, (q, k, v) in enumerate(numbers(slot)):
-            found[layer].append(runtime.attend(layer, q[at:end], k[at:end], v[at:end], 0.3))
-        runtime.commit()
+            found[layer].append(runtime.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3))
+        runtime.commit(running)
     return [torch.cat(parts) for parts in found]
 
 
 def decode(runtime: Runtime, slot: int = 0) -> list[Tensor]:
-    runtime.begin(Step.of((slot,), (TOKENS,), (1,)))
+    running = runtime.begin(Step.of((slot,), (TOKENS,), (1,)))
     found = [
-        runtime.attend(layer, *(x[TOKENS : TOKENS + 1] for x in each), 0.3) for layer, each in enumerate(numbers(slot))
+        runtime.attend(running, layer, *(x[TOKENS : TOKENS + 1] for x in each), 0.3)
+        for layer, each in enumerate(numbers(slot))
     ]
-    runtime.commit()
+    runtime.commit(running)
     return found
 
 
@@ -114,11 +115,11 @@ def test_a_step_that_fails_changes_nothing() -> None:
     for at, end in ((0, 88), (88, TOKENS)):
         for attempt in range(2):
             more = frozenset({0}) if end < TOKENS else frozenset()
-            cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
+            running = cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
             for layer, (q, k, v) in enumerate(numbers(0)):
                 if layer or attempt:
-                    cut.attend(layer, q[at:end], k[at:end], v[at:end], 0.3)
-            cut.commit() if attempt else cut.abort()
+                    cut.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
+            cut.commit(running) if attempt else cut.abort(running)
     for own, want in zip(state(cut), state(whole), strict=True):
         torch.testing.assert_close(own, want)
 
@@ -127,10 +128,10 @@ def test_a_prompt_that_is_given_up_leaves_no_page() -> None:
     ledger = Ledger()
     runtime = open_runtime(ledger)
     before = dict(ledger.held)
-    runtime.begin(Step(Step.of((0,), (0,), (90,)).phase, (0,), (0,), (90,), frozenset({0})))
+    running = runtime.begin(Step(Step.of((0,), (0,), (90,)).phase, (0,), (0,), (90,), frozenset({0})))
     for layer, (q, k, v) in enumerate(numbers(0)):
-        runtime.attend(layer, q[:90], k[:90], v[:90], 0.3)
-    runtime.commit()
+        runtime.attend(running, layer, q[:90], k[:90], v[:90], 0.3)
+    runtime.commit(running)
     assert ledger.held["gpu"] > before["gpu"]
     runtime.truncate(0, 90, 0)
     assert ledger.held == before

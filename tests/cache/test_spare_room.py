@@ -64,13 +64,13 @@ def test_a_prompt_that_follows_stored_tokens_fetches_them_once(method: str, form
     runtime = open_runtime(method, ledger, host_dtype=form)
     for at, end in ((0, 40), (40, 50), (50, 114), (114, 178), (178, TOKENS)):
         more = frozenset({0} if end in (114, 178) else ())
-        runtime.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
+        running = runtime.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
         assert bool(runtime.groups[0].cache.reading.held) == (at >= 50)  # type: ignore[union-attr]
         for layer, (q, k, v) in enumerate(numbers(0)):
-            out = runtime.attend(layer, q[at:end], k[at:end], v[at:end], 0.3)
+            out = runtime.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
             want = dense(q[at:end], k[:end], v[:end], 0.3, dtype=torch.float64)
             torch.testing.assert_close(out, want.float(), atol=near, rtol=1e-4)
-        runtime.commit()
+        runtime.commit(running)
 
 
 def test_a_prompt_that_decodes_early_or_is_given_up_leaves_no_page() -> None:
@@ -78,14 +78,14 @@ def test_a_prompt_that_decodes_early_or_is_given_up_leaves_no_page() -> None:
     runtime = open_runtime("scout", ledger)
     before = ledger.held["gpu"]
     for slot in (0, 1):
-        runtime.begin(Step(Step.of((slot,), (0,), (64,)).phase, (slot,), (0,), (64,), frozenset({slot})))
+        running = runtime.begin(Step(Step.of((slot,), (0,), (64,)).phase, (slot,), (0,), (64,), frozenset({slot})))
         for layer, (q, k, v) in enumerate(numbers(slot)):
-            runtime.attend(layer, q[:64], k[:64], v[:64], 0.3)
-        runtime.commit()
+            runtime.attend(running, layer, q[:64], k[:64], v[:64], 0.3)
+        runtime.commit(running)
     assert ledger.held["gpu"] >= before + 2 * PAGE
-    runtime.begin(Step.of((0,), (64,), (1,)))
+    running = runtime.begin(Step.of((0,), (64,), (1,)))
     for layer, each in enumerate(numbers(0)):
-        runtime.attend(layer, *(x[64:65] for x in each), 0.3)
-    runtime.commit()
+        runtime.attend(running, layer, *(x[64:65] for x in each), 0.3)
+    runtime.commit(running)
     runtime.truncate(1, 64, 0)
     assert ledger.held["gpu"] == before

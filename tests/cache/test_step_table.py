@@ -127,12 +127,13 @@ class Run:
 
     def step(self, slots: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
         step = Step.of(slots, tuple(self.lengths.get(slot, 0) for slot in slots), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         outs = []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, heads, 16, generator=self.draws) for heads in (4, 2, 2))
-            outs.append(self.runtime.attend(layer, q, k, v, 0.3))
-        self.runtime.commit()
+            outs.append(self.runtime.attend(running, layer, q, k, v, 0.3))
+        self.runtime.commit(running)
+        self.tables = running.tables
         self.lengths |= dict(zip(slots, step.lengths, strict=True))
         return torch.stack(outs)
 
@@ -173,7 +174,7 @@ def test_a_table_is_made_anew_only_when_it_is_too_narrow(method: str, params: di
     run.step((0,), (1,))
     (second,) = run.memories()
     assert second is not first
-    table = run.runtime.groups[0].table
+    table = run.tables[0]
     assert table is not None
     assert table.memory is second
     run.step((0,), (1,))
@@ -184,7 +185,7 @@ def test_every_group_of_layers_has_a_table_of_its_own() -> None:
     run = Run("cpu", {"block": 8, "window_blocks": 2}, None, window=11)
     run.step((0, 1), (40, 3))
     run.step((1, 0), (1, 1))
-    sliding, tiered = (group.table for group in run.runtime.groups)
+    sliding, tiered = (run.tables[min(group.cache.spec.layers)] for group in run.runtime.groups)
     host = run.runtime.groups[1].cache.host
     assert sliding is not None
     assert tiered is not None
@@ -203,7 +204,7 @@ def test_every_group_of_layers_has_a_table_of_its_own() -> None:
     # four more tokens fill the first block of the short one, whose block in DRAM then stands in the table
     for _ in range(4):
         run.step((1, 0), (1, 1))
-    table = run.runtime.groups[1].table
+    table = run.tables[min(run.runtime.groups[1].cache.spec.layers)]
     assert table is not None
     assert table.flush_to is not None
     assert table.flush_to.tolist() == [host.table.owned[1][0], NO_BLOCK]

@@ -25,6 +25,7 @@ from coattn.method.table import METHODS, find_method
 from coattn.parts.call import AttentionCall
 from coattn.step.check import check
 from coattn.step.layer_group import LayerGroup
+from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.types import BlockList, LayerShape, Phase, Step
 
@@ -132,9 +133,9 @@ def start(method: str, **params: int) -> Runtime:
     torch.manual_seed(0)
     composed = compose(METHODS[method], **params)
     runtime = Runtime([SHAPE], composed, Ledger(), seqs=4, tokens=160, fixed=True, padding=True)
-    runtime.begin(Step.of((0, 1), (0, 0), (100, 37)))
-    runtime.attend(0, *(torch.randn(137, heads, 16) for heads in (4, 2, 2)), 0.25)
-    runtime.commit()
+    running = runtime.begin(Step.of((0, 1), (0, 0), (100, 37)))
+    runtime.attend(running, 0, *(torch.randn(137, heads, 16) for heads in (4, 2, 2)), 0.25)
+    runtime.commit(running)
     return runtime
 
 
@@ -144,20 +145,20 @@ def outputs(method: str, rows: int = 2, **params: int) -> list[torch.Tensor]:
     for _ in range(30):
         step = Step.of((0, 1), lengths, (1, 1))
         q, k, v = (torch.randn(2, heads, 16) for heads in (4, 2, 2))
-        runtime.begin(step)
+        running = runtime.begin(step)
         if rows == 2:
-            found.append(runtime.attend(0, q, k, v, 0.25))
+            found.append(runtime.attend(running, 0, q, k, v, 0.25))
         else:
             q, k, v = (torch.cat([x, torch.ones(rows - 2, *x.shape[1:])]) for x in (q, k, v))
-            with runtime.capturing(rows, host=False):
-                found.append(runtime.attend(0, q, k, v, 0.25)[:2])
-        runtime.commit()
+            capture = runtime.begin_capture(rows, host=False)
+            found.append(runtime.attend(capture, 0, q, k, v, 0.25)[:2])
+        runtime.commit(running)
         lengths = step.lengths
     return found
 
 
-def pick(group: LayerGroup, q: torch.Tensor, step: Step) -> BlockList:
-    call = AttentionCall(0, SHAPE, q, 0.25, step, group.cache, group.index, group.table)
+def pick(group: LayerGroup, q: torch.Tensor, running: RunningStep) -> BlockList:
+    call = AttentionCall(0, SHAPE, q, 0.25, running.step, group.cache, group.index, running.tables[0])
     found = group.select.pick(call).gpu
     assert found is not None
     return found
@@ -182,9 +183,9 @@ def test_a_budget_for_everything_equals_full() -> None:
 def test_attends_to_exactly_the_declared_blocks(budget: int) -> None:
     runtime = start("mean_top", budget=budget, block=8)
     step = Step.of((0, 1), (100, 37), (1, 1))
-    runtime.begin(step)
+    running = runtime.begin(step)
     with Stays():
-        found = pick(runtime.groups[0], torch.randn(2, 1, 4, 16), step)
+        found = pick(runtime.groups[0], torch.randn(2, 1, 4, 16), running)
     # 101 and 38 tokens: 13 and 5 blocks, of which the newest, with 5 and 6 tokens, is always attended
     counts = [min(budget // 8, 13), min(budget // 8, 5)]
     assert found.tokens.tolist() == [[8 * counts[0] - 3] * 2, [8 * counts[1] - 2] * 2]
@@ -197,13 +198,13 @@ def test_attends_to_exactly_the_declared_blocks(budget: int) -> None:
 def test_each_head_picks_the_block_that_fits_its_query() -> None:
     runtime = start("mean_top", budget=16, block=8)
     step, gpu = Step.of((0, 1), (100, 37), (1, 1)), runtime.groups[0].cache.gpu
-    runtime.begin(step)
+    running = runtime.begin(step)
     wanted = [gpu.table.owned[0][7], gpu.table.owned[0][2]]  # of KV head 0 and 1, in the first sequence
     q = torch.zeros(2, 1, 4, 16)
     for head, number in enumerate(wanted):
         gpu.memory[0][number, head, 0] = 10.0
         q[0, 0, 2 * head : 2 * head + 2] = 1.0
-    assert pick(runtime.groups[0], q, step).table[0, :, 0].tolist() == wanted
+    assert pick(runtime.groups[0], q, running).table[0, :, 0].tolist() == wanted
 
 
 @pytest.mark.usefixtures("packages")
@@ -235,17 +236,17 @@ def test_the_second_row_is_captured() -> None:
     runtime.groups[0].cache.plan(Step(Phase.DECODE, (), (), ()))  # a table of padding rows alone
     q, k, v = (torch.randn(2, heads, 16, device=device) for heads in (4, 2, 2))
     graph = torch.cuda.CUDAGraph()
-    with runtime.capturing(2, host=False):
-        runtime.attend(0, q, k, v, 0.25)
-        with torch.cuda.graph(graph):
-            captured = runtime.attend(0, q, k, v, 0.25)
-    runtime.begin(Step.of((0, 1), (0, 0), (200, 90)))
-    runtime.attend(0, *(torch.randn(290, heads, 16, device=device) for heads in (4, 2, 2)), 0.25)
-    runtime.commit()
+    running = runtime.begin_capture(2, host=False)
+    runtime.attend(running, 0, q, k, v, 0.25)
+    with torch.cuda.graph(graph):
+        captured = runtime.attend(running, 0, q, k, v, 0.25)
+    running = runtime.begin(Step.of((0, 1), (0, 0), (200, 90)))
+    runtime.attend(running, 0, *(torch.randn(290, heads, 16, device=device) for heads in (4, 2, 2)), 0.25)
+    runtime.commit(running)
     step = Step.of((0, 1), (200, 90), (1, 1))
-    runtime.begin(step)
+    running = runtime.begin(step)
     graph.replay()
-    torch.testing.assert_close(captured, runtime.attend(0, q, k, v, 0.25), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(captured, runtime.attend(running, 0, q, k, v, 0.25), atol=1e-4, rtol=1e-4)
 
 
 def test_the_row_of_the_page_fits(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from coattn.errors import CoattnError
 from coattn.hf.prefilled import prefill
 from coattn.method.row import compose
 from coattn.method.table import METHODS
+from coattn.step.running import RunningStep
 from coattn.types import Phase
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -139,6 +140,8 @@ class Scenario:
         self.runtime = self.llm.runner.runtime
         self.handles: dict[str, Handle] = {}
         self.armed: str | None = None
+        self.running: list[RunningStep] = []
+        """Steps that have begun: a prompt's, and a decode step between two of its layers."""
         self._passed = 0
 
     # the trap
@@ -147,6 +150,7 @@ class Scenario:
     def trap(self) -> Iterator[None]:
         """Raises once, at the case's layer, in a step of the case's phase."""
         attend, import_kv, put = self.runtime.attend, self.runtime.import_kv, keep.put
+        begin, over = self.runtime.begin, (self.runtime.commit, self.runtime.abort)
 
         def around(call: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:
             def called(*args: Any, **more: Any) -> Any:
@@ -164,9 +168,23 @@ class Scenario:
 
             return called
 
+        def begins(*args: Any, **more: Any) -> RunningStep:
+            self.running.append(begin(*args, **more))
+            return self.running[-1]
+
+        def ends(call: Callable[[RunningStep], None]) -> Callable[[RunningStep], None]:
+            def ended(running: RunningStep) -> None:
+                call(running)
+                if running in self.running:  # else it was given up while it began
+                    self.running.remove(running)
+
+            return ended
+
+        self.runtime.begin = begins  # type: ignore[method-assign]
+        self.runtime.commit, self.runtime.abort = map(ends, over)  # type: ignore[method-assign]
         remote = self.case.phase == "remote"
-        self.runtime.attend = around(attend, lambda layer, *_: not remote and self._due(layer))  # type: ignore[method-assign]
-        self.runtime.import_kv = around(import_kv, lambda layer, *_: remote and layer == self.case.layer)  # type: ignore[method-assign]
+        self.runtime.attend = around(attend, lambda running, layer, *_: not remote and self._due(running, layer))  # type: ignore[method-assign]
+        self.runtime.import_kv = around(import_kv, lambda _, layer, *__: remote and layer == self.case.layer)  # type: ignore[method-assign]
         keep.put = around(put, lambda *_: self.case.layer == PUT and self.armed is not None)
         runner, phase, undo = self.llm.runner, self.case.phase, ExitStack()
 
@@ -188,33 +206,34 @@ class Scenario:
             with undo:
                 yield
         finally:
-            del self.runtime.attend, self.runtime.import_kv  # type: ignore[misc]
+            for name in ("attend", "import_kv", "begin", "commit", "abort"):
+                delattr(self.runtime, name)
             keep.put = put
 
     def _replays(self) -> bool:
-        return self.armed is not None and self.runtime.step is not None and self.runtime.step.seqs > 1
+        return self.armed is not None and bool(self.running) and self.running[-1].step.seqs > 1
 
     def _failing_workers(self, replay: Callable[..., None]) -> Callable[..., None]:
-        def replays(captured: Any, rows: int, host: bool) -> None:
+        def replays(running: RunningStep, captured: Any, rows: int, host: bool) -> None:
             asks = host and any(group.executor.asynchronous for group in self.runtime.groups)
             if self.disturbed and not self.played.fired and asks and self._replays():
                 self.played.fired = True
                 native.inject_fault("throw")
-            replay(captured, rows, host)
+            replay(running, captured, rows, host)
 
         return replays
 
-    def _due(self, layer: int) -> bool:
-        step, beside, phase = self.runtime.step, self.runtime.beside, self.case.phase
-        if layer != self.case.layer or step is None or self.armed is None:
+    def _due(self, running: RunningStep, layer: int) -> bool:
+        step, co_step, phase = running.step, running.co_step, self.case.phase
+        if layer != self.case.layer or self.armed is None:
             return False
         reads = step.phase is not Phase.DECODE
         if phase == "decode":
-            return not reads and beside is None and step.seqs > 1
+            return not reads and co_step is None and step.seqs > 1
         if phase == "mixed":
-            return beside is not None and any(beside.new)
+            return co_step is not None and any(co_step.new)
         slot = self.handles[self.armed].request.slot if self.armed in self.handles else None
-        part = step if reads else beside
+        part = step if reads else co_step
         if part is None or slot not in part.slots:
             return False
         history = part.history[part.slots.index(slot)]
@@ -227,8 +246,7 @@ class Scenario:
         if self.case.layer == PUT or self.case.phase == "remote":
             self.played.victims = {str(self.armed)}
             return
-        parts = [part for part in (self.runtime.step, self.runtime.beside) if part is not None]
-        slots = {slot for part in parts for slot in part.slots}
+        slots = {slot for part in self.running[-1].parts for slot in part.slots}
         if len(slots) == 1:
             self.played.victims = {n for n, h in self.handles.items() if not h.done and h.request.slot in slots}
 
@@ -260,9 +278,9 @@ class Scenario:
             self.finish()
         if phase == "disk":
             with llm.engine.paused():
-                llm.reuse.prefixes.evict(100)
-                if llm.reuse.cold is not None:
-                    llm.reuse.cold.disk.settle()
+                llm.store.prefixes.evict(100)
+                if llm.store.disk is not None:
+                    llm.store.disk.files.flush()
         if phase in ("first", "later"):
             self.armed = "victim"
             self.ask("victim", ids(70, 5))
@@ -276,7 +294,7 @@ class Scenario:
             self.armed = "victim"
             if session is not None:
                 if "forgotten" in self.variant:
-                    llm.reuse.close(session.number)
+                    llm.store.drop(session.number)
                 if "no turn" not in self.variant:
                     self.handles["victim"] = session.submit(ids(33, 8), PARAMS)
             elif phase in STORED:
@@ -319,7 +337,7 @@ class Scenario:
     def _look_at_slots(self) -> None:
         """A slot that nobody has is empty."""
         running = {request.slot for request in self.llm.engine.scheduler.running}
-        for table in self.llm.reuse.tables:
+        for table in self.llm.store.tables:
             left = [s for s, owned in table.owned.items() if owned and s < self.llm.runner.slots and s not in running]
             if left:
                 self.played.problems.append(f"leak: slot {left[0]} is nobody's and has blocks")
@@ -327,13 +345,13 @@ class Scenario:
 
     def _clean(self) -> None:
         with self.llm.engine.paused():
-            if self.llm.reuse.cold is not None:
-                self.llm.reuse.cold.disk.settle()
+            if self.llm.store.disk is not None:
+                self.llm.store.disk.files.flush()
             for group in self.runtime.groups:  # what spare memory remembers of prompts is nobody's either
                 while group.cache.reading is not None and group.cache.reading._forget_oldest():
                     pass
-            for table in self.llm.reuse.tables:
-                self.llm.reuse.prefixes.evict(10_000)
+            for table in self.llm.store.tables:
+                self.llm.store.prefixes.evict(10_000)
                 table.check_integrity()
                 used = table.used() - len(table.owned.get(self.llm.runner.slots, ()))
                 if used or table.idle:

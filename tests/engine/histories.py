@@ -81,7 +81,7 @@ class History:
                 if self.disturbed:
                     between()
             with self.llm.engine.paused():
-                for table in self.llm.reuse.tables:
+                for table in self.llm.store.tables:
                     table.check_integrity()
         finally:
             self.llm.close()
@@ -161,10 +161,10 @@ class History:
     def park(self) -> None:
         """What is stored moves, to DRAM, to the disk, or away."""
         with self.llm.engine.paused():
-            for table in self.llm.reuse.tables:
-                while self.llm.reuse.prefixes.evict(100):
+            for table in self.llm.store.tables:
+                while self.llm.store.prefixes.evict(100):
                     pass
-                self.counts["parked"] += self.llm.reuse.waiting.give_way(table)
+                self.counts["parked"] += self.llm.store.parked.evict(1, table)
 
     def restore(self) -> None:
         """A session is saved, closed, and goes on from its file."""

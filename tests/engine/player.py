@@ -24,9 +24,9 @@ from tests.engine.small import greedy, prompt, small, tokenizer
 import coattn
 from coattn.cache.block_table import BlockTable
 from coattn.engine import scheduler
-from coattn.engine.disk import SUFFIX
 from coattn.engine.handle import Handle
 from coattn.engine.session import Session
+from coattn.engine.store.files import SUFFIX
 from coattn.errors import BudgetError
 
 CANARY = 1e4
@@ -79,13 +79,13 @@ class Player:
             **given,
             **BUDGETS[method],
         )
-        for table in self.llm.reuse.tables:
+        for table in self.llm.store.tables:
             poison(table)
-        assert self.llm.reuse.cold is not None
-        self.cold = self.llm.reuse.cold
+        assert self.llm.store.disk is not None
+        self.disk = self.llm.store.disk
         # what is on the disk is read whenever it can be, and comes at once or when it comes
-        self.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
-        load = self.cold.disk.load
+        self.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+        load = self.disk.files.load
 
         def sometimes_at_once(keys: Any) -> Any:
             future = load(keys)
@@ -93,7 +93,7 @@ class Player:
                 future.result()
             return future
 
-        self.cold.disk.load = sometimes_at_once  # type: ignore[method-assign]
+        self.disk.files.load = sometimes_at_once  # type: ignore[method-assign]
         self.texts = [prompt(110, seed=i) for i in range(3)]
         self.known: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.live: list[tuple[Handle, list[int]]] = []
@@ -154,7 +154,7 @@ class Player:
 
     def evict(self) -> None:
         with self.llm.engine.paused():
-            self.llm.reuse.prefixes.evict(self.dice.randint(1, 12))
+            self.llm.store.prefixes.evict(self.dice.randint(1, 12))
 
     def save(self) -> None:
         idle = [each for each in self.sessions if not each.answering and each.tokens]
@@ -176,7 +176,7 @@ class Player:
 
     def damage(self) -> None:
         """A file of the disk tier is lost, cut or changed."""
-        self.cold.disk.settle()
+        self.disk.files.flush()
         files = sorted((self.folder / "disk").glob("*" + SUFFIX))
         if not files:
             return
@@ -203,7 +203,7 @@ class Player:
             self.counts["tokens"] += len(want)
             self.live.remove((handle, ids))
             self.counts["hits" if found.cached_tokens else "misses"] += 1
-        for table in self.llm.reuse.tables:
+        for table in self.llm.store.tables:
             table.check_integrity()
 
     def play(self, operations: int) -> None:
@@ -224,9 +224,9 @@ class Player:
         assert not self.live
         for session in self.sessions:
             session.close()
-        while self.llm.reuse.prefixes.evict():
+        while self.llm.store.prefixes.evict():
             pass
-        for table in self.llm.reuse.tables:
+        for table in self.llm.store.tables:
             table.check_integrity()
             assert not table.idle
             assert table.used() == 0

@@ -17,10 +17,12 @@ from coattn.errors import BusyError
 
 def engine() -> Any:
     """What sessions ask of an engine, without one."""
+    opened = Conversations()
     return SimpleNamespace(
-        conversations=Conversations(),
+        conversations=opened,
+        forget_session=opened.forget,
         sessions=SimpleNamespace(path=lambda _: None, has=lambda _: False),
-        reuse=SimpleNamespace(sessions=set(), close=lambda _: None),
+        store=SimpleNamespace(open=lambda _: None, close=lambda _: None),
         engine=SimpleNamespace(paused=nullcontext),
     )
 
@@ -71,7 +73,7 @@ def test_closing_waits_for_nobody_who_makes_room(few: int) -> None:
             inside.set()
             go_on.wait(10)
 
-    llm.reuse.close = close
+    llm.store.close = close
     one = threading.Thread(target=first.close, daemon=True)
     other = threading.Thread(target=llm.conversations.open, args=(llm, "more", b"", True), daemon=True)
     one.start()

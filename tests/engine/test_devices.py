@@ -95,7 +95,7 @@ def test_a_query_is_not_predicted_over_a_border() -> None:
 def _predicted(llm: coattn.LLM) -> set[int]:
     """Layers whose query was predicted while an answer was written."""
     runtime, found, real = llm.runner.runtime, set(), llm.runner.runtime.predict
-    runtime.predict = lambda layer, q, scale: found.add(layer) or real(layer, q, scale)  # type: ignore[method-assign, func-returns-value, misc]
+    runtime.predict = lambda running, layer, *rest: found.add(layer) or real(running, layer, *rest)  # type: ignore[method-assign, func-returns-value, misc]
     answers(llm, (101,))
     return found
 

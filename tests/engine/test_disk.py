@@ -13,9 +13,9 @@ from tests.engine.rows import options
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.engine import disk as disk_file
-from coattn.engine.disk import SUFFIX, Block, Disk
-from coattn.engine.speed import DiskSpeed, PromptSpeed
+from coattn.engine.store import files as files_module
+from coattn.engine.store.files import SUFFIX, FileCache
+from coattn.engine.store.speed import DiskSpeed, PromptSpeed
 from coattn.errors import ConfigError
 
 UNIT = 8 * 1 * 2 * 2 * 8 * 4
@@ -36,20 +36,20 @@ def engine(method: str, folder: Path | None, **more: Any) -> coattn.LLM:
 
 def slow_prompts(llm: coattn.LLM) -> None:
     """From now on prompts count as slow: a second a token."""
-    assert llm.reuse.cold is not None
-    llm.reuse.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+    assert llm.store.disk is not None
+    llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
 
 
 def push_out(llm: coattn.LLM, seed: int = 50) -> None:
     """Other prompts take the room of what was stored."""
     for i in range(3):
         llm.generate(prompt(90, seed=seed + i), PARAMS)
-    assert llm.reuse.cold is not None
-    llm.reuse.cold.disk.settle()
+    assert llm.store.disk is not None
+    llm.store.disk.files.flush()
 
 
 def in_order(llm: coattn.LLM) -> None:
-    for table in llm.reuse.tables:
+    for table in llm.store.tables:
         table.check_integrity()
     assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
 
@@ -69,7 +69,7 @@ def test_what_was_pushed_out_comes_back(method: str, tmp_path: Path) -> None:
             read, before = llm.report()["prefill_tokens"], llm.report()["disk"]["read_tokens"]
             found = llm.generate(ids, PARAMS)[0]
             common = 96 if ids is text else 81 if ids[40:41] == text[40:41] else 40
-            shared = min(common, len(ids) - llm.reuse.beginnings.listens) // 8 * 8
+            shared = min(common, len(ids) - llm.store.sharing.tail) // 8 * 8
             assert (found.token_ids, found.cached_tokens) == (answer, shared)
             assert llm.report()["prefill_tokens"] - read == len(ids) - shared
             assert llm.report()["disk"]["read_tokens"] > before
@@ -92,13 +92,13 @@ def test_a_request_that_reads_the_disk_leaves_steps_to_others(tmp_path: Path, mo
         (want,) = llm.generate(text, PARAMS)
         push_out(llm)
         push_out(llm, 60)
-        read = Disk._read
+        read = FileCache._get
 
-        def slowly(self: Disk, name: str) -> Any:
+        def slowly(self: FileCache, name: str) -> Any:
             time.sleep(0.2)
             return read(self, name)
 
-        monkeypatch.setattr(Disk, "_read", slowly)
+        monkeypatch.setattr(FileCache, "_get", slowly)
         other = llm.submit(prompt(20, seed=3), greedy(12, ignore_eos=True))
         while other.request.first is None:
             llm.step()
@@ -130,9 +130,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], 
         slow_prompts(llm)
         answer = llm.generate(prompt(96, seed=1), PARAMS)[0].token_ids
         push_out(llm)
-        mine = llm.reuse.beginnings.root(b"")
+        mine = llm.store.sharing.root(b"")
         keys: list[bytes] = []
-        from coattn.engine.prefix import extend_keys
+        from coattn.engine.store.keys import extend_keys
 
         extend_keys(keys, mine, prompt(96, seed=1), 8)
     return {name: (folder / name).read_bytes() for name in (key.hex() + SUFFIX for key in keys[:11])}, answer
@@ -202,17 +202,17 @@ def test_what_is_computed_sooner_is_computed(tmp_path: Path) -> None:
         slow_prompts(llm)
         llm.generate(text, PARAMS)
         push_out(llm)
-        cold = llm.reuse.cold
-        assert cold is not None
-        cold.reads.note(1, 1e6)  # a disk as slow as no disk is
+        disk = llm.store.disk
+        assert disk is not None
+        disk.reads.note(1, 1e6)  # a disk as slow as no disk is
         found = llm.generate(text, PARAMS)[0]
         assert found.cached_tokens == 0
         assert llm.report()["disk"]["refused_tokens"] == 88
-        cold.disk.settle()
-        assert cold._probe is not None, "and the disk is measured again, beside"
-        cold._probe.result()
-        cold._hear_probe()
-        assert cold.reads.bytes_per_s() > 1e-6
+        disk.files.flush()
+        assert disk._probe is not None, "and the disk is measured again"
+        disk._probe.result()
+        disk._finish_probe()
+        assert disk.reads.bytes_per_s() > 1e-6
 
 
 def test_before_anything_was_measured_prompts_are_computed(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_limit_holds_and_ends_of_texts_go_first(tmp_path: Path) -> None:
         llm.generate(prompt(96, seed=1), PARAMS)
         for i in range(12):  # one block after another leaves memory
             llm.generate(prompt(9, seed=100 + i), PARAMS)
-        llm.reuse.cold.disk.settle()  # type: ignore[union-attr]
+        llm.store.disk.files.flush()  # type: ignore[union-attr]
         report = llm.report()["disk"]
         assert sum(path.stat().st_size for path in tmp_path.glob("*" + SUFFIX)) == report["bytes"] <= 8 * one
         assert report["deleted"] > 0
@@ -250,7 +250,7 @@ def test_the_limit_holds_and_ends_of_texts_go_first(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_loses_blocks_and_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_file, "QUEUE", 0)
+    monkeypatch.setattr(files_module, "QUEUE_BYTES", 0)
     with engine("cpu", tmp_path) as llm:
         slow_prompts(llm)
         (want,) = llm.generate(prompt(96, seed=1), PARAMS)
@@ -264,18 +264,18 @@ def test_a_full_queue_keeps_the_beginnings(tmp_path: Path, monkeypatch: pytest.M
     """Blocks leave memory from the end of a text, and are of no use without those before them."""
     import torch
 
-    blocks = [Block((i,), {"x": torch.full((1, 4), float(i))}) for i in range(8)]
-    monkeypatch.setattr(disk_file, "QUEUE", 3 * blocks[0].bytes)
-    one = Disk(tmp_path, 1 << 20, {"model": "m"})
-    keys, stop = [bytes([i]) * 32 for i in range(8)], threading.Event()
+    blocks = [{"x": torch.full((1, 4), float(i))} for i in range(8)]
+    monkeypatch.setattr(files_module, "QUEUE_BYTES", 3 * blocks[0]["x"].nbytes)
+    one = FileCache(tmp_path, 1 << 20, {"model": "m"})
+    keys, stop = [f"{i}{SUFFIX}" for i in range(8)], threading.Event()
     one._writer.submit(stop.wait)
     put = [one.put(keys[i], blocks[i], i) for i in (7, 6, 5, 4, 3, 2, 1, 0, 6)]
     assert put == [True] * 8 + [False]
     assert [key in one for key in keys] == [True] * 3 + [False] * 5
     stop.set()
-    one.settle()
+    one.flush()
     assert (one.counts["written"], one.counts["skipped"]) == (3, 6)
-    assert [block.tokens for block in one.load(keys[:3]).result().blocks] == [(0,), (1,), (2,)]
+    assert [int(each["x"][0, 0]) for each in one.load(keys[:3]).result().tensors] == [0, 1, 2]
     one.close()
 
 
@@ -283,7 +283,7 @@ def test_a_disk_that_is_full_is_no_reason_to_fail(tmp_path: Path, monkeypatch: p
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk_file.sealed, "write", full)
+    monkeypatch.setattr(files_module.sealed, "write", full)
     with engine("cpu", tmp_path) as llm:
         slow_prompts(llm)
         (want,) = llm.generate(prompt(96, seed=1), PARAMS)
@@ -308,17 +308,17 @@ def test_one_folder_one_engine(tmp_path: Path) -> None:
 def test_a_queue_is_written_before_it_is_closed_and_read_from_until_then(tmp_path: Path) -> None:
     import torch
 
-    blocks = [Block((i,), {"x": torch.full((1, 4), float(i))}) for i in range(5)]
-    keys = [bytes([i]) * 32 for i in range(5)]
-    one = Disk(tmp_path, 1 << 20, {"model": "m"})
+    blocks = [{"x": torch.full((1, 4), float(i))} for i in range(5)]
+    keys = [f"{i}{SUFFIX}" for i in range(5)]
+    one = FileCache(tmp_path, 1 << 20, {"model": "m"})
     for key, block in zip(keys, blocks, strict=True):
         assert one.put(key, block)
-    found = one.load([*keys, b"nobody's"]).result()
-    assert [block.tokens for block in found.blocks] == [(i,) for i in range(5)]
+    found = one.load([*keys, "nobody's"]).result()
+    assert [int(each["x"][0, 0]) for each in found.tensors] == list(range(5))
     one.close()
     for made_for, count in (({"model": "m"}, 5), ({"model": "other"}, 0)):
-        two = Disk(tmp_path, 1 << 20, made_for)
-        assert len(two.load(keys).result().blocks) == count
+        two = FileCache(tmp_path, 1 << 20, made_for)
+        assert len(two.load(keys).result().tensors) == count
         two.close()
 
 

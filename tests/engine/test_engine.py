@@ -210,10 +210,10 @@ def test_a_failing_step_fails_its_own_requests_only(
         runtime = engine.engine.runner.runtime
         attend = runtime.attend
 
-        def fail(layer: int = 1, *args: Any) -> torch.Tensor:
+        def fail(running: Any, layer: int = 1, *args: Any) -> torch.Tensor:
             if layer == 1:
                 raise error
-            return attend(layer, *args)
+            return attend(running, layer, *args)
 
         with monkeypatch.context() as patch:
             # a recorded step does not pass through Python's attention any more
@@ -239,11 +239,11 @@ def test_a_failing_chunk_of_a_prompt_leaves_the_others_running(monkeypatch: pyte
         reading = engine.submit(prompt(100), greedy(5))
         extend, calls = engine.engine.runner.extend, []
 
-        def fail(slot: int, tokens: Any, history: int, want_logits: bool) -> Any:
+        def fail(slot: int, tokens: Any, history: int, *rest: Any) -> Any:
             calls.append(history)
             if history:
                 raise WorkerError("The workers are gone.")
-            return extend(slot, tokens, history, want_logits)
+            return extend(slot, tokens, history, *rest)
 
         def fail_together(chunks: Any, *_: Any) -> Any:
             raise WorkerError(f"The workers are gone, with {len(chunks)} prompts.")

@@ -53,8 +53,8 @@ def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch
 
     def keeps(self: Scheduler, request: Any, whole: bool = True) -> None:
         assert request.slot is not None
-        if self.reuse is not None:
-            self.reuse.leave(request, whole)
+        if self.store is not None:
+            self.store.release(request, whole)
         self._slots.append(request.slot)
         request.slot, request.stored = None, 0
 

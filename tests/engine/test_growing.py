@@ -98,8 +98,8 @@ def test_two_that_outgrow_dram_are_both_answered(method: str, disk: bool, tmp_pa
         want = [llm.generate(ids, params)[0].token_ids for ids in asked]
     budget = {"host_kv": 26 * UNIT, "disk": tmp_path if disk else None}
     with coattn.LLM((small(1), tokenizer()), method, **given, **budget) as llm:
-        if llm.reuse.cold is not None:
-            llm.reuse.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+        if llm.store.disk is not None:
+            llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
         found = llm.generate(asked, params)
         assert [each.finish_reason for each in found] == ["length"] * 2
         report = llm.report()
@@ -112,6 +112,6 @@ def test_two_that_outgrow_dram_are_both_answered(method: str, disk: bool, tmp_pa
             assert report["prefill_tokens"] - 2 * 40 <= 8 * report["preemptions"]
         else:
             assert report["prefill_tokens"] > 2 * 40 + 8 * report["preemptions"]
-        for table in llm.reuse.tables:
+        for table in llm.store.tables:
             table.check_integrity()
         assert not list(tmp_path.glob("waiting-*"))

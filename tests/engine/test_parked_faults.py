@@ -16,9 +16,9 @@ from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
 from coattn.cache import keep
-from coattn.engine import cold, disk, parked, waiting
-from coattn.engine.disk import APART, Disk
 from coattn.engine.request import RequestOutput
+from coattn.engine.store import blocks, files, parked
+from coattn.engine.store.files import PRIVATE, FileCache
 from coattn.errors import BudgetError
 
 UNIT = 8 * 1 * 2 * 2 * 8 * 4
@@ -30,25 +30,25 @@ BUDGETS = {"full": {"gpu_kv": 16 * UNIT}, "scout": {"host_kv": 16 * UNIT}}
 def engine(method: str, folder: Path | None = None, **more: Any) -> coattn.LLM:
     given = {"max_batch": 2, "max_length": 112, "chunk": 24, **options(method), **BUDGETS[method], **more}
     llm = coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
-    if llm.reuse.cold is not None:  # prompts count as slow: a second a token
-        llm.reuse.cold.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+    if llm.store.disk is not None:  # prompts count as slow: a second a token
+        llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
     return llm
 
 
 def in_order(llm: coattn.LLM) -> None:
-    for table in llm.reuse.tables:
+    for table in llm.store.tables:
         table.check_integrity()
     assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
 
 
 def give_all_back(llm: coattn.LLM) -> None:
     """No block is held by anybody once all that waits is closed and all prefixes are given up."""
-    for number in llm.reuse.waiting.numbers():
-        llm.reuse.waiting.close(number)
-    while llm.reuse.prefixes.evict():
+    for key in llm.store.parked:
+        llm.store.parked.close(key)
+    while llm.store.prefixes.evict():
         pass
     in_order(llm)
-    for table in llm.reuse.tables:
+    for table in llm.store.tables:
         assert not table._held
 
 
@@ -93,7 +93,7 @@ def test_a_restore_that_fails_holds_no_blocks(method: str, tmp_path: Path) -> No
             session.ask(prompt(40, seed=1), PARAMS)
             session.save()
         give_all_back(llm)
-        with failing(parked.keep, "fill") as fault:
+        with failing(blocks.keep, "fill") as fault:
             for _ in range(3):
                 with pytest.raises(RuntimeError, match="no memory"):
                     llm.session("talk")
@@ -107,7 +107,7 @@ def test_a_restore_that_fails_holds_no_blocks(method: str, tmp_path: Path) -> No
 def test_blocks_that_nobody_gives_up_end_in_an_error(method: str) -> None:
     """The bytes are counted as free and cannot be had: one is served, the other refused, and nobody tries for ever."""
     with engine(method, reuse=False) as llm, in_time():
-        lost = [(table, table.fresh(8)) for table in llm.reuse.tables]
+        lost = [(table, table.fresh(8)) for table in llm.store.tables]
         asked = [prompt(30, seed=1), prompt(60, seed=2)]
         found = llm.generate(asked, greedy(20, ignore_eos=True))
         assert [each.finish_reason for each in found] == ["length", "error"]
@@ -132,12 +132,11 @@ def undisturbed(method: str) -> tuple[list[Any], list[Any]]:
 
 
 LEAVING = [
-    (waiting.keep, "take", {"full", "scout"}),
-    (waiting, "pack", {"full"}),
-    (cold, "pack", {"scout"}),
+    (parked.keep, "take", {"full", "scout"}),
+    (parked, "pack", {"full", "scout"}),
     (keep, "contents", {"full", "scout"}),
-    (disk.sealed, "write", {"full", "scout"}),
-    (Disk, "put_apart", {"scout"}),
+    (files.sealed, "write", {"full", "scout"}),
+    (FileCache, "put_private", {"scout"}),
 ]
 """What is called while sequences leave memory, and under which methods."""
 
@@ -150,11 +149,11 @@ def test_a_sequence_that_cannot_leave_is_read_again(
     """A session's blocks are needed, and what takes them elsewhere fails."""
     turns, answers = undisturbed(method)
     with engine(method, tmp_path) as llm, llm.session() as session:
-        assert llm.reuse.cold is not None
+        assert llm.store.disk is not None
         with failing(where, name) as fault:
             assert session.ask(TEXT, TURN).token_ids == turns[0]
             found = [llm.generate(each, PARAMS)[0] for each in OTHERS]
-            llm.reuse.cold.disk.settle()
+            llm.store.disk.files.flush()
             in_order(llm)
         assert bool(fault.raised) == (method in methods)
         assert [each.error for each in found] == [None, None]
@@ -164,7 +163,7 @@ def test_a_sequence_that_cannot_leave_is_read_again(
         if method == "full":
             assert back.token_ids == turns[1]
         give_all_back(llm)
-        assert not list(tmp_path.glob(APART + "*"))
+        assert not list(tmp_path.glob(PRIVATE + "*"))
 
 
 def test_a_request_that_loses_its_slot_and_cannot_wait_reads_again() -> None:
@@ -174,7 +173,7 @@ def test_a_request_that_loses_its_slot_and_cannot_wait_reads_again() -> None:
     with coattn.LLM((small(1), tokenizer()), "full", **given) as llm:
         want = [each.token_ids for each in llm.generate(asked, params)]
     with engine("full", gpu_kv=22 * UNIT) as llm:
-        with failing(waiting.keep, "take") as fault:
+        with failing(parked.keep, "take") as fault:
             found = llm.generate(asked, params)
         assert fault.raised
         assert [each.token_ids for each in found] == want
@@ -184,19 +183,19 @@ def test_a_request_that_loses_its_slot_and_cannot_wait_reads_again() -> None:
 READING = [OSError(5, "Input/output error"), MemoryError(), RuntimeError("no memory for this"), AssertionError("never")]
 
 
-def put_on_disk(llm: coattn.LLM) -> tuple[RequestOutput, Disk]:
+def put_on_disk(llm: coattn.LLM) -> tuple[RequestOutput, FileCache]:
     """A prompt is answered, and others need the memory of its blocks."""
     (found,) = llm.generate(OTHERS[0], PARAMS)
     for i in range(3):
         llm.generate(prompt(90, seed=50 + i), PARAMS)
-    assert llm.reuse.cold is not None
-    llm.reuse.cold.disk.settle()
-    return found, llm.reuse.cold.disk
+    assert llm.store.disk is not None
+    llm.store.disk.files.flush()
+    return found, llm.store.disk.files
 
 
 @pytest.mark.parametrize("error", READING, ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize(
-    ("where", "name"), [(disk.sealed, "read"), (Disk, "_read"), (Disk, "_block")], ids=["file", "read", "block"]
+    ("where", "name"), [(files.sealed, "read"), (FileCache, "_get"), (FileCache, "_load")], ids=["file", "get", "load"]
 )
 def test_reading_that_fails_costs_nobody_anything(where: Any, name: str, error: Exception, tmp_path: Path) -> None:
     """A prompt's blocks are on the disk, and the thread that reads them fails, however it does."""
@@ -217,7 +216,7 @@ def test_blocks_that_cannot_be_stored_are_computed(tmp_path: Path) -> None:
         (want,) = llm.generate(OTHERS[0], PARAMS)
         for i in range(3):
             llm.generate(prompt(90, seed=50 + i), PARAMS)
-        with failing(cold.keep, "fill") as fault, in_time():
+        with failing(blocks.keep, "fill") as fault, in_time():
             found = llm.generate(OTHERS[0], PARAMS)[0]
         assert (found.token_ids, found.cached_tokens) == (want.token_ids, 0)
         assert fault.raised
@@ -232,9 +231,9 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
         assert first.token_ids == undisturbed("scout")[0][0]
         for each in OTHERS:
             llm.generate(each, PARAMS)
-        assert llm.reuse.cold is not None
-        llm.reuse.cold.disk.settle()
-        (path,) = tmp_path.glob(APART + "*")
+        assert llm.store.disk is not None
+        llm.store.disk.files.flush()
+        (path,) = tmp_path.glob(PRIVATE + "*")
         data = bytearray(path.read_bytes())
         if how == "gone":
             path.unlink()
@@ -244,9 +243,9 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
             data[-1] ^= 1
             path.write_bytes(data)
         fault = {
-            "unreadable": (disk.sealed, "read"),
-            "raising": (Disk, "get_apart"),
-            "unfilled": (parked.keep, "fill"),
+            "unreadable": (files.sealed, "read"),
+            "raising": (FileCache, "_get"),
+            "unfilled": (blocks.keep, "fill"),
         }.get(how)
         with nullcontext() if fault is None else failing(*fault):
             back = session.ask(MORE, TURN)
@@ -256,7 +255,7 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
             whole = [*TEXT, *first.token_ids, *MORE]
             assert back.token_ids == other.generate(whole, TURN)[0].token_ids
         give_all_back(llm)
-        assert not list(tmp_path.glob(APART + "*"))
+        assert not list(tmp_path.glob(PRIVATE + "*"))
 
 
 def test_a_session_that_the_disk_has_no_room_for_any_more_reads_its_text_again(tmp_path: Path) -> None:
@@ -265,10 +264,10 @@ def test_a_session_that_the_disk_has_no_room_for_any_more_reads_its_text_again(t
         first = session.ask(TEXT, TURN)
         for i in range(8):
             llm.generate(prompt(96, seed=100 + i), PARAMS)
-        assert llm.reuse.cold is not None
-        llm.reuse.cold.disk.settle()
+        assert llm.store.disk is not None
+        llm.store.disk.files.flush()
         assert llm.report()["disk"]["parked"] == 1
-        assert not list(tmp_path.glob(APART + "*"))
+        assert not list(tmp_path.glob(PRIVATE + "*"))
         back = session.ask(MORE, TURN)
         with engine("scout") as other:
             assert back.token_ids == other.generate([*TEXT, *first.token_ids, *MORE], TURN)[0].token_ids
@@ -281,12 +280,12 @@ def test_a_session_that_comes_from_the_disk_leaves_steps_to_others(tmp_path: Pat
         assert session.ask(TEXT, TURN).token_ids == want[0]
         for i in range(3):
             llm.generate([prompt(96, seed=5 + 2 * i + j) for j in range(2)], PARAMS)
-        assert llm.reuse.cold is not None
-        llm.reuse.cold.disk.settle()
-        assert list(tmp_path.glob(APART + "*"))
+        assert llm.store.disk is not None
+        llm.store.disk.files.flush()
+        assert list(tmp_path.glob(PRIVATE + "*"))
         stop = threading.Event()
-        for _ in range(disk.READERS):
-            llm.reuse.cold.disk._readers.submit(stop.wait, 60)
+        for _ in range(files.READER_THREADS):
+            llm.store.disk.files._readers.submit(stop.wait, 60)
         try:
             other = llm.submit(prompt(9, seed=3), TURN)
             while other.request.first is None:
@@ -301,7 +300,7 @@ def test_a_session_that_comes_from_the_disk_leaves_steps_to_others(tmp_path: Pat
         found = back.result()
         assert (found.token_ids, found.cached_tokens) == (want[1], len(TEXT) + 11)
         give_all_back(llm)
-        assert not list(tmp_path.glob(APART + "*"))
+        assert not list(tmp_path.glob(PRIVATE + "*"))
 
 
 def test_what_was_coming_when_all_was_dropped_is_read_the_next_time(tmp_path: Path) -> None:
@@ -315,7 +314,7 @@ def test_what_was_coming_when_all_was_dropped_is_read_the_next_time(tmp_path: Pa
 
 
 @contextmanager
-def held_back(disk: Disk) -> Iterator[None]:
+def held_back(disk: FileCache) -> Iterator[None]:
     """Nothing is read meanwhile."""
     stop = threading.Event()
     disk._loader.submit(stop.wait)

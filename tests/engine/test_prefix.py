@@ -11,7 +11,7 @@ from tests.engine.rows import options, shares
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.engine import prefix
+from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.hf.architectures import describe_layers
 from coattn.kernels.quantise.skew import SkewOrigin, save
 from coattn.method.table import METHODS
@@ -27,7 +27,7 @@ def engine(method: str, **more: Any) -> coattn.LLM:
 
 def in_order(llm: coattn.LLM) -> None:
     """Counts of blocks are right, and with nobody running all of them are free."""
-    for table in llm.reuse.tables:
+    for table in llm.store.tables:
         table.check_integrity()
     assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
 
@@ -56,7 +56,7 @@ def expected(llm: coattn.LLM, known: list[list[int]], ids: list[int]) -> int:
     """Full blocks in common with anything stored, but for the tokens that are always computed."""
     if llm.report()["not_shared"] is not None:
         return 0
-    block, most = llm.reuse.beginnings.block, len(ids) - llm.reuse.beginnings.listens
+    block, most = llm.store.sharing.block, len(ids) - llm.store.sharing.tail
     common = [
         next((i for i, (a, b) in enumerate(zip(ids, seen, strict=False)) if a != b), min(len(ids), len(seen)))
         for seen in known
@@ -112,7 +112,7 @@ def test_requests_at_the_same_time_share(method: str, chunk: int) -> None:
         found = llm.generate([ids] * 3 + [ids[:50] + prompt(90, seed=3)], params)
         assert all(each.token_ids == want.token_ids for each in found[:3])
         first, *others = (each.cached_tokens for each in found)
-        whole = (120 - llm.reuse.beginnings.listens) // 8 * 8
+        whole = (120 - llm.store.sharing.tail) // 8 * 8
         assert first == 0
         assert others == [whole, whole, 48]
         assert llm.report()["prefill_tokens"] <= 120 + 2 * (120 - whole) + 140 - 48
@@ -164,7 +164,7 @@ def test_preempted_requests_come_back_through_it(method: str) -> None:
             assert read == 4 * 40, "moved to DRAM and back, nothing is read again"
             assert llm.report()["sequences_moved"]
         in_order(llm)
-        assert llm.ledger.held["host"] == (0 if method != "cpu" else llm.reuse.tables[0].memory.bytes)
+        assert llm.ledger.held["host"] == (0 if method != "cpu" else llm.store.tables[0].memory.bytes)
 
 
 def test_salts_keep_tenants_apart() -> None:
@@ -172,17 +172,6 @@ def test_salts_keep_tenants_apart() -> None:
     with engine("full") as llm:
         for salt, cached in ((b"a", 0), (b"b", 0), (b"a", 32), (b"", 0), (b"b", 32)):
             assert llm.submit(ids, params, salt=salt).result().cached_tokens == cached
-
-
-def test_a_key_alone_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were all keys equal, the token ids would still tell texts apart."""
-    asked, params = [prompt(20, seed=i) for i in range(3)], greedy(NEW)
-    with engine("full", reuse=False) as llm:
-        want = [llm.generate(ids, params)[0].token_ids for ids in asked]
-    monkeypatch.setattr(prefix, "digest", lambda *_: b"the same")
-    with engine("full") as llm:
-        assert [llm.generate(ids, params)[0].token_ids for ids in asked] == want
-        in_order(llm)
 
 
 def test_no_two_lists_of_fields_have_one_digest() -> None:
@@ -199,17 +188,17 @@ def test_no_two_lists_of_fields_have_one_digest() -> None:
         (b"",),
         ([],),
     ]
-    assert len({prefix.digest(*fields) for fields in found}) == len(found)
+    assert len({digest(*fields) for fields in found}) == len(found)
 
 
 def test_chains_have_in_common_what_their_texts_do() -> None:
     one, other = list(range(40)), [*range(21), *range(19)]
     keys: list[list[bytes]] = [[], []]
     for made, tokens in zip(keys, (one, other), strict=True):
-        prefix.extend_keys(made, b"root", tokens, 4)
-    assert prefix.shared(*keys) == 5
-    assert prefix.shared(keys[0], keys[0][:3]) == 3
-    assert prefix.shared(keys[0], []) == 0
+        extend_keys(made, b"root", tokens, 4)
+    assert common_blocks(*keys) == 5
+    assert common_blocks(keys[0], keys[0][:3]) == 3
+    assert common_blocks(keys[0], []) == 0
 
 
 def test_an_interrupt_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, more: dict
         assert beside.cached_tokens == stored[2]
         if method != "random":  # its draws go on
             assert beside.token_ids == want.token_ids
-        for table in llm.reuse.tables:
+        for table in llm.store.tables:
             table.check_integrity()
     with engine(method, tmp_path, **more) as llm:
         again = llm.session("talk")
@@ -125,7 +125,7 @@ def test_what_a_stop_string_cuts_off_is_not_part_of_the_conversation(
         want = session.ask(new, PARAMS)
         assert want.token_ids == llm.submit(whole, PARAMS, salt=b"nobody's").result().token_ids
         assert want.cached_tokens >= 16, "what was said before is still stored"
-        for table in llm.reuse.tables:
+        for table in llm.store.tables:
             table.check_integrity()
     with chatting(tmp_path) as llm:
         again = llm.session("chat")
@@ -271,7 +271,7 @@ def test_sessions_give_way_to_dram_or_read_again(host_kv: int | None, tmp_path: 
         for session in sessions:
             session.close()
         assert llm.ledger.held["host"] == 0
-        for table in llm.reuse.tables:
+        for table in llm.store.tables:
             table.check_integrity()
 
 

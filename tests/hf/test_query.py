@@ -27,10 +27,10 @@ def test_every_family_says_how_its_query_is_made(family: str, monkeypatch: pytes
     real: dict[int, Tensor] = {}
     attend = Runtime.attend
 
-    def spy(self: Runtime, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def spy(self: Runtime, running: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         real[layer] = q
         assert scale == pytest.approx(ahead.scales[layer])
-        return attend(self, layer, q, k, v, scale)
+        return attend(self, running, layer, q, k, v, scale)
 
     def keep(i: int) -> Any:
         def hook(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -55,9 +55,10 @@ def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
     outs, start = [], 0
     for cut in (50, 50, 1):
         step = Step.of((0,), (start,), (cut,))
-        runtime.begin(replace(step, more=frozenset() if start else frozenset({0})))
-        outs.append(runtime.attend(0, q[start : start + cut], k[start : start + cut], v[start : start + cut], 0.25))
-        runtime.commit()
+        running = runtime.begin(replace(step, more=frozenset() if start else frozenset({0})))
+        own = slice(start, start + cut)
+        outs.append(runtime.attend(running, 0, q[own], k[own], v[own], 0.25))
+        runtime.commit(running)
         start += cut
     wanted = textbook(q[:100], k[:100], v[:100], 32, 16)
     wanted[80:] = textbook(q, k, v, 101, 0)[80:100]
@@ -72,9 +73,10 @@ def test_a_later_turn_sees_everything() -> None:
     outs, start = [], 0
     for cut in (40, 1, 49):
         step = Step.of((0,), (start,), (cut,))
-        runtime.begin(step)
-        outs.append(runtime.attend(0, q[start : start + cut], k[start : start + cut], v[start : start + cut], 0.25))
-        runtime.commit()
+        running = runtime.begin(step)
+        own = slice(start, start + cut)
+        outs.append(runtime.attend(running, 0, q[own], k[own], v[own], 0.25))
+        runtime.commit(running)
         start += cut
     torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 90, 0)[41:], atol=2e-5, rtol=1e-4)
 

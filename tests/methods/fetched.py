@@ -13,6 +13,7 @@ from coattn.cache.ledger import Ledger
 from coattn.method.row import Method, compose
 from coattn.parts.call import AttentionCall
 from coattn.step.probe import Probe
+from coattn.step.running import RunningStep
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import LayerShape, Selection, Step
 
@@ -51,7 +52,7 @@ class World:
     ) -> list[Tensor]:
         """So many new tokens for each sequence. rows: as it is captured, over so many rows; guess: predicts queries."""
         step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         drawn = [
             [
                 planted.get(name, torch.randn(step.tokens, n, DIM, generator=self.draws))
@@ -67,23 +68,25 @@ class World:
                     torch.cat([a, b[start:end]]) for a, b in zip(self.kept[slot][layer], made, strict=True)
                 ]
         if rows is None:
-            found = self._layers(drawn, guess)
+            found = self._layers(running, drawn, guess)
         else:
             more = [[torch.cat([x, torch.ones(rows - len(x), *x.shape[1:])]) for x in made] for made in drawn]
-            with self.runtime.capturing(rows, host=True):
-                found = [x[: len(new)] for x in self._layers(more, guess)]
-        self.runtime.commit()
+            capture = self.runtime.begin_capture(rows, host=True)
+            found = [x[: len(new)] for x in self._layers(capture, more, guess)]
+        self.runtime.commit(running)
         self.lengths[: len(new)] = step.lengths
         return found
 
-    def _layers(self, drawn: list[list[Tensor]], guess: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def _layers(
+        self, running: RunningStep, drawn: list[list[Tensor]], guess: Callable[[Tensor], Tensor]
+    ) -> list[Tensor]:
         found = []
         for layer, (q, k, v) in enumerate(drawn):
             following = layer + 1
-            if following < LAYERS and self.runtime.predicts(following):
+            if following < LAYERS and self.runtime.predicts(running, following):
                 self.guessed[following] = guess(drawn[following][0])
-                self.runtime.predict(following, self.guessed[following], SCALE)
-            found.append(self.runtime.attend(layer, q, k, v, SCALE))
+                self.runtime.predict(running, following, self.guessed[following], SCALE)
+            found.append(self.runtime.attend(running, layer, q, k, v, SCALE))
         return found
 
     def window(self, slot: int) -> int:

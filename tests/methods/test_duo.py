@@ -60,7 +60,7 @@ def test_heads_attend_to_what_their_label_says(
     for new in ((30, 5), *[(1, 1)] * 25):
         history = tuple(0 if sum(new) > 2 else n for n in lengths)
         step = Step.of((0, 1), history, new)
-        runtime.begin(step)
+        running = runtime.begin(step)
         for layer in range(2):
             made = [torch.randn(sum(new), n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)]
             for i, (start, end) in enumerate(step.spans):
@@ -68,15 +68,15 @@ def test_heads_attend_to_what_their_label_says(
                 kept[at] = [torch.cat([a, b[start:end]]) for a, b in zip(kept[at], made, strict=True)]
             if captured and any(history):
                 wide = [torch.cat([x, torch.ones(2, *x.shape[1:])]) for x in made]
-                with runtime.capturing(4, host=False):
-                    out = runtime.attend(layer, *wide, SCALE)[:2]
+                capture = runtime.begin_capture(4, host=False)
+                out = runtime.attend(capture, layer, *wide, SCALE)[:2]
             else:
-                out = runtime.attend(layer, *made, SCALE)
+                out = runtime.attend(running, layer, *made, SCALE)
             for i in range(2) if any(history) else ():
                 torch.testing.assert_close(
                     out[i].double(), wanted(kept[layer * 2 + i], layer, own), atol=1e-5, rtol=1e-5
                 )
-        runtime.commit()
+        runtime.commit(running)
         lengths = tuple(len(kept[i][1]) for i in range(2))
     share = sum(not head for layer in LABELS for head in layer) / 6
     gaps = [len(k[1]) - len(seen(len(k[1]) - 1, False, block, sinks, recent)) for k in kept[:2]]

@@ -96,17 +96,17 @@ class World:
         if deciding:
             for layer in (each for slot in self.slow[: len(new)] for each in slot):
                 layer.drop()
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         found = []
         for layer in range(LAYERS):
             made = [torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS)]
             made = [planted.get(name, x) for name, x in zip("qkv", made, strict=True)]
             if rows is None:
-                found.append(self.runtime.attend(layer, *made, SCALE))
+                found.append(self.runtime.attend(running, layer, *made, SCALE))
             else:
                 wide = [torch.cat([x, torch.ones(rows - len(x), *x.shape[1:])]) for x in made]
-                with self.runtime.capturing(rows, host=False):
-                    found.append(self.runtime.attend(layer, *wide, SCALE)[: len(new)])
+                capture = self.runtime.begin_capture(rows, host=False)
+                found.append(self.runtime.attend(capture, layer, *wide, SCALE)[: len(new)])
             if check:
                 wanted = [
                     self.slow[slot][layer].read(*(x[a:b] for x in made))
@@ -114,7 +114,7 @@ class World:
                     if b > a
                 ]
                 torch.testing.assert_close(found[-1].double(), torch.cat(wanted), atol=2e-5, rtol=2e-5)
-        self.runtime.commit()
+        self.runtime.commit(running)
         self.lengths[: len(new)] = step.lengths
         if deciding and check:
             for layer in (each for slot in self.slow[: len(new)] for each in slot):
@@ -228,11 +228,11 @@ def test_a_slot_that_another_sequence_takes_over_starts_anew() -> None:
 
 def test_of_keys_without_queries_the_newest_stay() -> None:
     world = World("h2o", seqs=1, heavy=7, recent=5)
-    world.runtime.begin(Step.of((0,), (0,), (60,)))
+    running = world.runtime.begin(Step.of((0,), (0,), (60,)))
     for layer in range(LAYERS):
-        world.runtime.import_kv(layer, *(torch.randn(60, KV_HEADS, DIM) for _ in "kv"), None, SCALE)
-    world.runtime.commit()
-    world.runtime.begin(Step.of((0,), (60,), (1,)))
+        world.runtime.import_kv(running, layer, *(torch.randn(60, KV_HEADS, DIM) for _ in "kv"), None, SCALE)
+    world.runtime.commit(running)
+    running = world.runtime.begin(Step.of((0,), (60,), (1,)))
     assert world.kept(0, 1) == [[*range(48, 60)]] * KV_HEADS
 
 
@@ -241,9 +241,9 @@ def test_a_step_that_fails_leaves_no_weights_behind() -> None:
     for world in worlds:
         world.step(30, check=False)
     broken = worlds[0].runtime
-    broken.begin(Step.of((0,), (30,), (4,)))
-    broken.attend(0, *(torch.randn(4, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)), SCALE)
-    broken.abort()
+    running = broken.begin(Step.of((0,), (30,), (4,)))
+    broken.attend(running, 0, *(torch.randn(4, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)), SCALE)
+    broken.abort(running)
     for world in worlds:
         world.step(1, check=False)
     assert worlds[0].kept(0, 0) == worlds[1].kept(0, 0)

@@ -46,9 +46,10 @@ class World:
         picked: list[Selection] = []
         pick = self.group.select.pick
         self.group.select.pick = lambda *a: picked.append(pick(*a)) or picked[0]  # type: ignore[method-assign,func-returns-value]
-        self.runtime.begin(step)
-        out = self.runtime.attend(0, q, k, v, SCALE)
-        self.runtime.commit()
+        running = self.runtime.begin(step)
+        out = self.runtime.attend(running, 0, q, k, v, SCALE)
+        self.runtime.commit(running)
+        self.table = running.tables.get(0)
         self.group.select.pick = pick  # type: ignore[method-assign]
         for i, (start, end) in enumerate(step.spans):
             self.k[i], self.v[i] = torch.cat([self.k[i], k[start:end]]), torch.cat([self.v[i], v[start:end]])
@@ -233,8 +234,7 @@ def test_the_mean_value_is_that_of_what_is_stored(form: str) -> None:
     def check(error: float) -> None:
         for seq in range(2):
             full = world.lengths[seq] // BLOCK * BLOCK
-            assert world.group.table is not None
-            found = means.of(0, world.group.table, world.shape)[seq, ::GROUP]
+            found = means.of(0, world.table, world.shape)[seq, ::GROUP]
             wanted = world.v[seq][:full].mean(0) if full else torch.zeros(KV, D)
             torch.testing.assert_close(found, wanted, atol=error, rtol=0)
 
@@ -242,9 +242,9 @@ def test_the_mean_value_is_that_of_what_is_stored(form: str) -> None:
         world.step(new)
         check(1e-5)
     step = Step.of((0, 1), world.lengths, (30, 9))
-    world.runtime.begin(step)
-    world.runtime.attend(0, *(world.randn(39, heads, D) for heads in (KV * GROUP, KV, KV)), SCALE)
-    world.runtime.abort()
+    running = world.runtime.begin(step)
+    world.runtime.attend(running, 0, *(world.randn(39, heads, D) for heads in (KV * GROUP, KV, KV)), SCALE)
+    world.runtime.abort(running)
     world.step((1, 1))
     check(1e-5 if form == "model" else 0.02)
     world.runtime.truncate(0, world.lengths[0], 43)

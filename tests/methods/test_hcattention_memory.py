@@ -45,10 +45,10 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
     def held(method: str, **params: Any) -> tuple[int, Runtime]:
         ledger = Ledger()
         runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, tokens)
-        runtime.begin(Step.of((0,), (0,), (tokens,)))
+        running = runtime.begin(Step.of((0,), (0,), (tokens,)))
         if method == "hcattention":
             cast("Codes", runtime.groups[0].index).books.fill_randomly()
-        runtime.commit()
+        runtime.commit(running)
         return ledger.held["gpu"], runtime
 
     full, plain = held("full")
@@ -76,8 +76,8 @@ def test_with_a_basis_a_share_needs_a_longer_context(tmp_path: Path, groups: int
     save(tmp_path / "book", {0: book}, Origin("mine", "t", "0", groups, 8192, True, 128, (None,)))
     ledger = Ledger()
     runtime = Runtime([shape], compose(METHODS["hcattention"], codebook=str(tmp_path / "book")), ledger, 1, tokens)
-    runtime.begin(Step.of((0,), (0,), (tokens,)))
-    runtime.commit()
+    running = runtime.begin(Step.of((0,), (0,), (tokens,)))
+    runtime.commit(running)
     group = runtime.groups[0]
     index = cast("Codes", group.index)
     tensors = [group.cache.gpu.memory[0], index.memory[0], index.means.sums[0], *held(index.books.made[0])]

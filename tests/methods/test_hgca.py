@@ -73,9 +73,9 @@ def test_sequences_of_one_length_leave_the_window_one_after_another() -> None:
         outs = []
         covered = dict(maintenance._covered)
         for runtime in runtimes:
-            runtime.begin(step)
-            outs.append(runtime.attend(0, q, k, v, 0.25))
-            runtime.commit()
+            running = runtime.begin(step)
+            outs.append(runtime.attend(running, 0, q, k, v, 0.25))
+            runtime.commit(running)
         torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
         if new == 1 and length > 40:
             most = max(most, sum(maintenance._covered[slot] > covered[slot] for slot in range(6)))
@@ -117,9 +117,9 @@ class Topics:
         k = self.noise(n) + torch.stack([torch.zeros(16) if t is None else self.topic[t] for t in about])
         q = (self.noise(n) + self.topic[asking])[:, None].expand(-1, 2, -1)
         step = Step.of((0,), (self.length,), (n,))
-        self.runtime.begin(step)
-        self.runtime.attend(0, q.contiguous(), k[:, None], k[:, None], 0.05)
-        self.runtime.commit()
+        running = self.runtime.begin(step)
+        self.runtime.attend(running, 0, q.contiguous(), k[:, None], k[:, None], 0.05)
+        self.runtime.commit(running)
         self.length += n
         self.keys = torch.cat([self.keys, k])
 
@@ -172,10 +172,10 @@ def test_moving_averages_go_on_over_a_turn() -> None:
         draws.manual_seed(0)
         q, k, v = (torch.randn(40, heads, 16, generator=draws) for heads in (2, 1, 1))
         for new in turns:
-            runtime.begin(Step.of((0,), (length,), (new,)))
+            running = runtime.begin(Step.of((0,), (length,), (new,)))
             part = slice(length, length + new)
-            runtime.attend(0, q[part], k[part], v[part], 0.25)
-            runtime.commit()
+            runtime.attend(running, 0, q[part], k[part], v[part], 0.25)
+            runtime.commit(running)
             length += new
         gpu, index = cast("Entries", runtime.groups[0].maintenance).gpu, cast("Averages", runtime.groups[0].index)
         ids, rows = gpu.places(0, torch.arange(length))

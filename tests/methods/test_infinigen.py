@@ -117,10 +117,12 @@ def test_a_captured_step_is_the_same_step_and_takes_no_number_to_the_host() -> N
     from coattn.types import Step
 
     step = Step.of((0, 1), tuple(worlds[0].lengths), (1, 1))
-    worlds[0].runtime.begin(step)
+    running = worlds[0].runtime.begin(step)
     with Stays():
         group.select.pick(
-            AttentionCall(1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, group.table)
+            AttentionCall(
+                1, worlds[0].runtime.layers[1], call_q, SCALE, step, group.cache, group.index, running.tables[1]
+            )
         )
 
 

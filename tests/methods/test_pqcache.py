@@ -173,8 +173,8 @@ def test_whole_budget_gives_the_models_own_tokens_and_bad_numbers_are_refused() 
 @pytest.mark.parametrize("method", ["pqcache", "infinigen"])
 def test_random_keys_of_a_benchmark_are_chosen_from(method: str) -> None:
     world = World(METHODS[method], fixed=True, block=8, **({"budget": 9} if method == "infinigen" else SMALL))
-    world.runtime.begin(Step.of((0, 1), (0, 0), (120, 90)))
-    world.runtime.commit()
+    running = world.runtime.begin(Step.of((0, 1), (0, 0), (120, 90)))
+    world.runtime.commit(running)
     world.lengths = [120, 90]
     fill_randomly(world.runtime)
     world.step(1, 1)

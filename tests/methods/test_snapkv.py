@@ -57,7 +57,7 @@ class World:
     def step(self, *new: int, rows: int | None = None, **planted: Tensor) -> list[Tensor]:
         """So many new tokens for each sequence; planted: `q`, `k` or `v` of every layer instead of random ones."""
         step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         found = []
         for layer in range(2):
             made = [torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS)]
@@ -67,12 +67,12 @@ class World:
                     torch.cat([a, b[start:end]]) for a, b in zip(self.kept[slot][layer], made, strict=True)
                 ]
             if rows is None:
-                found.append(self.runtime.attend(layer, *made, SCALE))
+                found.append(self.runtime.attend(running, layer, *made, SCALE))
             else:
                 made = [torch.cat([x, torch.ones(rows - len(x), *x.shape[1:])]) for x in made]
-                with self.runtime.capturing(rows, host=False):
-                    found.append(self.runtime.attend(layer, *made, SCALE)[: len(new)])
-        self.runtime.commit()
+                capture = self.runtime.begin_capture(rows, host=False)
+                found.append(self.runtime.attend(capture, layer, *made, SCALE)[: len(new)])
+        self.runtime.commit(running)
         self.lengths[: len(new)] = step.lengths
         return found
 
@@ -256,12 +256,12 @@ def test_a_slot_that_another_sequence_takes_over_starts_anew(back: bool) -> None
 
 def test_queries_that_nobody_knows_leave_nothing_out() -> None:
     world = World(seqs=1, **SMALL)
-    world.runtime.begin(Step.of((0,), (0,), (60,)))
+    running = world.runtime.begin(Step.of((0,), (0,), (60,)))
     for layer in range(2):
         made = [torch.randn(60, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)]
         world.kept[0][layer] = made
-        world.runtime.import_kv(layer, *made[1:], None, SCALE)
-    world.runtime.commit()
+        world.runtime.import_kv(running, layer, *made[1:], None, SCALE)
+    world.runtime.commit(running)
     world.lengths = [60]
     world.step(1)
     assert world.picked(0, 0) == [[*range(61)]] * KV_HEADS
@@ -288,11 +288,11 @@ def test_no_number_of_a_step_goes_to_the_host() -> None:
     world = World(seqs=2, fixed=True, **SMALL)
     world.step(100, 37)
     step, group = Step.of((0, 1), (100, 37), (1, 1)), world.runtime.groups[0]
-    world.runtime.begin(step)
+    running = world.runtime.begin(step)
     q = torch.randn(2, 1, HEADS, DIM)
     with Stays():
         found = group.select.pick(
-            AttentionCall(0, world.runtime.layers[0], q, SCALE, step, group.cache, group.index, group.table)
+            AttentionCall(0, world.runtime.layers[0], q, SCALE, step, group.cache, group.index, running.tables[0])
         )
     assert found.gpu is not None
     assert found.gpu.tokens.tolist() == [[17] * KV_HEADS] * 2

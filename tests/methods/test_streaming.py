@@ -79,24 +79,24 @@ class World:
 
     def step(self, *new: int, captured: bool = False) -> None:
         step = Step.of((0, 1), tuple(self.lengths), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
             places = [h + i for h, n in zip(step.history, new, strict=True) for i in range(n)]
             there = [torch.stack([turned(x[i], p, self.rope) for i, p in enumerate(places)]).float() for x in (q, k)]
             if captured:
                 wide = [torch.cat([x, torch.ones(2, *x.shape[1:])]) for x in (*there, v)]
-                with self.runtime.capturing(4, host=False):
-                    out = self.runtime.attend(layer, *wide, SCALE)[:2]
+                capture = self.runtime.begin_capture(4, host=False)
+                out = self.runtime.attend(capture, layer, *wide, SCALE)[:2]
             else:
-                out = self.runtime.attend(layer, *there, v, SCALE)
+                out = self.runtime.attend(running, layer, *there, v, SCALE)
             for slot, (start, end) in enumerate(step.spans):
                 history, slow = step.history[slot], self.slow[slot][layer]
                 for i in range(start, end):
                     wanted = slow.read(history + i - start, q[i], k[i], v[i], drop=history > 0)
                     torch.testing.assert_close(out[i].double(), wanted, atol=3e-5, rtol=3e-5)
                 slow.drop()
-        self.runtime.commit()
+        self.runtime.commit(running)
         self.lengths = list(step.lengths)
 
     def take_back(self, slot: int, keep: int) -> None:

@@ -62,14 +62,14 @@ class World:
     def step(self, new: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Runs one step; yields (output, exact, same-precision) for every layer and sequence with new tokens."""
         step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         for layer, shape in enumerate(self.shapes):
             q, k, v = (torch.randn(sum(new), heads, 16).to(shape.device, self.dtype) for heads in (6, 2, 2))
             if self.coded:
                 k, v = ((x > 0).to(self.dtype) * (255 / 256) for x in (k, v))
             if self.drift:
                 k += self.drift * max(self.lengths)
-            out = self.runtime.attend(layer, q, k, v, 0.4)
+            out = self.runtime.attend(running, layer, q, k, v, 0.4)
             for i, (start, end) in enumerate(step.spans):
                 keys, values = self.seen[layer][i]
                 keys, values = torch.cat([keys, k[start:end]]), torch.cat([values, v[start:end]])
@@ -80,7 +80,7 @@ class World:
                     exact = dense(*args, **limits, softcap=self.softcap)
                     same = dense(*args, **limits, softcap=self.softcap, dtype=self.dtype)
                     yield out[start:end].cpu(), exact.cpu(), same.cpu()
-        self.runtime.commit()
+        self.runtime.commit(running)
         self.lengths = list(step.lengths)
 
     def limits(self, shape: LayerShape, history: int) -> dict[str, int]:

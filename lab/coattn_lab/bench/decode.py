@@ -227,12 +227,10 @@ class Bench:
             undo.callback(runtime.release)
             runner = self._runner(session, runtime, case, undo)
             if not runtime.groups[0].cache.spec.plan.kept_entries:
-                runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch))
-                runtime.commit()
+                runtime.commit(runtime.begin(Step.of(slots, (0,) * case.batch, (first,) * case.batch)))
             for slot in slots if runtime.groups[0].cache.spec.plan.kept_entries else ():
                 for history, new in ((0, first - 1), (first - 1, 1)):  # there is room for one whole prompt at a time
-                    runtime.begin(Step.of((slot,), (history,), (new,)))
-                    runtime.commit()
+                    runtime.commit(runtime.begin(Step.of((slot,), (history,), (new,))))
             kv.fill_randomly(runtime)
             if case.kept and "cap" not in composed.params:
                 for group in runtime.groups:

@@ -89,8 +89,9 @@ def resume(
         conversation.begin(1, begun.prefill, None)
         runtime = conversation.runtime
         assert runtime is not None
+        assert conversation.running is not None
         for layer, (k, v) in enumerate(begun.kv):
-            runtime.import_kv(layer, k, v, None, 1.0)
+            runtime.import_kv(conversation.running, layer, k, v, None, 1.0)
         conversation.commit()
         for i in range(begun.prefill, windows.shape[1]):
             kept.append(reader.decode(i).cpu())

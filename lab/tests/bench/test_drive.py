@@ -93,9 +93,9 @@ def test_a_rule_picks_by_drawn_scores_and_misses_what_has_changed_since() -> Non
     row = compose(METHODS["scout"], block=4, budget=48, recall_interval=0, sink_blocks=0)
     runtime = Runtime([shape], row, Ledger(), 2, 400)
     q, k, v = (torch.randn(600, heads, 16) for heads in (6, 2, 2))
-    runtime.begin(Step.of((0, 1), (0, 0), (300, 300)))
-    runtime.attend(0, q, k, v, 0.25)
-    runtime.commit()
+    running = runtime.begin(Step.of((0, 1), (0, 0), (300, 300)))
+    runtime.attend(running, 0, q, k, v, 0.25)
+    runtime.commit(running)
     group = runtime.groups[0]
     rule, maintenance = group.select, group.maintenance
     assert isinstance(rule, DigestTop)
@@ -105,17 +105,16 @@ def test_a_rule_picks_by_drawn_scores_and_misses_what_has_changed_since() -> Non
     missed = []
     for age in (0, 10, 1000):
         drive_picks(group, drift, (0, 1), 301, age)
-        runtime.begin(Step.of((0, 1), (300, 300), (1, 1)))
-        runtime.attend(0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)), 0.25)
-        picks, table = rule.picks, group.table
+        running = runtime.begin(Step.of((0, 1), (300, 300), (1, 1)))
+        runtime.attend(running, 0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)), 0.25)
+        picks, table = rule.picks, running.tables[0]
         assert picks is not None
-        assert table is not None
         lists = picks.made[0]
         in_dram = table.column("host_lens")[0] // 4
         scores = drive(rows_of(table), 2, 0, drift)[..., :in_dram]
         assert torch.equal(lists.chosen[:2].long(), scores.topk(10, -1).indices.sort(-1).values)
         missed.append(int(lists.host_lens[:2].sum()) // 4)
-        runtime.commit()
+        runtime.commit(running)
         runtime.truncate(0, 301, 300)
         runtime.truncate(1, 301, 300)
         maintenance._new.clear()

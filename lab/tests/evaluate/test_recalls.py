@@ -64,11 +64,11 @@ def test_every_layer_recalls_at_its_own_interval(tmp_path: Path) -> None:
     moved: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for new, length in [(80, 0), *((1, 80 + i) for i in range(21))]:
         step = Step.of((0,), (length,), (new,))
-        runtime.begin(step)
+        running = runtime.begin(step)
         before = {layer: held.clone() for layer, held in maintenance.residency.held.items()}
         for layer in range(3):
-            runtime.attend(layer, *(torch.randn(new, h, 16, generator=draws) for h in (4, 2, 2)), 0.4)
-        runtime.commit()
+            runtime.attend(running, layer, *(torch.randn(new, h, 16, generator=draws) for h in (4, 2, 2)), 0.4)
+        runtime.commit(running)
         for layer, held in maintenance.residency.held.items():
             if not torch.equal(before[layer], held):
                 moved[layer].append(step.lengths[0])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from coattn.auto.executor import FetchScored
 from coattn.auto.index import Sketch
-from coattn.auto.maintenance import SketchMaintenance
+from coattn.auto.maintenance import Fit
 from coattn.auto.select import WeightFloor
 from coattn.parts.method import Method
 
-PARTS = (Sketch, WeightFloor, FetchScored, SketchMaintenance)
+PARTS = (Sketch, WeightFloor, Fit)
 
 METHODS = (
     Method(
@@ -16,7 +15,7 @@ METHODS = (
         cache="tiered",
         index="sketch",
         select="weight_floor",
-        executor="fetch",
+        executor="pull",
         maintenance="fit",
         summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
         "query; the GPU fetches those, the mean stands in for the rest.",
@@ -24,7 +23,7 @@ METHODS = (
     ),
 )
 
-WORK_KINDS = {"near": "in a pool in GPU memory", "scored": "as scored rows in DRAM"}
+WORK_KINDS = {"scored": "as scored rows in DRAM"}
 NEEDS = {
     "sketch": "an index that keeps a sketch of every key",
     "fits": "maintenance that fits the sketch to the keys",

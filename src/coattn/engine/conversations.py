@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING
 
+from coattn.engine.protocols import SessionHost
 from coattn.engine.session import Session
 from coattn.errors import BusyError
-
-if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
 
 MOST_SESSIONS = 1024
 """Sessions that are known by name at a time."""
@@ -23,7 +20,7 @@ class Conversations:
         self._named: dict[tuple[bytes, str], Session] = {}
         self._numbers, self._lock = itertools.count(), threading.Lock()
 
-    def open(self, llm: LLM, name: str | None, salt: bytes, restore: bool) -> Session:
+    def open(self, llm: SessionHost, name: str | None, salt: bytes, restore: bool) -> Session:
         """See `LLM.session`. Where too many are open, the one that was used least recently is closed."""
         idle = None
         with self._lock:
@@ -44,12 +41,12 @@ class Conversations:
             idle.close()  # without the lock: one that is being closed holds its own, and waits for ours
         return found
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: object) -> None:
         """A session was closed."""
         with self._lock:
             self._drop(session)
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: object) -> None:
         for key in [key for key, each in self._named.items() if each is session]:
             del self._named[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,20 +12,20 @@ from typing import Any
 from torch import Tensor
 
 from coattn.engine.adjust import Guide
-from coattn.engine.between import Between
 from coattn.engine.callers import Callers
+from coattn.engine.dispatch import dispatch
 from coattn.engine.explain import explain
 from coattn.engine.handle import Handle
-from coattn.engine.issue import issue
+from coattn.engine.layer_boundary import LayerBoundaryDecode
 from coattn.engine.pace import Pace
 from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
-from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
 from coattn.engine.runner.runner import Runner
 from coattn.engine.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock
+from coattn.engine.store.sequence_store import SequenceStore
 from coattn.engine.work import Decode, Forward, Refuse
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
@@ -49,7 +50,7 @@ class Engine:
         longest: int,
         ends: frozenset[int],
         max_waiting: int | None = None,
-        reuse: Reuse | None = None,
+        store: SequenceStore | None = None,
         mixes: bool = False,
         tail: int = 0,
     ) -> None:
@@ -58,7 +59,7 @@ class Engine:
         tail: last tokens of a prompt that are read in one chunk.
         """
         self.runner, self.tokenizer, self.mixes, self.tail = runner, tokenizer, mixes, tail
-        self.reuse = reuse
+        self.store = store
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.longest, self.ends = longest, ends
         self.sampler = Sampler()
@@ -66,7 +67,7 @@ class Engine:
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
         self.callers = Callers(runner.slots, max_waiting)
-        self.between = Between(self, runner, self.pace, self.counts)
+        self.boundaries = LayerBoundaryDecode(self, self.pace, self.counts)
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._ids = itertools.count()
@@ -172,16 +173,16 @@ class Engine:
                 self._drop_everything()
 
     def decode_inside(self, requests: tuple[Request, ...]) -> None:
-        """See `between.Loop`."""
+        """See `layer_boundary.Loop`."""
         self._do(Decode(requests), inside=True)
 
     def _do(self, work: Forward, inside: bool = False, again: bool = False) -> None:
         """inside: whether a chunk is being read, whose sequences must stay as they are. again: it has failed before."""
         everyone = [*work.requests, *(chunk.request for chunk in work.chunks)]
         drawing = [*work.requests, *(chunk.request for chunk in work.chunks if chunk.last)]
-        watch = self._watch(work)
+        begun, spans = time.perf_counter(), [(chunk.request.stored, chunk.end) for chunk in work.chunks]
         try:
-            logits = issue(work, self.runner, self.between, self.counts)
+            logits = dispatch(work, self.runner, self.boundaries, self.counts)
         except BudgetError as error:
             self._restart_torn(everyone, error)
             left = [request for request in everyone if request.slot is not None]
@@ -196,11 +197,11 @@ class Engine:
         self.failed_in_a_row = 0
         self.scheduler.done(work)
         if logits is None:
-            watch(False)
+            self._note_step(spans, begun, waited=False)
             return
         handles = self._handles(drawing)
         drawn = self._draw(logits, handles, self.runner.best if isinstance(work, Decode) else None)
-        watch(True)
+        self._note_step(spans, begun, waited=True)
         for handle, each in drawn:
             try:
                 self._take(handle, each)
@@ -262,11 +263,10 @@ class Engine:
     def _handles(self, requests: Sequence[Request]) -> list[Handle]:
         return [self.callers.live[request.id] for request in requests]
 
-    def _watch(self, work: Forward) -> Callable[[bool], None]:
-        """Where a disk may know what prompts hold: how long reading them takes. Call it when a step is over."""
-        if self.reuse is None or self.reuse.cold is None:
-            return _unwatched
-        return self.reuse.cold.watch([(chunk.request.stored, chunk.end) for chunk in work.chunks])
+    def _note_step(self, spans: Sequence[tuple[int, int]], begun: float, waited: bool) -> None:
+        """A step is over that has read these tokens of prompts. waited: whether anybody waited for the device."""
+        if self.store is not None:
+            self.store.note_step(spans, begun, waited)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
         if drawn.error is not None:
@@ -329,8 +329,8 @@ class Engine:
         handles = self.callers.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)
-        if self.reuse is not None:
-            self.reuse.clear()
+        if self.store is not None:
+            self.store.clear()
         self.counts["preemptions"] += self.scheduler.preemptions
         self.scheduler = self._new_scheduler()
         self.sampler.forget()
@@ -344,8 +344,4 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         runner = self.runner
         room = Room(runner, self.longest, runner.runtime.fullest)
-        return Scheduler(room, runner.slots, self.pace, self.mixes, runner.busy, self.tail, self.reuse)
-
-
-def _unwatched(waited: bool) -> None:
-    """Nobody wants to know."""
+        return Scheduler(room, runner.slots, self.pace, self.mixes, runner.busy, self.tail, self.store)

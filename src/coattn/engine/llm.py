@@ -16,18 +16,19 @@ from coattn.engine.choose import Wanted
 from coattn.engine.chunks import Chunks
 from coattn.engine.conversations import Conversations
 from coattn.engine.devices import Devices
-from coattn.engine.disk_tier import DiskTier
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.model import open_model, sequence_length
 from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
+from coattn.engine.protocols import PromptReader
 from coattn.engine.request import Request, RequestOutput
-from coattn.engine.reuse import Reuse
 from coattn.engine.runner.choose import choose_runner
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
+from coattn.engine.store.config import DiskConfig
+from coattn.engine.store.sequence_store import SequenceStore
 from coattn.engine.weights import check_share, stage
 from coattn.errors import InputError
 from coattn.hf.architectures import activation_dtype
@@ -46,8 +47,6 @@ from coattn.units import as_folder, parse_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from coattn.transfer.decode import RemotePrefill
 
 
 class LLM:
@@ -89,7 +88,7 @@ class LLM:
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
 
-    elsewhere: RemotePrefill | None = None
+    elsewhere: PromptReader | None = None
     """Who reads prompts for a server of this engine; set by `RemotePrefill.attach`."""
 
     def __init__(
@@ -125,7 +124,7 @@ class LLM:
         wanted, chunks, tier = (
             Wanted.of(method, method_params),
             Chunks(chunk, target_ms),
-            DiskTier.of(disk, disk_memory),
+            DiskConfig.of(disk, disk_memory),
         )
         share = check_share(weights_on_gpu, wanted.named)
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
@@ -161,7 +160,7 @@ class LLM:
             folder = tier.open(key)
             if folder is not None:
                 undo.callback(folder.close)
-            self.reuse = Reuse(runtime, key, reuse, folder)
+            self.store = SequenceStore(runtime, key, reuse, folder)
             on_gpu = session.device.type == "cuda"
             between = on_gpu and self.not_captured is None and self._weights is None
             if between:
@@ -173,7 +172,7 @@ class LLM:
                 longest=self.max_length,
                 ends=end_tokens(loaded.model, loaded.tokenizer),
                 max_waiting=max_waiting,
-                reuse=self.reuse,
+                store=self.store,
                 mixes=runtime.unmixed() is None,
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
@@ -268,6 +267,10 @@ class LLM:
         """
         return self.conversations.open(self, name, salt, restore)
 
+    def forget_session(self, session: object) -> None:
+        """A session was closed."""
+        self.conversations.forget(session)
+
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are. The first call reads every weight."""
         if self._fingerprints is None:
@@ -329,7 +332,7 @@ class LLM:
             "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
             "failed_steps": counts["failed_steps"],
-            **self.reuse.describe(),
+            **self.store.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
             **({} if self._weights is None else self._weights.report()),

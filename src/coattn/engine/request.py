@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from coattn.auto.audit.tally import Tally
 from coattn.engine.params import SamplingParams
+from coattn.engine.store.cursor import PrefixCursor
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled
-
-if TYPE_CHECKING:
-    from coattn.engine.trail import Trail
-    from coattn.parts.select.audit import Tally
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -54,8 +52,8 @@ class Request:
     stored: int = 0
     cached: int | None = None
     """Tokens that were stored already when it first got a slot."""
-    trail: Trail | None = None
-    """What is known of its blocks while it runs."""
+    cursor: PrefixCursor | None = None
+    """Where it stands among the stored blocks while it runs."""
     tallies: list[Tally] = field(default_factory=list)
     """What audits have found of it; one for each time that it ran."""
     slot: int | None = None
@@ -93,10 +91,8 @@ class Request:
 
     def audit(self) -> dict[str, Any] | None:
         """All that was found of it, where it is audited."""
-        if not self.tallies:
-            return None
-        first, *others = self.tallies
-        return first.plus(others).summary()
+        found = Tally.of(self.tallies)
+        return None if found is None else found.summary()
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Prompt and output as one sequence, from `start` to `end`."""

@@ -10,8 +10,8 @@ from coattn.engine.gap import Gap
 from coattn.engine.pace import Pace
 from coattn.engine.readers import Readers
 from coattn.engine.request import Request
-from coattn.engine.reuse import Reuse
 from coattn.engine.room import Room
+from coattn.engine.store.sequence_store import SequenceStore
 from coattn.engine.work import Decode, Extend, Forward, Mixed, Refuse, Work
 
 HEADROOM = 64
@@ -35,16 +35,16 @@ class Scheduler:
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
-        reuse: Reuse | None = None,
+        store: SequenceStore | None = None,
     ) -> None:
         """room: says what fits. chunk: prompt tokens between two decode steps, or who decides how many.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         tail: last tokens of a prompt that are read in one chunk, whatever the budget.
-        reuse: knows what is stored.
+        store: what is stored outside the slots.
         """
-        self.room, self._busy, self.reuse, self.mixes = room, busy, reuse, mixes
+        self.room, self._busy, self.store, self.mixes = room, busy, store, mixes
         self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
         self.gap, self._readers = Gap(self.pace), Readers(self.pace, tail)
         self.waiting: list[Request] = []
@@ -76,8 +76,8 @@ class Scheduler:
             self.gap.read(sum(chunk.size for chunk in work.chunks))
         for chunk in work.chunks:
             start, chunk.request.stored = chunk.request.stored, chunk.end
-            if self.reuse is not None:
-                self.reuse.note(chunk.request, start)
+            if self.store is not None:
+                self.store.note_read(chunk.request, start)
         if work.requests:
             self.gap.decode()
         for request in work.requests:
@@ -98,8 +98,8 @@ class Scheduler:
         """Takes a request out, wherever it is, and gives its memory back."""
         if request.slot is None:
             self.waiting.remove(request)
-            if self.reuse is not None:
-                self.reuse.forget(request)
+            if self.store is not None:
+                self.store.forget(request)
         else:
             self.running.remove(request)
             self._vacate(request)
@@ -130,8 +130,8 @@ class Scheduler:
     def _vacate(self, request: Request, whole: bool = True) -> None:
         """whole: what is stored of it is what its tokens say, and may be kept."""
         assert request.slot is not None
-        if self.reuse is not None:
-            self.reuse.leave(request, whole)
+        if self.store is not None:
+            self.store.release(request, whole)
         slot, stored = request.slot, request.stored
         request.slot, request.stored = None, 0
         self._slots.append(slot)
@@ -141,20 +141,23 @@ class Scheduler:
         while self.waiting and self._slots:
             if self.running and (self._short or not self._fits_beside(self.waiting[0])):
                 return
-            if self.reuse is not None and not self.reuse.here(self.waiting[0], wait=not self.running):
+            if self.store is not None and not self.store.loaded(self.waiting[0], wait=not self.running):
                 return
             request = self.waiting.pop(0)
-            request.slot = min(self._slots) if self.reuse is None else self.reuse.slot_for(request, self._slots)
+            hit, request.slot = None, min(self._slots)
+            if self.store is not None:
+                hit = self.store.lookup(request)
+                request.slot = self.store.choose_slot(hit, self._slots)
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()
             insort(self.running, request, key=_rank)
-            if self.reuse is not None:
-                self.reuse.admit(request)
+            if self.store is not None and hit is not None:
+                self.store.attach(request, hit)
 
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
-        saved = {} if self.reuse is None else self.reuse.saved(newcomer)
+        saved = {} if self.store is None else self.store.shared_bytes(newcomer)
         return self.room.fits(_ahead(newcomer), saved, [(each.stored, _ahead(each)) for each in self.running])
 
     def _choose(self) -> Forward:
@@ -162,8 +165,8 @@ class Scheduler:
         self.gap.choose()
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
-        if readers and self.reuse is not None:
-            readers = self.reuse.ready(readers, wait=not decoding)
+        if readers and self.store is not None:
+            readers = self.store.readable(readers, wait=not decoding)
         busy = self._busy()
         ready = tuple(request for request in decoding if request.slot not in busy)
         decoding = ready if ready or readers else decoding

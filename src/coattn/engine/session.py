@@ -6,20 +6,17 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from coattn.engine.handle import Handle
 from coattn.engine.params import SamplingParams
-from coattn.engine.parked import unpack
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
+from coattn.engine.protocols import SessionHost
 from coattn.engine.request import RequestOutput
 from coattn.engine.session_file import SAVED_HINT
 from coattn.errors import ConfigError, InputError, SessionBusyError
-
-if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
 
 Messages = list[dict[str, Any]]
 
@@ -31,9 +28,9 @@ class Session:
     session's the shortest; a session that has lost them reads its tokens again.
     """
 
-    def __init__(self, llm: LLM, number: int, name: str | None, salt: bytes) -> None:
+    def __init__(self, llm: SessionHost, number: int, name: str | None, salt: bytes) -> None:
         self.llm, self.number, self.name, self.salt = llm, number, name, salt
-        llm.reuse.sessions.add(number)
+        llm.store.open(number)
         self.closed = False
         self._tokens: list[int] = []
         self._messages: Messages = []
@@ -119,7 +116,7 @@ class Session:
             llm = self.llm
             llm.sessions.path(name)
             with llm.engine.paused():
-                parked, tensors = llm.reuse.stored_by(self.number)
+                parked, tensors = llm.store.export(self.number)
             stored = [] if parked is None else parked.tokens
             for name_of, ids in (("tokens", self._tokens), ("stored", stored)):
                 tensors[name_of] = torch.tensor(ids, dtype=torch.int64)
@@ -151,10 +148,9 @@ class Session:
         with self._lock:
             if self._turn is not None:
                 self._turn[0].cancel()
-            self.llm.reuse.sessions.discard(self.number)
-            self._forget()
+            self._forget(closes=True)
             self.closed = True
-            self.llm.conversations.forget(self)
+            self.llm.forget_session(self)
 
     def __enter__(self) -> Session:
         return self
@@ -238,16 +234,15 @@ class Session:
             raise InputError("its numbers are out of range")
         with llm.engine.paused():
             if stored:
-                parked = unpack(llm.reuse.runtime, tensors, stored, clean)
-                llm.reuse.put_back(self.number, parked)
+                llm.store.restore(self.number, tensors, stored, clean)
             else:
-                llm.reuse.close(self.number)
+                llm.store.drop(self.number)
         self._tokens, self._messages, self._text = tokens, list(facts["messages"]), str(facts["text"])
 
-    def _forget(self) -> None:
+    def _forget(self, closes: bool = False) -> None:
         self._tokens, self._messages, self._text, self._turn = [], [], "", None
         with self.llm.engine.paused():
-            self.llm.reuse.close(self.number)
+            (self.llm.store.close if closes else self.llm.store.drop)(self.number)
 
 
 def _ids(found: torch.Tensor, vocabulary: int) -> list[int]:

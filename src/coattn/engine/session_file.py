@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from coattn.engine import sealed
+from coattn.engine.store import sealed
 from coattn.errors import InputError
 from coattn.hf.converted import cache_dir
 

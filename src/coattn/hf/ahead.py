@@ -59,14 +59,15 @@ class Ahead:
 
     def _hook(self, following: int, user: User) -> Any:
         def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            running = user.conversation
-            runtime: Any = None if running is None else running.runtime
-            if not hasattr(runtime, "predict") or not runtime.predicts(following):
+            conversation = user.conversation
+            runtime: Any = None if conversation is None else conversation.runtime
+            running = None if conversation is None else conversation.running
+            if running is None or not hasattr(runtime, "predict") or not runtime.predicts(running, following):
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]
-            with torch.no_grad(), runtime.side_stream(following, hidden):
+            with torch.no_grad(), runtime.side_stream(running, following, hidden):
                 norm = runtime.norm_layer(following)
                 q = pack(self.predict(following, hidden, options, norm), user.tokens)
-                runtime.predict(following, q, self.scales[following])
+                runtime.predict(running, following, q, self.scales[following])
 
         return call

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from coattn.errors import UnsupportedError
 from coattn.kernels.prefill import prefill
+from coattn.step.running import RunningStep
 from coattn.types import LayerShape
 
 NAME = "coattn"
@@ -20,8 +21,8 @@ NAME = "coattn"
 class Attends(Protocol):
     """What computes attention: a runtime."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """The attention of one layer over packed tokens."""
+    def attend(self, running: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """The attention of one layer of a running step over packed tokens."""
 
 
 class Running(Protocol):
@@ -30,6 +31,10 @@ class Running(Protocol):
     @property
     def runtime(self) -> Attends | None:
         """None before anything is stored."""
+
+    @property
+    def running(self) -> RunningStep | None:
+        """The step that the runtime has begun for the call."""
 
 
 class User(Protocol):
@@ -116,7 +121,7 @@ def attention_forward(
     with torch.no_grad():
         q, k, v = (pack(x, tokens) for x in (query, key, value))
         if attachment.conversation is not None and attachment.conversation.runtime is not None:
-            out = attachment.conversation.runtime.attend(layer, q, k, v, scale)
+            out = attachment.conversation.runtime.attend(attachment.conversation.running, layer, q, k, v, scale)
         else:
             out = _without_cache(q, k, v, scale, attachment, layer, query.shape[0], query.shape[2])
         out = _unpack(out, tokens, query.shape[0], query.shape[2])

@@ -30,7 +30,7 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Hands the new keys and values on: the attention function stores them."""
-        if not self.conversation.stepping:
+        if self.conversation.running is None:
             raise UnsupportedError(
                 "A coattn cache was used outside the attachment that made it.", "Use it inside its `with` block."
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import BudgetError, InputError, UnsupportedError
+from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 
@@ -27,8 +28,8 @@ class Conversation:
         self.new_runtime, self.tokens = new_runtime, tokens
         self.runtime: Runtime | None = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)
-        self.stepping = False
-        """Between `begin` and `commit`."""
+        self.running: RunningStep | None = None
+        """From `begin` to `commit`; after a step that failed half way, until `reset`."""
         self.closed = False
 
     @property
@@ -52,16 +53,16 @@ class Conversation:
             self.runtime = self._open(batch)
             self.real = torch.zeros(batch, 0, dtype=torch.bool)
         step = Step.of(tuple(range(batch)), self.lengths(), tuple(new.sum(1).tolist()))
-        self.runtime.begin(step)
-        self._new, self.stepping = new, True
+        self.running, self._new = self.runtime.begin(step), new
         return None if bool(new.all()) else new
 
     def commit(self) -> None:
         """The step went through every layer."""
         assert self.runtime is not None
-        self.runtime.commit()
+        assert self.running is not None
+        self.runtime.commit(self.running)
         self.real = torch.cat([self.real, self._new], 1)
-        self.stepping = False
+        self.running = None
 
     def reset(self) -> None:
         """Forgets everything and gives the memory back."""
@@ -69,7 +70,7 @@ class Conversation:
             self.runtime.release()
             self.runtime = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)
-        self.stepping = False
+        self.running = None
 
     def close(self) -> None:
         """`reset`, for good."""
@@ -88,7 +89,7 @@ class Conversation:
             raise InputError(
                 "This cache belongs to an attachment that has ended.", "Use it inside the `with` block that made it."
             )
-        if self.stepping:
+        if self.running is not None:
             raise InputError(
                 "This cache was left behind by a step that failed half way, so its contents cannot be trusted.",
                 "Start again without past_key_values.",

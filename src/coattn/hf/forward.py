@@ -18,6 +18,7 @@ from coattn.hf.attention import Attends
 from coattn.hf.borders import Borders
 from coattn.hf.logits import head
 from coattn.hf.stored import first_of
+from coattn.step.running import RunningStep
 from coattn.types import LayerShape
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Session:
         """Where logits are."""
         self.vocabulary = int(model.get_output_embeddings().out_features)
         self._runtime: Attends | None = None
+        self._running: RunningStep | None = None
         self._looking = False
         config = model.config
         with ExitStack() as undo:
@@ -78,15 +80,21 @@ class Session:
     def runtime(self) -> Attends | None:
         return self._runtime
 
+    @property
+    def running(self) -> RunningStep | None:
+        return self._running
+
     @torch.no_grad()
-    def forward(self, runtime: Attends, ids: Tensor, positions: Tensor, rows: slice | Tensor | None) -> Tensor | None:
-        """ids, positions `[tokens]`, packed as the step that `runtime` has begun -> logits of some of them.
+    def forward(
+        self, runtime: Attends, running: RunningStep, ids: Tensor, positions: Tensor, rows: slice | Tensor | None
+    ) -> Tensor | None:
+        """ids, positions `[tokens]`, packed as the running step -> logits of some of them.
 
         rows: which tokens, n of them -> float32 `[n, vocabulary]`, where the head is; None computes no logits. All
         others are on the session's device.
         """
         with self.through():
-            hidden = self.hidden(runtime, ids, positions)
+            hidden = self.hidden(runtime, running, ids, positions)
             if rows is None:
                 return None
             return head(self.model, hidden[rows.to(hidden.device) if isinstance(rows, Tensor) else rows])
@@ -96,18 +104,19 @@ class Session:
         return nullcontext() if self.borders is None else self.borders.through()
 
     @torch.no_grad()
-    def hidden(self, runtime: Attends, ids: Tensor, positions: Tensor) -> Tensor:
+    def hidden(self, runtime: Attends, running: RunningStep | None, ids: Tensor, positions: Tensor) -> Tensor:
         """Like `forward`, up to the model's head: `[tokens, hidden_size]`."""
         if self.model.config._attn_implementation != attention.NAME:
             raise UnsupportedError(
                 f"The attention implementation was set to {self.model.config._attn_implementation!r} under an engine.",
                 "Choose it before the engine is made or after it is closed.",
             )
-        before, self._runtime = self._runtime, runtime
+        before = self._runtime, self._running
+        self._runtime, self._running = runtime, running
         try:
             out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
         finally:
-            self._runtime = before
+            self._runtime, self._running = before
         return cast("Tensor", out.last_hidden_state[0])
 
     @contextmanager

@@ -201,12 +201,12 @@ def read_prompt(
             part = tokens[start : start + chunk].to(session.device)
             here = [end for end in set(ends) if start < end <= start + len(part)]
             rows = torch.tensor([end - start - 1 for end in here], device=session.device) if here else None
-            runtime.begin(Step.of((0,), (start,), (len(part),)))
+            running = runtime.begin(Step.of((0,), (start,), (len(part),)))
             positions = torch.arange(start, start + len(part), device=session.device)
-            found = session.forward(runtime, part, positions, rows)
+            found = session.forward(runtime, running, part, positions, rows)
             if found is not None:
                 logits |= {end: found[i : i + 1] for i, end in enumerate(here)}
-            runtime.commit()
+            runtime.commit(running)
     finally:
         runtime.release()
     return logits

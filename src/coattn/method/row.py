@@ -113,7 +113,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Set executor to one that does; `coattn methods` shows rows that fit.",
         )
     form = getattr(parts.config, "host_dtype", "model")
-    if form != "model" and parts.select.works(parts.config) & parts.executor.unpacked_only:
+    if form != "model" and parts.select.works(parts.config) & parts.executor.runs - parts.executor.runs_packed:
         raise ConfigError(
             f"host_dtype is {form!r}, but executor {parts.executor.name!r} (method {method.name}) attends to whole "
             "blocks in the model's own numbers only.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
-from coattn.engine.prefix import digest
+from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
 from coattn.serve.schema.base import Sampling
 from coattn.serve.settings import Settings

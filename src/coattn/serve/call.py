@@ -9,20 +9,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.engine.params import SamplingParams
+from coattn.engine.protocols import PromptReader
 from coattn.engine.request import RequestOutput
 from coattn.errors import BusyError, CoattnError
+from coattn.hf.prefilled import Prefilled
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
-
-if TYPE_CHECKING:
-    from coattn.hf.prefilled import Prefilled
-    from coattn.transfer.decode import RemotePrefill
 
 SEEDS = (1 << 64) - 1
 SOON = 1e-3
@@ -164,7 +161,7 @@ class Call:
         order = make(self.llm)
         return self._submit(order, order.prompts)
 
-    def _read(self, elsewhere: RemotePrefill, order: Order, end: float | None) -> Sequence[list[int] | Prefilled]:
+    def _read(self, elsewhere: PromptReader, order: Order, end: float | None) -> Sequence[list[int] | Prefilled]:
         """The prompts as another process has read them; a session's turn is read where the session lies."""
         if order.session is not None:
             return order.prompts

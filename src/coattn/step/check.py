@@ -107,17 +107,17 @@ class Trial:
     def step(self, new: tuple[int, ...]) -> None:
         """So many new tokens for each sequence."""
         step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         drawn = [[self._draw(step.tokens, heads) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(self.layers)]
         for layer, (q, k, v) in enumerate(drawn):
             following = layer + 1
-            if following < self.layers and self.runtime.predicts(following):
+            if following < self.layers and self.runtime.predicts(running, following):
                 real = drawn[following][0]
                 guess = (real + 0.2 * self._draw(step.tokens, HEADS)).to(self.device)
-                with self.runtime.side_stream(following, guess):
-                    self.runtime.predict(following, guess, SCALE)
+                with self.runtime.side_stream(running, following, guess):
+                    self.runtime.predict(running, following, guess, SCALE)
             there = [x.to(self.device) for x in (q, k, v)]
-            out = self.runtime.attend(layer, there[0], there[1], there[2], SCALE).cpu()
+            out = self.runtime.attend(running, layer, there[0], there[1], there[2], SCALE).cpu()
             for i, (start, end) in enumerate(step.spans):
                 old = self.seen[layer][i]
                 keys, values = (torch.cat([a, b[start:end]]) for a, b in zip(old, (k, v), strict=True))
@@ -125,7 +125,7 @@ class Trial:
                 if end > start:
                     error = (out[start:end] - textbook(q[start:end], keys, values)).abs().max()
                     self.error = float("inf") if not error.isfinite() else max(self.error, error.item())
-        self.runtime.commit()
+        self.runtime.commit(running)
         self.lengths = list(step.lengths)
         self.stored = max(self.lengths)
 

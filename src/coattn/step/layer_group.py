@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from coattn.auto.audit.audit import Audit
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.kernels.current import current
@@ -20,13 +22,12 @@ from coattn.parts.handover.base import Hand
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
-from coattn.parts.select.audit import Audit, Audited
 from coattn.parts.select.base import Select
-from coattn.types import Phase, Selection, Step
+from coattn.step.running import RunningStep
+from coattn.types import Phase, Step
 
 if TYPE_CHECKING:
     from coattn.parts.handover.mailboxes import PostOffice
-    from coattn.step.runtime import Undo
 
 
 @dataclass
@@ -43,18 +44,12 @@ class LayerGroup:
     maintenance: Maintenance
     hand: Hand
     """Of steps that are not captured."""
-    table: StepTable | None = None
-    """Of the running decode step."""
     mailboxes: Any = None
     """The hand-over of captured steps, once there is one."""
     replayed: bool = False
-    """Whether the last decode step was one."""
-    predicted: dict[int, Selection] = field(default_factory=dict)
-    """By layer: what the query that was predicted for it picked, in the running decode step."""
+    """Whether the last decode step was one, for reports."""
     audit: Audit | None = None
     """What is measured of the rule's promise, where it makes one."""
-    _heard: list[tuple[dict[int, Any], int, Any]] = field(init=False, repr=False, default_factory=list)
-    """What maintenance knew of prompts before the step that reads them now: memories, sequences, and what was there."""
     _closers: list[Callable[[], None]] = field(init=False, repr=False, default_factory=list)
 
     def all(self) -> tuple[Part, ...]:
@@ -100,8 +95,8 @@ class LayerGroup:
         self.maintenance.open(self.cache, self.index, self.select)
         self.select.open(self.cache, self.index, self.maintenance)
         self.schedule.open(self.executors)
-        self.audit = self.select.make_audit() if isinstance(self.select, Audited) else None
-        if self.audit is not None:
+        if self.select.target and self.cache.host is not None and self.cache.spec.device.type != "meta":
+            self.audit = Audit(self.cache, self.select)
             self._closers.append(self.audit.release)
 
     def release(self) -> None:
@@ -127,23 +122,19 @@ class LayerGroup:
 
     # the life of a step
 
-    def plan(self, parts: Sequence[Step]) -> None:
+    def plan(self, running: RunningStep) -> None:
         """Makes room for a step and the prompts that it takes along."""
-        for part in parts:
+        for part in running.parts:
             self.maintenance.before_plan(part)
             self.cache.plan(part)
-        for part in parts:
+        for part in running.parts:
             if part.phase is not Phase.DECODE:
-                self._heard = [
-                    (memory, slot, copy(memory.get(slot)))
-                    for slot in part.slots
-                    for memory in self.maintenance.heard_of()
-                ]
+                memories = self.maintenance.heard_of()
+                running.undo += [_restore(memory, slot) for slot in part.slots for memory in memories]
             self.maintenance.plan(part)
 
-    def tabulate(self, step: Step) -> None:
-        """Its table is that of a decode step which the cache has planned."""
-        self.predicted.clear()
+    def tabulate(self, step: Step) -> StepTable:
+        """The table of a decode step that the cache has planned."""
         self.replayed = False
         memory = self.cache.tables
         longest = {
@@ -151,16 +142,15 @@ class LayerGroup:
             for tier in ("gpu", "host")
             if memory.has(f"{tier}_lens")
         }
-        self.table = StepTable(memory, step.seqs, self.cache.block, self.reaches_host(step), self.hand, longest)
         if self.audit is not None:
             self.audit.plan(step)
+        return StepTable(memory, step.seqs, self.cache.block, self.reaches_host(step), self.hand, longest)
 
-    def capture(self, rows: int, host: bool, office: Callable[[], PostOffice]) -> None:
-        """Its table is that of any decode step of `rows` sequences, whatever stands in it.
+    def capture(self, rows: int, host: bool, office: Callable[[], PostOffice]) -> StepTable:
+        """The table of any decode step of `rows` sequences, whatever stands in it.
 
         host: whether anything in DRAM is attended; on a GPU it is handed over by a mailbox of the office.
         """
-        self.predicted.clear()
         memory, hand = self.cache.tables, self.hand
         assert rows <= memory.batch, f"{rows} rows in a table of {memory.batch}"
         if memory.device.type == "cuda" and host:
@@ -168,7 +158,7 @@ class LayerGroup:
                 pulls = "host" in self.executor.runs and not self.executor.asynchronous
                 self.mailboxes = office().open(self.cache, pulls)
             hand = self.mailboxes
-        self.table = StepTable(memory, rows, self.cache.block, host, hand)
+        return StepTable(memory, rows, self.cache.block, host, hand)
 
     def store(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         """Stores the packed keys and values `[tokens, kv_heads, d]` of a step that is no decode step."""
@@ -176,24 +166,34 @@ class LayerGroup:
         if filled:
             self.index.update(layer, filled, None)
 
-    def commit(self, step: Step) -> None:
+    @property
+    def updates(self) -> bool:
+        """Whether `after_layer` does anything."""
+        return self.index.beside or self.maintenance.beside
+
+    def after_layer(self, layer: int, table: StepTable) -> None:
+        """A layer of a decode step has attended: the index takes in blocks that are full now, maintenance follows."""
+        if not self.maintenance.updates_index:
+            self.index.update(layer, (), table)
+        self.maintenance.after(layer, table)
+
+    def commit(self, step: Step, replayed: bool) -> None:
         """The step is over: its tokens are history now."""
         self.cache.commit(step)
         self.index.commit(step)
         self.maintenance.commit(step)
-        if step.phase is not Phase.DECODE:
-            self._heard = []
-        if self.audit is not None and step.phase is Phase.DECODE:
-            self.audit.commit(step)
+        if step.phase is Phase.DECODE:
+            self.replayed = replayed
+            if self.audit is not None:
+                self.audit.commit(step)
 
-    def abort(self, step: Step, undo: Undo) -> set[int]:
-        """A step that was planned did not happen -> sequences that are not what they were before it."""
-        torn = self.cache.abort(step, undo.ran) | self.maintenance.abort(step, undo.replayed)
-        if step.phase is not Phase.DECODE:
-            for memory, slot, known in self._heard:
-                memory.pop(slot, None) if known is None else memory.update({slot: known})
-            self._heard = []
-        if undo.replayed or (undo.ran and step.phase is not Phase.DECODE):
+    def abort(self, step: Step, ran: bool, replayed: bool) -> set[int]:
+        """A step that was planned did not happen -> sequences that are not what they were before it.
+
+        ran: whether any layer has begun; replayed: whether all ran in a graph.
+        """
+        torn = self.cache.abort(step, ran) | self.maintenance.abort(step, replayed)
+        if replayed or (ran and step.phase is not Phase.DECODE):
             for slot, history in zip(step.slots, step.history, strict=True):
                 self.index.recount(slot, history)
         if self.audit is not None and step.phase is Phase.DECODE:
@@ -207,3 +207,9 @@ class LayerGroup:
         self.maintenance.truncate(slot, length, keep)
         self.cache.truncate(slot, length, keep)
         self.index.truncate(slot, keep)
+
+
+def _restore(memory: dict[int, Any], slot: int) -> Callable[[], None]:
+    """Puts back what is remembered of a sequence, as it is now."""
+    known = copy(memory.get(slot))
+    return partial(memory.pop, slot, None) if known is None else partial(memory.update, {slot: known})

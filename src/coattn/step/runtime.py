@@ -4,54 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from coattn.auto.audit.audit import Audit
+from coattn.auto.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
-from coattn.cache.step_table import StepTable
 from coattn.kernels.merge import merge_output
 from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
 from coattn.parts.call import AttentionCall
-from coattn.parts.select.audit import Audit, Tally
 from coattn.step import report as counts
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
 from coattn.step.probe import Probe
 from coattn.step.prompt import Reading
+from coattn.step.running import RunningStep
+from coattn.step.streams import StepStreams
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
 
 if TYPE_CHECKING:
     from coattn.parts.handover.mailboxes import PostOffice
 
 
-@dataclass
-class Undo:
-    """What has to be known of a step that has begun to give it up."""
-
-    eager: bool = False
-    """Whether its layers are called one by one, so that it can fail between two of them."""
-    ran: bool = False
-    """Whether any layer has."""
-    replayed: bool = False
-    """Whether all did, in a graph: what they leave for the next step is there already."""
-    over: bool = False
-    """Whether it failed at its very end, with some of it history already."""
-    later: list[tuple[torch.device, Callable[[], None]]] = field(default_factory=list)
-    """What its layers leave for the next step, until it cannot fail any more."""
-    back: list[Callable[[], None]] = field(default_factory=list)
-    """Puts back what its layers change in place."""
-
-
 class Runtime:
     """Runs one method over the layers of one model for a fixed number of sequences.
 
     Layers that look back a fixed number of tokens by themselves run as a bounded window under every method; the others
-    run the method. Life: per step `begin`, then `attend` for every layer in order, then `commit`.
+    run the method. Life: per step `begin`, then `attend` for every layer in order, then `commit` or `abort`.
     """
 
     def __init__(
@@ -71,21 +56,13 @@ class Runtime:
         padding: one block more, so that a step may have padding rows; by default on a GPU only.
         """
         self.layers, self.ledger, self.probes = layers, ledger, [*composed.probes(), *probes]
-        self.step: Step | None = None
-        self.beside: Step | None = None
-        """Prompts that are read in the same forward call as the running decode step; their tokens come after its."""
-        self.between: Callable[[], None] | None = None
-        """Called between two layers of a step with many tokens; may run a decode step of other sequences (`aside`)."""
         self.groups: list[LayerGroup] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, LayerGroup] = {}
         self.reading = Reading(layers, composed.blockwise)
         self.office: PostOffice | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
-        self._side, self._mixed = SideStream(), SideStream()
-        self._put_off: Callable[[], None] | None = None
-        """What a layer does beside the next one's attention, while a step is captured."""
-        self._undo = Undo()
+        self._side, self._decodes = SideStream(), SideStream()
         self.torn: set[int] = set()
         """Sequences that a step which failed has left with less than their history: their text must be read again.
         Whoever does so takes them out."""
@@ -125,49 +102,48 @@ class Runtime:
         """
         return next((reason for group in self.groups if (reason := group.unmixed()) is not None), None)
 
-    def begin(self, step: Step, beside: Step | None = None) -> None:
+    def begin(
+        self, step: Step, co_step: Step | None = None, on_layer_boundary: Callable[[], None] | None = None
+    ) -> RunningStep:
         """Makes room for a step, and writes a decode step's tables. Raises BudgetError before anything has changed.
 
-        beside: prompts that a decode step takes along.
+        co_step: prompts that a decode step takes along. on_layer_boundary: called between two layers of prompts that
+        are read by themselves; may begin a decode step of other sequences, which must be over when it returns.
         """
-        parts = (step,) if beside is None else (step, beside)
-        self._undo = Undo(eager=True)
+        running = RunningStep(step, self._streams(eager=True), co_step, on_layer_boundary)
         try:
             for group in self.groups:
                 with group.here():
-                    group.plan(parts)
+                    group.plan(running)
             if step.phase is Phase.DECODE:
                 for group in self.groups:
-                    group.tabulate(step)
+                    running.tables |= dict.fromkeys(group.cache.spec.layers, group.tabulate(step))
                 self.reading.end(step.slots)
-            for part in parts:
+            for part in running.parts:
                 self._tell(lambda probe, part=part: probe.begin(part))  # type: ignore[misc]
         except BaseException:
-            self._give_up(parts)
+            self.abort(running)
             raise
-        self.step, self.beside = step, beside
+        return running
+
+    def begin_capture(self, rows: int, host: bool) -> RunningStep:
+        """A decode step of `rows` sequences, whatever stands in its tables: what its layers launch can be captured.
+
+        host: whether anything in DRAM is attended; on a GPU it is handed over by mailbox. Needs no `commit`.
+        """
+        step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
+        running = RunningStep(step, self._streams(eager=False))
+        for group in self.groups:
+            table = group.capture(rows, host, self._open_office)
+            running.tables |= dict.fromkeys(group.cache.spec.layers, table)
+        return running
 
     def reaches_host(self, step: Step) -> bool:
         """Whether any token of a decode step may be attended in DRAM."""
         return any(group.reaches_host(step) for group in self.groups)
 
-    @contextmanager
-    def capturing(self, rows: int, host: bool) -> Iterator[None]:
-        """`attend` inside this block is a decode step of `rows` sequences, whatever stands in its tables.
-
-        host: whether anything in DRAM is attended; on a GPU it is handed over by mailbox.
-        """
-        before = self.step, self._undo
-        self.step, self._undo = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows), Undo()
-        try:
-            for group in self.groups:
-                group.capture(rows, host, self._open_office)
-            yield
-        except BaseException:
-            self._put_off = None
-            raise
-        finally:
-            self.step, self._undo = before
+    def _streams(self, eager: bool) -> StepStreams:
+        return StepStreams(self._side, self._decodes, eager)
 
     def _open_office(self) -> PostOffice:
         from coattn.parts.handover.mailboxes import PostOffice
@@ -176,37 +152,38 @@ class Runtime:
             self.office = PostOffice()
         return self.office
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, running: RunningStep, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
-        step, beside = self.step, self.beside
-        assert step is not None, "begin() comes first"
-        if beside is None:
-            if layer and self.between is not None and step.phase is not Phase.DECODE:
-                self.between()
-            return self._attend(step, layer, q, k, v, scale)
+        step, co_step = running.step, running.co_step
+        if layer and running.on_layer_boundary is not None:
+            running.on_layer_boundary()
+        if co_step is None:
+            return self._attend(running, step, layer, q, k, v, scale)
         out, n = torch.empty_like(q), step.tokens
 
         def decode() -> None:
-            out[:n] = self._attend(step, layer, q[:n], k[:n], v[:n], scale)
+            out[:n] = self._attend(running, step, layer, q[:n], k[:n], v[:n], scale)
 
         # a decode step waits for memory, a prompt for the cores: on a GPU they run at the same time
-        self._mixed.run(q.device, decode)
-        out[n:] = self._attend(beside, layer, q[n:], k[n:], v[n:], scale)
-        self._mixed.join()
+        running.streams.decodes.run(q.device, decode)
+        out[n:] = self._attend(running, co_step, layer, q[n:], k[n:], v[n:], scale)
+        running.streams.decodes.join()
         return out
 
-    def _attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        self._undo.ran = True
-        self._tell(lambda probe: probe.attend(step, layer, q, k, v, scale))
-        if step.phase is Phase.DECODE:
-            out = self.decode(step, layer, q, k, v, scale)
+    def _attend(
+        self, running: RunningStep, part: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        running.ran = True
+        self._tell(lambda probe: probe.attend(part, layer, q, k, v, scale))
+        if part.phase is Phase.DECODE:
+            out = self.decode(running, layer, q, k, v, scale)
         else:
-            out = self.reading.extend(self._by_layer[layer], step, layer, q, k, v, scale)
-        self._tell(lambda probe: probe.output(step, layer, out))
+            out = self.reading.extend(self._by_layer[layer], part, layer, q, k, v, scale)
+        self._tell(lambda probe: probe.output(part, layer, out))
         return out
 
     def _tell(self, call: Callable[[Probe], None]) -> None:
-        """Every probe hears of something; one that a step can do without may fail."""
+        """Calls every probe. If an optional one fails, that is counted and the step goes on."""
         for probe in self.probes:
             try:
                 call(probe)
@@ -215,39 +192,30 @@ class Runtime:
                     raise
                 self.dropped += 1
 
-    def decode(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def decode(self, running: RunningStep, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
-        group, table = self._by_layer[layer], self._by_layer[layer].table
-        assert table is not None, "begin() comes first"
-        if self._undo.eager:
-            self._undo.back += group.index.saved((layer,), table)
-        group.cache.append(layer, k, v, step)
-        call = self._call(group, layer, q, scale, step)
-        group.schedule.begin(call)
-        self._catch_up(q.device)
-        selection = group.predicted.pop(layer, None) or group.select.pick(call)
-        states = group.schedule.run(call, selection)
+        group, call = self._by_layer[layer], self._call(running, layer, q, scale)
+        if running.streams.eager:
+            running.save(group.index, (layer,))
+        group.cache.append(layer, k, v, running.step)
+        started = running.take_prediction(layer)
+        running.streams.catch_up(q.device)
+        selection = group.select.pick(call) if started is None else started.selection
+        states = group.schedule.run(call, selection, started)
+        selection.ready()
         self._tell(lambda probe: probe.selected(group, call, selection, states))
-        if group.index.beside or group.maintenance.beside:
-            self._go_on_later(group, layer, table, q.device, step.tokens)
+        self._after_layer(running, group, layer, q.device)
         out = merge_output(states, q)
         if group.audit is not None:
-            self._note(group.audit, call, selection, states, out)
+            self._note(running, group.audit, call, selection, states, out)
         return out
 
-    def _go_on_later(self, group: LayerGroup, layer: int, table: StepTable, device: torch.device, tokens: int) -> None:
-        """What a layer leaves for the next step: once the step cannot fail any more, or beside what is captured."""
-
-        def work() -> None:
-            group.maintenance.after(layer, table)
-
-        if self._undo.eager:
-            self._undo.later.append((device, work))
-            return
-        self._put_off = work
-        patient = group.maintenance.patient and tokens > 1
-        if not (patient and self._same_place(layer + 1, layer)):
-            self._catch_up(device)
+    def _after_layer(self, running: RunningStep, group: LayerGroup, layer: int, device: torch.device) -> None:
+        """What the layer leaves for the next step runs beside the layers that follow, or when the step commits."""
+        if group.updates:
+            patient = group.maintenance.patient and running.step.tokens > 1 and self._same_place(layer + 1, layer)
+            work = partial(group.after_layer, layer, running.tables[layer])
+            running.streams.defer(device, work, until_next_layer=patient)
 
     def _same_place(self, layer: int, other: int) -> bool:
         """Whether there is such a layer where the other one is."""
@@ -256,23 +224,24 @@ class Runtime:
         one, two = self.layers[layer], self.layers[other]
         return (one.section, one.device) == (two.section, two.device)
 
-    def _catch_up(self, device: torch.device) -> None:
-        """What was put off runs beside what follows."""
-        work, self._put_off = self._put_off, None
-        if work is not None:
-            self._side.run(device, work)
+    def _note(
+        self,
+        running: RunningStep,
+        audit: Audit,
+        call: AttentionCall,
+        selection: Selection,
+        states: list[Any],
+        out: Tensor,
+    ) -> None:
+        table = running.tables[call.layer]
+        running.streams.side.run(out.device, lambda: audit.note(call, table, selection, states, out))
 
-    def _note(self, audit: Audit, call: AttentionCall, selection: Selection, states: list[Any], out: Tensor) -> None:
-        table = call.table
-        assert table is not None
-        self._side.run(out.device, lambda: audit.note(call, table, selection, states, out))
-
-    def predicts(self, layer: int) -> bool:
-        """Whether the running step would make use of a layer's query before the layer's turn."""
-        group = self._by_layer[layer]
-        decoding = self.beside is None and self.step is not None and self.step.phase is Phase.DECODE
-        wanted = decoding and group.schedule.predicts(layer) and group.table is not None and group.table.host
-        return wanted and not self.begins_section(layer)
+    def predicts(self, running: RunningStep, layer: int) -> bool:
+        """Whether a running step would make use of a layer's query before the layer's turn."""
+        table = running.tables.get(layer)
+        if table is None or not table.host or running.co_step is not None:
+            return False
+        return self._by_layer[layer].schedule.predicts(layer) and not self.begins_section(layer)
 
     def begins_section(self, layer: int) -> bool:
         """Whether the layer before lies elsewhere. Then its query is not predicted: a second hidden state would have to
@@ -284,103 +253,73 @@ class Runtime:
         return self._by_layer[layer].schedule.norm_layer(layer)
 
     @contextmanager
-    def side_stream(self, layer: int, hidden: Tensor) -> Iterator[None]:
+    def side_stream(self, running: RunningStep, layer: int, hidden: Tensor) -> Iterator[None]:
         """Inside this block a layer's query is predicted; `hidden` is what it is made of."""
-        table = self._by_layer[layer].table
-        assert table is not None, "begin() comes first"
-        with table.hand.side(layer, hidden):
+        with running.tables[layer].hand.side(layer, hidden):
             yield
 
-    def predict(self, layer: int, q: Tensor, scale: float) -> None:
-        """The query `[tokens, q_heads, d]` that a layer of the running decode step will probably have."""
-        assert self.step is not None, "begin() comes first"
+    def predict(self, running: RunningStep, layer: int, q: Tensor, scale: float) -> None:
+        """The query `[tokens, q_heads, d]` that a layer of a decode step will probably have."""
         group = self._by_layer[layer]
-        call = replace(self._call(group, layer, q, scale, self.step), on_side=True)
-        selection = group.predicted[layer] = group.select.pick(call)
-        group.schedule.predict(call, selection)
+        call = replace(self._call(running, layer, q, scale), on_side=True)
+        running.predicted[layer] = group.schedule.start(call, group.select.pick(call))
 
-    def _call(self, group: LayerGroup, layer: int, q: Tensor, scale: float, step: Step) -> AttentionCall:
-        return AttentionCall(layer, self.layers[layer], q[:, None], scale, step, group.cache, group.index, group.table)
+    def _call(self, running: RunningStep, layer: int, q: Tensor, scale: float) -> AttentionCall:
+        cache, index, table = self._by_layer[layer].cache, self._by_layer[layer].index, running.tables[layer]
+        return AttentionCall(layer, self.layers[layer], q[:, None], scale, running.step, cache, index, table)
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """A decode step of other sequences may run inside this block; the step that has begun goes on after it."""
-        kept = self.step, self.beside, self.between, self._undo
-        self.step = self.beside = self.between = None
-        try:
-            yield
-        finally:
-            self.step, self.beside, self.between, self._undo = kept
-
-    def join_side(self) -> bool:
+    def join_side(self, running: RunningStep) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
-        found = self._side.join()
+        found = running.streams.side.join()
         for group in self.groups:
             if group.audit is not None:
                 group.audit.joined()
         return found
 
-    def import_kv(self, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
-        """Stores keys and values that somebody else has computed, packed as the step that has begun.
+    def import_kv(self, running: RunningStep, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
+        """Stores keys and values that were computed elsewhere, packed as the step.
 
-        q: the queries of the same tokens, where they are known; maintenance that chooses by them hears them.
+        q: the queries of the same tokens, where they are known, for maintenance that chooses by them.
         """
-        assert self.step is not None, "begin() comes first"
         group, device = self._by_layer[layer], self.layers[layer].device
-        self._undo.ran = True
+        running.ran = True
         if q is not None:
-            group.maintenance.hear(layer, q.to(device), self.step, scale)
-        group.store(layer, k.to(device), v.to(device), self.step)
+            group.maintenance.hear(layer, q.to(device), running.step, scale)
+        group.store(layer, k.to(device), v.to(device), running.step)
 
-    def commit(self) -> None:
-        """The step is over: its tokens are history now."""
-        step = self.step
-        assert step is not None, "begin() comes first"
-        self._undo.over = True
-        if step.phase is Phase.DECODE:
-            for device, work in self._undo.later:
-                self._side.run(device, work)
-            self.join_side()
-        for part in (step,) if self.beside is None else (self.beside, step):
-            for group in self.groups:
-                with group.here():
-                    group.commit(part)
-            self._tell(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
-        self.step = self.beside = None
-        self._undo = Undo()
-
-    def save(self) -> None:
-        """The step that has begun will be replayed, and a part of it that is not the GPU's may fail: what its layers
-        change in place is kept until it is over."""
+    def save(self, running: RunningStep) -> None:
+        """The step will be replayed, and a part of it that is not the GPU's may fail: what its layers change in place
+        is kept until it is over."""
         for group in self.groups:
-            if group.executor.asynchronous and group.cache.host is not None and group.table is not None:
-                self._undo.back += group.index.saved(tuple(group.cache.spec.layers), group.table)
+            if group.executor.asynchronous and group.cache.host is not None:
+                running.save(group.index, tuple(group.cache.spec.layers))
 
-    def replaying(self) -> None:
-        """From now on the layers of the step that has begun run, as they were captured."""
-        self._undo.ran = self._undo.replayed = True
-
-    def abort(self) -> None:
-        """Gives up a step that failed midway: every part is what its history says, but of sequences in `torn`."""
-        parts = [part for part in (self.step, self.beside) if part is not None]
-        self.step = self.beside = None
-        self._give_up(parts)
-
-    def _give_up(self, parts: Sequence[Step]) -> None:
-        undo, self._undo = self._undo, Undo()
-        self._side.join()
-        self._mixed.join()
-        for put_back in reversed(undo.back):
-            put_back()
-        for part in parts:
+    def commit(self, running: RunningStep) -> None:
+        """The step is over: its tokens are history now."""
+        running.committing = True
+        if running.step.phase is Phase.DECODE:
+            running.streams.run_deferred()
+            self.join_side(running)
+        for part in reversed(running.parts):
             for group in self.groups:
                 with group.here():
-                    self.torn |= group.abort(part, undo)
-            if self.reading.blockwise is not None and part.phase is not Phase.DECODE and undo.ran:
+                    group.commit(part, running.replayed)
+            self._tell(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
+
+    def abort(self, running: RunningStep) -> None:
+        """Gives up a step that failed: every part is what its history says, but of sequences in `torn`."""
+        running.streams.join()
+        for put_back in reversed(running.undo):
+            put_back()
+        for part in running.parts:
+            for group in self.groups:
+                with group.here():
+                    self.torn |= group.abort(part, running.ran, running.replayed)
+            if self.reading.blockwise is not None and part.phase is not Phase.DECODE and running.ran:
                 self.torn |= {slot for slot, history in zip(part.slots, part.history, strict=True) if history}
-            if undo.over:
+            if running.committing:
                 self.torn |= set(part.slots)
-            if undo.ran:
+            if running.ran:
                 self.reading.end(part.slots)
             for slot, history in zip(part.slots, part.history, strict=True):
                 if not history:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode
 from coattn.errors import CoattnError, ConfigError, DeadlineError, TransferError
 from coattn.hf.prefilled import Prefilled, check_length
@@ -18,9 +19,6 @@ from coattn.transfer.channel import TICK, ChannelError
 from coattn.transfer.lease import LEAST, MOST
 from coattn.transfer.link import FailedError, Link
 from coattn.transfer.watch import WAKE, CancelledError, Watch, check
-
-if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
 
 log = logging.getLogger("coattn.transfer")
 
@@ -94,7 +92,7 @@ class RemotePrefill:
         """
         ids = encode(prompt, self._llm.tokenizer, self._llm.vocabulary)
         check_length(self._llm.model, len(ids))
-        if 2 * self._llm.reuse.known(ids, salt) >= len(ids):
+        if 2 * self._llm.store.stored_tokens(ids, salt) >= len(ids):
             return ids
         deadline = None if timeout is None else time.monotonic() + timeout
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
+from coattn.engine.llm import LLM
 from coattn.errors import BudgetError, CoattnError, InputError, TransferError
 from coattn.hf.fingerprint import read_by
 from coattn.hf.prefilled import Prefilled
@@ -20,9 +21,6 @@ from coattn.transfer.handshake import introduce
 from coattn.transfer.layout import Layout, Rows, Span, raw
 from coattn.transfer.transport import Frame, Target, target
 from coattn.transfer.watch import WAKE, Watch
-
-if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
 
 log = logging.getLogger("coattn.transfer")
 

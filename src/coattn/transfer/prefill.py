@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, EngineError, UnsupportedError
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session, longest
+from coattn.hf.load import Loaded
 from coattn.hf.prefilled import check_length, read_prompt
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
@@ -32,9 +33,6 @@ from coattn.transfer.layout import Layout, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
 from coattn.transfer.transport import Frame, Source, source
 from coattn.units import parse_bytes
-
-if TYPE_CHECKING:
-    from coattn.hf.load import Loaded
 
 log = logging.getLogger("coattn.transfer")
 

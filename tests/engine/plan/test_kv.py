@@ -25,9 +25,9 @@ def test_planned_bytes_are_taken_bytes(method: str) -> None:
     composed = compose(METHODS[method])
     ledger = Ledger()
     runtime = Runtime(SHAPES, composed, ledger, 2, 1000)
-    runtime.begin(Step.of((0, 1), (0, 0), (1000, 1000)))
+    running = runtime.begin(Step.of((0, 1), (0, 0), (1000, 1000)))
     assert held(SHAPES, composed, 2, 1000) == ledger.held
-    runtime.abort()
+    runtime.abort(running)
     runtime.release()
 
 

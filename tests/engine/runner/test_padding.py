@@ -30,13 +30,14 @@ class Padded(EagerRunner):
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         more = 2 if len(slots) <= 2 else SLOTS - len(slots)
-        with self.runtime.capturing(len(slots) + more, self.runtime.reaches_host(step)), torch.no_grad():
+        capture = self.runtime.begin_capture(len(slots) + more, self.runtime.reaches_host(step))
+        with torch.no_grad():
             ids, positions = (torch.tensor([*x, *[0] * more]) for x in (tokens, history))
-            logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
-            self.runtime.join_side()
-        self.runtime.commit()
+            logits = head(self.session.model, self.session.hidden(self.runtime, capture, ids, positions))
+            self.runtime.join_side(capture)
+        self.runtime.commit(running)
         return logits[: len(slots)]
 
 

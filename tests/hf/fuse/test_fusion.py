@@ -30,11 +30,11 @@ def test_a_fused_model_gives_the_same_numbers(family: str) -> None:
     before = {name: p.clone() for name, p in model.state_dict().items()}
     ids, positions = torch.randint(3, 160, (5,), device=DEVICE), torch.arange(5, device=DEVICE)
     with Session(model) as session:
-        want = session.hidden(_Pretend(), ids, positions)
+        want = session.hidden(_Pretend(), None, ids, positions)
         fusion = Fusion(session)
         assert fusion.summary.get("layers", 0) == (3 if family in WHOLE else 0)
         with fusion.active(), torch.no_grad():
-            got = session.hidden(_Pretend(), ids, positions)
+            got = session.hidden(_Pretend(), None, ids, positions)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
         fusion.close()
     assert all("forward" not in module.__dict__ for module in model.modules())

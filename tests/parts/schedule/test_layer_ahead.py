@@ -18,6 +18,7 @@ from coattn.errors import ConfigError
 from coattn.hf.ahead import Ahead
 from coattn.method.row import Method, compose, with_schedule
 from coattn.method.table import METHODS
+from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.tools.evaluate.forced import force
 from coattn.types import LayerShape, Step
@@ -44,13 +45,13 @@ class World:
         made = [
             [torch.randn(step.tokens, heads, 16, generator=self.draws) for heads in (6, 2, 2)] for _ in range(LAYERS)
         ]
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         outs = []
         for layer, (q, k, v) in enumerate(made):
-            if predict is not None and layer + 1 < LAYERS and self.runtime.predicts(layer + 1):
-                self.runtime.predict(layer + 1, predict(made[layer + 1][0]), 0.4)
-            outs.append(self.runtime.attend(layer, q, k, v, 0.4))
-        self.runtime.commit()
+            if predict is not None and layer + 1 < LAYERS and self.runtime.predicts(running, layer + 1):
+                self.runtime.predict(running, layer + 1, predict(made[layer + 1][0]), 0.4)
+            outs.append(self.runtime.attend(running, layer, q, k, v, 0.4))
+        self.runtime.commit(running)
         self.lengths = step.lengths
         return outs
 
@@ -140,9 +141,9 @@ def test_without_a_prediction_it_is_same_layer() -> None:
 def test_what_an_aborted_step_started_is_not_used() -> None:
     plain, ahead = World(SAME), World(SCOUT)
     step = Step.of((0, 1), ahead.lengths, (1, 1))
-    ahead.runtime.begin(step)
-    ahead.runtime.predict(1, torch.ones(2, 6, 16), 0.4)
-    ahead.runtime.abort()
+    running = ahead.runtime.begin(step)
+    ahead.runtime.predict(running, 1, torch.ones(2, 6, 16), 0.4)
+    ahead.runtime.abort(running)
     for want, got in zip(plain.step((1, 1), None), ahead.step((1, 1), None), strict=True):
         assert torch.equal(want, got)
 
@@ -174,9 +175,9 @@ def test_with_real_queries_in_place_of_predicted_ones_a_model_says_the_same(
     real: list[tuple[int, Tensor]] = []
     decode = Runtime.decode
 
-    def spy(self: Runtime, step: Step, layer: int, q: Tensor, *rest: Any) -> Tensor:
+    def spy(self: Runtime, running: RunningStep, layer: int, q: Tensor, *rest: Any) -> Tensor:
         real.append((layer, q))
-        return decode(self, step, layer, q, *rest)
+        return decode(self, running, layer, q, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Runtime, "decode", spy)
@@ -226,13 +227,13 @@ def test_the_engine_looks_ahead_like_an_attachment(monkeypatch: pytest.MonkeyPat
     model = tiny("qwen3")
     ids = torch.randint(3, 160, (2, 72), generator=torch.Generator().manual_seed(5))
     params = {"block": 8, "budget": 32, "window_blocks": 1, "ahead_from": 1}
-    heard: list[int] = []
+    predicted: list[int] = []
     predict = Runtime.predict
-    monkeypatch.setattr(Runtime, "predict", lambda self, *a: heard.append(a[0]) or predict(self, *a))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Runtime, "predict", lambda self, *a: predicted.append(a[1]) or predict(self, *a))  # type: ignore[func-returns-value]
     attached = force(model, ids, 60, "scout", by_steps=False, **params)
-    assert heard == [1, 2] * 12
+    assert predicted == [1, 2] * 12
     stepped = force(model, ids, 60, "scout", by_steps=True, **params)
-    assert heard == [1, 2] * 24
+    assert predicted == [1, 2] * 24
     torch.testing.assert_close(attached.logits, stepped.logits, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         model(ids)  # neither has left a hook behind that would need a runtime

@@ -44,9 +44,9 @@ class World:
         for i, (start, end) in enumerate(step.spans):
             keys, values = self.seen[i]
             self.seen[i] = torch.cat([keys, k[start:end]]), torch.cat([values, v[start:end]])
-        self.runtime.begin(step)
-        self.out = self.runtime.attend(0, self.q, k, v, SCALE)
-        self.runtime.commit()
+        running = self.runtime.begin(step)
+        self.out = self.runtime.attend(running, 0, self.q, k, v, SCALE)
+        self.runtime.commit(running)
         self.lengths = step.lengths
         return self.out
 

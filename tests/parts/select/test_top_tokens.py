@@ -38,9 +38,9 @@ class World:
         for i, (start, end) in enumerate(step.spans):
             keys, values = self.seen[i]
             self.seen[i] = torch.cat([keys, k[start:end]]), torch.cat([values, v[start:end]])
-        self.runtime.begin(step)
-        out = self.runtime.attend(0, q, k, v, SCALE)
-        self.runtime.commit()
+        running = self.runtime.begin(step)
+        out = self.runtime.attend(running, 0, q, k, v, SCALE)
+        self.runtime.commit(running)
         self.lengths = step.lengths
         return q, out
 

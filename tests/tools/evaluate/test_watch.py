@@ -34,9 +34,9 @@ def watched(method: str, **params: Any) -> tuple[dict[str, float], Tensor, Tenso
     runtime = Runtime([shape], compose(METHODS[method], **params), Ledger(), 1, None, probes=[probe])
     q, k, v = (torch.randn(31, heads, 16) for heads in (4, 2, 2))
     for start, end in ((0, 30), (30, 31)):
-        runtime.begin(Step.of((0,), (start,), (end - start,)))
-        runtime.attend(0, q[start:end], k[start:end], v[start:end], 0.4)
-        runtime.commit()
+        running = runtime.begin(Step.of((0,), (start,), (end - start,)))
+        runtime.attend(running, 0, q[start:end], k[start:end], v[start:end], 0.4)
+        runtime.commit(running)
     return dict(zip(MEASURES, probe.measures()[0, 0, 0].tolist(), strict=True)), q[30], k, v
 
 

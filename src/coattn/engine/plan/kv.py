@@ -39,10 +39,10 @@ def _held(
     ghosts = [replace(shape, device=torch.device("meta"), mark=None) for shape in layers]
     runtime = Runtime(ghosts, composed, ledger, batch, context)
     slots = tuple(range(batch))
-    runtime.begin(Step.of(slots, (0,) * batch, (context,) * batch))
+    running = runtime.begin(Step.of(slots, (0,) * batch, (context,) * batch))
     found = [dict(each.held) for each in (ledger, *ledger.parts)]
     extra = max(group.cache.spec.plan.host_overhead for group in runtime.groups)
-    runtime.abort()
+    runtime.abort(running)
     runtime.release()
     return found, int(found[0]["host"] * extra)
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from coattn.hf.logits import head
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.kernels.streams import FIRST
+from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.step.trace.account import step_trace
 from coattn.step.trace.step import Crossing, StepTrace, Timing, on_host_clock
@@ -79,7 +81,8 @@ class GraphRunner:
         self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._pools = self._new_pools()
-        priority = FIRST if any(group.executor.overlaps for group in runtime.groups) else 0
+        # before what a rule leaves running beside it
+        priority = FIRST if any(group.select.leaves for group in runtime.groups) else 0
         self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
         self.fusion = Fusion(session)  # last: whoever fails to make a runner finds the weights as they were
 
@@ -89,13 +92,25 @@ class GraphRunner:
     def free(self) -> Mapping[Tier, int | None]:
         return self.eager.free()
 
-    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
-        return self.eager.extend(slot, tokens, history, want_logits)
+    def extend(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        history: int,
+        want_logits: bool,
+        on_layer_boundary: Callable[[], None] | None = None,
+    ) -> Tensor | None:
+        return self.eager.extend(slot, tokens, history, want_logits, on_layer_boundary)
 
     def mix(
-        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        tokens: Sequence[int],
+        history: Sequence[int],
+        on_layer_boundary: Callable[[], None] | None = None,
     ) -> Tensor | None:
-        return self.eager.mix(chunks, slots, tokens, history)
+        return self.eager.mix(chunks, slots, tokens, history, on_layer_boundary)
 
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
         return self.eager.import_kv(slot, given, start, end)
@@ -111,17 +126,17 @@ class GraphRunner:
         host = self.runtime.reaches_host(step) or self.always_host
         rows = bucket_for(self.sizes, len(slots))
         captured = self._captured.get((rows, host)) or self.capture(rows, host)
-        self.runtime.begin(step)
+        running = self.runtime.begin(step)
         try:
             if host:
-                self.runtime.save()
+                self.runtime.save(running)
             self._write_inputs(tokens, history)
             begin = time.monotonic_ns()
-            self._replay(captured, rows, host)
+            self._replay(running, captured, rows, host)
             self._last = (begin, time.monotonic_ns(), step, host)
-            self.runtime.commit()
+            self.runtime.commit(running)
         except BaseException:
-            self.runtime.abort()
+            self.runtime.abort(running)
             if self._armed:  # the CPU's side waits for a step that will not be finished
                 self.drop_captures()
             raise
@@ -139,14 +154,15 @@ class GraphRunner:
         legs = [Leg(*pair) for pair in zip(self.devices, self._streams, strict=True)]
         capture = LegCapture(legs, self.session.borders, self._pools)
         stream = self._streams[0]
-        with self.runtime.capturing(rows, host), self.fusion.active(), torch.no_grad():
+        running = self.runtime.begin_capture(rows, host)
+        with self.fusion.active(), torch.no_grad():
             stream.wait_stream(torch.cuda.current_stream(self.devices[0]))
             with torch.cuda.stream(stream), capture.rehearsing():
-                self._forward(rows)
+                self._forward(running, rows)
             torch.cuda.current_stream(self.devices[0]).wait_stream(stream)
             self._synchronize()
-            with capture.capturing(self._leave, self._arrive):
-                logits = self._forward(rows)
+            with capture.capturing(partial(self._leave, running), self._arrive):
+                logits = self._forward(running, rows)
         made = self._captured[rows, host] = CapturedStep(legs, logits, time.perf_counter() - start)
         log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * host, made.seconds)
         return made
@@ -200,13 +216,13 @@ class GraphRunner:
         self.fusion.close()
         self.eager.close()
 
-    def _forward(self, rows: int) -> Tensor:
+    def _forward(self, running: RunningStep, rows: int) -> Tensor:
         ids, positions = self.inputs.device_rows("tokens", rows), self.inputs.device_rows("positions", rows)
         with self.session.through():
-            logits = head(self.session.model, self.session.hidden(self.runtime, ids, positions))
+            logits = head(self.session.model, self.session.hidden(self.runtime, running, ids, positions))
             largest, best = logits.max(-1)
             self._best[:rows].copy_(torch.where(largest.isfinite(), best, -1), non_blocking=True)
-            self._leave(len(self.devices) - 1)
+            self._leave(running, len(self.devices) - 1)
         return logits
 
     def _arrive(self, section: int) -> None:
@@ -215,20 +231,20 @@ class GraphRunner:
 
         mark(self._marks[section][0, :1])
 
-    def _leave(self, section: int) -> None:
+    def _leave(self, running: RunningStep, section: int) -> None:
         """A leg is at its end: what runs beside it is waited for."""
         from coattn.kernels.triton.handover import mark
 
         mark(self._marks[section][1, :1])
-        self._beside = self.runtime.join_side() or self._beside
+        self._beside = self.runtime.join_side(running) or self._beside
         mark(self._marks[section][2, :1])
 
-    def _replay(self, captured: CapturedStep, rows: int, host: bool) -> None:
+    def _replay(self, running: RunningStep, captured: CapturedStep, rows: int, host: bool) -> None:
         office = self.runtime.office if host else None
         self._armed = host
         if office is not None:
             office.begin(rows)
-        self.runtime.replaying()
+        running.mark_replayed()
         replay(captured.legs)
         if self.launched is not None:
             try:
@@ -239,8 +255,6 @@ class GraphRunner:
         if office is not None:
             office.finish()
         self._armed = False
-        for group in self.runtime.groups:
-            group.replayed = True
 
     def _wait(self) -> None:
         """For the GPU. Waiting for a stream takes a core; where a thread works off the steps, it is left to that."""

@@ -52,10 +52,18 @@ class Runner(Protocol):
     def free(self) -> Mapping[Tier, int | None]:
         """Bytes of each tier that sequences can still be given; None: no limit."""
 
-    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+    def extend(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        history: int,
+        want_logits: bool,
+        on_layer_boundary: Callable[[], None] | None = None,
+    ) -> Tensor | None:
         """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted.
 
-        They are wanted of the last chunk of a prompt.
+        They are wanted of the last chunk of a prompt. on_layer_boundary: called between two layers; may `decode` other
+        slots.
         """
 
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
@@ -68,12 +76,18 @@ class Runner(Protocol):
         """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
 
     def mix(
-        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        tokens: Sequence[int],
+        history: Sequence[int],
+        on_layer_boundary: Callable[[], None] | None = None,
     ) -> Tensor | None:
         """Stores chunks of prompts, and one token in each slot, in one forward call.
 
         -> float32 logits `[n, vocabulary]` after the token of each slot, then after each chunk that is the last of its
         prompt; None where there is neither. For runners whose runtime says that it mixes (`unmixed`).
+        on_layer_boundary: as of `extend`; only where there are no slots.
         """
 
     def busy(self) -> set[int]:
@@ -122,30 +136,47 @@ class EagerRunner:
     def free(self) -> Mapping[Tier, int | None]:
         return self.runtime.free_bytes()
 
-    def extend(self, slot: int, tokens: Sequence[int], history: int, want_logits: bool) -> Tensor | None:
+    def extend(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        history: int,
+        want_logits: bool,
+        on_layer_boundary: Callable[[], None] | None = None,
+    ) -> Tensor | None:
         step = step_of([Chunk(slot, tokens, history, want_logits)])
         positions = torch.arange(history, history + len(tokens))
-        return self._run(step, tokens, positions, slice(-1, None) if want_logits else None)
+        rows = slice(-1, None) if want_logits else None
+        return self._run(step, tokens, positions, rows, on_layer_boundary=on_layer_boundary)
 
     @torch.no_grad()
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
-        heard = len(given.tokens) - len(given.queries[0])
-        # the queries that go with a prompt are its last ones: what comes before them is a step of its own
-        for first, last in ((start, min(end, heard)), (max(start, heard), end)):
+        queried = len(given.tokens) - len(given.queries[0])
+        # the queries that go with a prompt are its last ones: the tokens before them are a step of their own
+        for first, last in ((start, min(end, queried)), (max(start, queried), end)):
             if first >= last:
                 continue
             try:
-                self.runtime.begin(Step(Phase.EXTEND if first else Phase.PREFILL, (slot,), (first,), (last - first,)))
-                for layer, (k, v) in enumerate(given.kv):
-                    q = given.queries[layer][first - heard : last - heard] if first >= heard else None
-                    self.runtime.import_kv(layer, k[first:last], v[first:last], q, given.scales[layer])
-                self.runtime.commit()
+                self._import(Step(Phase.EXTEND if first else Phase.PREFILL, (slot,), (first,), (last - first,)), given)
             except BaseException:
-                self.runtime.abort()
-                if first > start:  # the step before it is history, and nobody knows of it
+                if first > start:  # the step before it is history, and the caller does not know of it
                     self.runtime.torn.add(slot)
                 raise
         return given.logits.to(self.session.head_device)
+
+    def _import(self, step: Step, given: Prefilled) -> None:
+        """Stores a part of a prompt that was read elsewhere, with its queries where they are known of all of it."""
+        (first,), (last,) = step.history, step.lengths
+        queried = len(given.tokens) - len(given.queries[0])
+        running = self.runtime.begin(step)
+        try:
+            for layer, (k, v) in enumerate(given.kv):
+                q = given.queries[layer][first - queried : last - queried] if first >= queried else None
+                self.runtime.import_kv(running, layer, k[first:last], v[first:last], q, given.scales[layer])
+            self.runtime.commit(running)
+        except BaseException:
+            self.runtime.abort(running)
+            raise
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))
@@ -154,7 +185,12 @@ class EagerRunner:
         return logits
 
     def mix(
-        self, chunks: Sequence[Chunk], slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        tokens: Sequence[int],
+        history: Sequence[int],
+        on_layer_boundary: Callable[[], None] | None = None,
     ) -> Tensor | None:
         reading = step_of(chunks)
         ids, positions, rows = list(tokens), [*history], list(range(len(slots)))
@@ -165,7 +201,7 @@ class EagerRunner:
                 rows.append(len(ids) - 1)
         wanted = upload(rows, self.session.device) if rows else None
         if not slots:
-            return self._run(reading, ids, torch.tensor(positions), wanted)
+            return self._run(reading, ids, torch.tensor(positions), wanted, on_layer_boundary=on_layer_boundary)
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
         return self._run(step, ids, torch.tensor(positions), wanted, reading)
 
@@ -198,20 +234,20 @@ class EagerRunner:
         tokens: Sequence[int],
         positions: Tensor,
         rows: slice | Tensor | None,
-        beside: Step | None = None,
+        co_step: Step | None = None,
+        on_layer_boundary: Callable[[], None] | None = None,
     ) -> Tensor | None:
         device = self.session.device
         self._clock.start()
-        decodes = step.phase is Phase.DECODE and beside is None
+        decodes = step.phase is Phase.DECODE and co_step is None
+        running = self.runtime.begin(step, co_step, on_layer_boundary)
         try:
-            self.runtime.begin(step, beside)
             with nullcontext() if decodes else self.around():
                 ids, places = upload(tokens, device), upload(positions, device)
-                logits = self.session.forward(self.runtime, ids, places, rows)
-            self.runtime.commit()
+                logits = self.session.forward(self.runtime, running, ids, places, rows)
+            self.runtime.commit(running)
         except BaseException:
-            if self.runtime.step is not None:  # else the step was refused before it began
-                self.runtime.abort()
+            self.runtime.abort(running)
             raise
         if decodes:
             self._last = (self._clock.begun, time.monotonic_ns(), step, self._clock.spans)

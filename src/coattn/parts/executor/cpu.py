@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,9 +73,7 @@ class Cpu(Executor):
     def blocks(self, call: AttentionCall, listed: BlockList) -> Tensor | PackedBlocks:
         """The memory that a list is of."""
         assert self.cache.host is not None
-        if listed.memory is None:
-            return self.cache.host.memory.listed(call.layer)
-        return cast("Tensor | PackedBlocks", listed.memory)
+        return self.cache.host.memory.listed(call.layer) if listed.memory is None else listed.memory
 
     def report(self, step: Step) -> dict[str, Any]:
         return {"row_entries": sum(self._taken.values()) / len(self._taken)} if self._taken else {}

@@ -28,6 +28,8 @@ class Maintenance(Part):
     axis: ClassVar[str] = "maintenance"
     beside: ClassVar[bool] = False
     """Whether `after` has something to do beside what the index does."""
+    updates_index: ClassVar[bool] = False
+    """Whether `after` also does, in the same kernels, what the index's `update` would do."""
     patient: ClassVar[bool] = False
     """Whether `after` may wait until the next layer attends, and run beside that: what it reads of DRAM slows down
     products, which share nothing out anew, more than attention. Those of one token do: there it does not wait."""
@@ -62,8 +64,7 @@ class Maintenance(Part):
         """Hears the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
 
     def after(self, layer: int, table: StepTable) -> None:
-        """A layer's attention in a decode step has been started; on a GPU this runs beside what follows."""
-        self.index.update(layer, (), table)
+        """A layer's attention in a decode step has been launched; on a GPU this runs beside what follows."""
 
     def commit(self, step: Step) -> None:
         """The step is over."""

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from coattn.errors import MethodError
 from coattn.part import Part
 from coattn.parts.call import AttentionCall
-from coattn.parts.executor.base import Executor, State
+from coattn.parts.executor.base import Executor, Result, State
 from coattn.state import AttnState
-from coattn.types import Selection, Work
+from coattn.types import Selection, Work, nothing_to_wait_for
+
+
+@dataclass(frozen=True)
+class Started:
+    """What was picked, and started, for a layer whose turn has not come. The running step keeps it."""
+
+    selection: Selection
+    results: Sequence[Result] = ()
+    wait: Callable[[], None] = nothing_to_wait_for
+    """Makes what follows on the current stream wait for the predicted query and what it picked."""
 
 
 @dataclass
 class Schedule(Part):
-    """Decides when each piece of a layer's work runs, in decode steps."""
+    """Decides when each piece of a layer's work runs, in decode steps. Keeps nothing from layer to layer."""
 
     axis: ClassVar[str] = "schedule"
 
     executors: Sequence[Executor] = field(init=False, repr=False)
 
     def open(self, executors: Sequence[Executor]) -> None:
-        """Tells the schedule whom it commands."""
+        """The executors that it gives work to."""
         self.executors = executors
 
     def predicts(self, layer: int) -> bool:
@@ -35,30 +45,31 @@ class Schedule(Part):
         """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
         return layer
 
-    def predict(self, call: AttentionCall, selection: Selection) -> None:
-        """Hears a layer's predicted query and what it picks, before `run`."""
-
-    def begin(self, call: AttentionCall) -> None:
-        """A layer's turn has come; its own query has picked nothing yet."""
+    def start(self, call: AttentionCall, selection: Selection) -> Started:
+        """Starts what it can for a layer with its predicted query, before `run`."""
+        return Started(selection)
 
     @abstractmethod
-    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
-        """The result of every piece of work, or one empty one where there is none. Returns when all are there."""
+    def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
+        """The result of every piece of work, or one empty one where there is none. Returns when all are launched.
+
+        started: what `start` returned for this layer, if its query was predicted.
+        """
 
     def runs(self, selection: Selection, asynchronous: bool) -> list[tuple[Executor, Work]]:
-        """The pieces that are handed over, or the others, each with its executor."""
+        """The pieces that asynchronous executors run, or the others, each with its executor."""
         found = [(executor_of(self.executors, work), work) for work in selection.works]
         return [(executor, work) for executor, work in found if executor.asynchronous is asynchronous]
 
 
 def executor_of(executors: Sequence[Executor], work: Work) -> Executor:
-    """Who runs a piece of work. Raises MethodError where nobody does: it would be left out without a word."""
+    """The executor that runs a piece of work. Raises MethodError where none does: the work would be left out."""
     for executor in executors:
         if work.kind in executor.runs:
             return executor
     raise MethodError(
         f"The rule selected work of kind {work.kind!r}, which none of the row's executors runs.",
-        "Choose a place that runs it, or change the rule: `coattn methods` shows rows that fit.",
+        "Choose an executor that runs it, or change the rule: `coattn methods` shows rows that fit.",
     )
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.parts.schedule.base import Schedule, executor_of, nothing
+from coattn.parts.schedule.base import Schedule, Started, executor_of, nothing
 from coattn.types import Selection
 
 
 @dataclass
 class Inline(Schedule):
-    """Every piece of work in order; who works on the host is waited for at once."""
+    """Runs every piece of work in order, and waits for the host's at once."""
 
     name = "inline"
 
-    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
+    def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
         assert call.table is not None
         states: list[State] = []
         for work in selection.works:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from coattn.errors import ConfigError
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
-from coattn.parts.executor.base import Result, State
-from coattn.parts.schedule.base import nothing
+from coattn.parts.executor.base import State
+from coattn.parts.schedule.base import Started, nothing
 from coattn.parts.schedule.same_layer import SameLayer
-from coattn.types import Selection, Step
-
-
-@dataclass(frozen=True)
-class Started:
-    """What the CPU does for a layer whose turn has not come."""
-
-    step: Step
-    results: list[Result]
-    wait: Callable[[], None]
-    """Makes what follows wait for the predicted query and what it picked."""
+from coattn.types import Selection
 
 
 @dataclass
@@ -45,7 +34,6 @@ class LayerAhead(SameLayer):
     ahead_from: int = 3
     norm: str = "own"
     true_query: bool = False
-    _started: dict[int, Started] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_count("ahead_from", self.ahead_from, 1)
@@ -64,29 +52,18 @@ class LayerAhead(SameLayer):
     def norm_layer(self, layer: int) -> int:
         return layer - (self.norm == "before")
 
-    def predict(self, call: AttentionCall, selection: Selection) -> None:
+    def start(self, call: AttentionCall, selection: Selection) -> Started:
         assert call.table is not None
         hand = call.table.hand
         wait = hand.mark()
         handed = [] if self.true_query else self.runs(selection, True)
-        results = [hand.ask(executor, call, work) for executor, work in handed]
-        self._started[call.layer] = Started(call.step, results, wait)
+        return Started(selection, [hand.ask(executor, call, work) for executor, work in handed], wait)
 
-    def begin(self, call: AttentionCall) -> None:
-        started = self._started.get(call.layer)
-        if started is not None and started.step is call.step:
-            # what lies on the GPU was picked with the predicted query too
-            started.wait()
-
-    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
-        started = self._started.pop(call.layer, None)
-        if self.true_query or started is None or started.step is not call.step:
+    def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
+        if self.true_query or started is None:
             return super().run(call, selection)
         states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
         return states + [fetch() for fetch in started.results] or nothing(call)
-
-    def release(self) -> None:
-        self._started.clear()
 
 
 NEVER = 1 << 20

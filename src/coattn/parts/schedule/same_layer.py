@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.parts.schedule.base import Schedule, nothing
+from coattn.parts.schedule.base import Schedule, Started, nothing
 from coattn.types import Selection
 
 
@@ -19,7 +19,7 @@ class SameLayer(Schedule):
 
     name = "same_layer"
 
-    def run(self, call: AttentionCall, selection: Selection) -> list[State]:
+    def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
         assert call.table is not None
         pending = [call.table.hand.ask(executor, call, work) for executor, work in self.runs(selection, True)]
         states = [executor.run(call, work) for executor, work in self.runs(selection, False)]

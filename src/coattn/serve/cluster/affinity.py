@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from coattn.engine.prefix import digest
+from coattn.engine.store.keys import digest
 
 BORDERS = tuple(1 << n for n in range(8, 17))
 """A prompt has a key at each of these bytes of text, 256 to 65,536, that it reaches."""

@@ -50,9 +50,9 @@ class Steps:
         positions = torch.arange(tokens, device=device)
         found = []
         for slot, ids in enumerate(self.windows):
-            self.runtime.begin(Step.of((slot,), (0,), (tokens,)))
-            found.append(self.session.hidden(self.runtime, ids[:tokens].to(device), positions))
-            self.runtime.commit()
+            running = self.runtime.begin(Step.of((slot,), (0,), (tokens,)))
+            found.append(self.session.hidden(self.runtime, running, ids[:tokens].to(device), positions))
+            self.runtime.commit(running)
         return torch.stack(found)
 
     def read(self, tokens: int, chunk: int) -> None:

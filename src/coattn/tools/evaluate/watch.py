@@ -15,6 +15,7 @@ from coattn.method.row import Composed, compose
 from coattn.method.table import METHODS
 from coattn.parts.executor.cpu import to_host
 from coattn.step.probe import Probe
+from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.types import BlockList, Phase, Selection, Step
@@ -59,6 +60,7 @@ class Fidelity(Noting):
     """Per batch of windows, per decode step and layer in order: `[windows, measures]` float64."""
     layers: int = 0
     _shadow: Runtime | None = field(init=False, repr=False, default=None)
+    _running: RunningStep = field(init=False, repr=False)
     _noted: Noting = field(init=False, repr=False)
     _exact: Tensor = field(init=False, repr=False)
 
@@ -77,10 +79,10 @@ class Fidelity(Noting):
         return self._shadow
 
     def begin(self, step: Step) -> None:
-        self.shadow.begin(step)
+        self._running = self.shadow.begin(step)
 
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        self._exact = self.shadow.attend(layer, q, k, v, scale)
+        self._exact = self.shadow.attend(self._running, layer, q, k, v, scale)
 
     def output(self, step: Step, layer: int, out: Tensor) -> None:
         if step.phase is Phase.DECODE:
@@ -89,7 +91,7 @@ class Fidelity(Noting):
             self._found[-1].append(measure(out, self.last, self._exact, self._noted.last))
 
     def commit(self, step: Step) -> None:
-        self.shadow.commit()
+        self.shadow.commit(self._running)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self.shadow.truncate(slot, length, keep)

@@ -95,7 +95,7 @@ Found = tuple[tuple[int, ...], int, dict[str, torch.Tensor]]
 def ask(session: Session, ids: list[int]) -> Found:
     """The answer, what was not read for it, and what the window's entries weigh after it."""
     out = session.submit_whole(ids, greedy(24, ignore_eos=True)).result()
-    parked = session.llm.reuse.waiting.peek(session.number)
+    parked = session.llm.store.parked.get(("session", session.number))
     assert parked is not None
     found = {name: x for name, x in parked.groups[0].tensors.items() if name.startswith("averages")}
     assert len(found) == LAYERS
@@ -161,7 +161,7 @@ def test_a_session_that_goes_back_answers_as_if_the_turn_had_never_been(
         assert (answer, cached) == back[:2]
         for name, want in back[2].items():
             assert torch.equal(weights[name], want), name
-        for table in made.reuse.tables:
+        for table in made.store.tables:
             table.check_integrity()
         session.close()
         made.generate(prompt(20, seed=5), greedy(2))
@@ -213,6 +213,6 @@ def test_a_turn_that_loses_its_slot_goes_on_whatever_was_chosen(monkeypatch: pyt
             handle = turn_up_to(made, session, stage, monkeypatch, lambda _, it=scheduler: it.preempt())
             found.append(handle.result().token_ids)
             assert handle.request.preemptions == 1
-            for table in made.reuse.tables:
+            for table in made.store.tables:
                 table.check_integrity()
     assert found == [found[0]] * len(found)

@@ -46,10 +46,12 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
     k = (k > 0).float() * (255 / 256) if form == "int8" else k  # numbers that 8 bits hold exactly
     for start, end in ((0, 60), (60, TOKENS)):
         step = Step.of((1,), (start,), (end - start,))
-        runtime.begin(Step(step.phase, (1,), (start,), (end - start,), frozenset({1} if end < TOKENS else ())))
+        running = runtime.begin(
+            Step(step.phase, (1,), (start,), (end - start,), frozenset({1} if end < TOKENS else ()))
+        )
         for layer in range(2):
-            runtime.attend(layer, q[layer, start:end], k[layer, start:end], v[layer, start:end], 0.4)
-        runtime.commit()
+            runtime.attend(running, layer, q[layer, start:end], k[layer, start:end], v[layer, start:end], 0.4)
+        runtime.commit(running)
         maintenance = cast("Entries", runtime.groups[0].maintenance)
         assert (1 in maintenance.busy) == (end == TOKENS), "due when the prompt is over, not before"
         assert not maintenance.choosing.choices, "and not begun: somebody waits for the first token"
@@ -57,7 +59,7 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
         begin(maintenance)
         assert (maintenance.choosing.choices[1].held is not None) == (room is not None and form == "model")
         assert maintenance.busy[1].exception() is None
-    runtime.begin(Step.of((1,), (TOKENS,), (1,)))
+    running = runtime.begin(Step.of((1,), (TOKENS,), (1,)))
     assert not maintenance.busy
     first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     for layer in range(2):
@@ -70,7 +72,7 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
             assert maintenance.lists.positions(layer, 1, head).tolist() == kept.tolist()
             counts.append(len(kept))
     assert 0 < sum(counts) < 4 * first
-    runtime.abort()
+    runtime.abort(running)
     runtime.release()
     assert runtime.ledger.held == {"gpu": 0, "host": 0}, "pages too"
 
@@ -88,18 +90,18 @@ def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPat
             patch.setattr(EntryLists, "put", never)  # that is the pool's
             row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
             runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
-            runtime.begin(Step.of((0,), (0,), (TOKENS,)))
+            running = runtime.begin(Step.of((0,), (0,), (TOKENS,)))
             for layer in range(2):
-                runtime.attend(layer, q[layer], k[layer], v[layer], 0.4)
-            runtime.commit()
+                runtime.attend(running, layer, q[layer], k[layer], v[layer], 0.4)
+            runtime.commit(running)
             maintenance = cast("Entries", runtime.groups[0].maintenance)
             assert (0 in maintenance.busy) == pieces
             if pieces:
                 begin(maintenance)
                 assert maintenance.busy[0].exception(60) is None
-            runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+            running = runtime.begin(Step.of((0,), (TOKENS,), (1,)))
         found.append(everything(maintenance))
-        runtime.abort()
+        runtime.abort(running)
         runtime.release()
     assert len(found[0]) == 3 * 2 * KV
     for own, whole in zip(*found, strict=True):
@@ -154,10 +156,10 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     read(runtime, numbers)
     begin(maintenance)
     assert maintenance.busy[0].exception(60) is None
-    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    running = runtime.begin(Step.of((0,), (TOKENS,), (1,)))
     first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     assert maintenance.lists.shown[0, 0].tolist() == [first] * KV
-    runtime.abort()
+    runtime.abort(running)
     runtime.release()
 
 
@@ -183,7 +185,7 @@ def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.Mon
     half = int(maintenance.lists.stored[0, 0].sum())
     time.sleep(0.01)
     assert int(maintenance.lists.stored[0, 0].sum()) == half, "it stands still"
-    runtime.begin(Step.of((0,), (TOKENS,), (1,)))
+    running = runtime.begin(Step.of((0,), (TOKENS,), (1,)))
     first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     assert 0 < half < KV * first
     blocks = maintenance.lists.blocks
@@ -191,14 +193,14 @@ def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.Mon
         ids = maintenance.lists.table[0, 0, head, : first // BLOCK].long()
         keys = blocks[ids, head, 0].flatten(0, 1)
         torch.testing.assert_close(keys, numbers[:first, head])
-    runtime.abort()
+    runtime.abort(running)
     runtime.release()
 
 
 def read(runtime: Runtime, numbers: torch.Tensor, slot: int = 0) -> None:
-    runtime.begin(Step.of((slot,), (0,), (TOKENS,)))
-    runtime.attend(0, numbers, numbers[:, :KV].contiguous(), numbers[:, KV : 2 * KV].contiguous(), 0.4)
-    runtime.commit()
+    running = runtime.begin(Step.of((slot,), (0,), (TOKENS,)))
+    runtime.attend(running, 0, numbers, numbers[:, :KV].contiguous(), numbers[:, KV : 2 * KV].contiguous(), 0.4)
+    runtime.commit(running)
 
 
 def answers(**options: Any) -> list[tuple[int, ...]]:

@@ -42,6 +42,7 @@ class Recall(Maintenance):
     resumes = True
     listens = 1
     beside = True
+    updates_index = True
     help_text = {
         "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",

@@ -1,4 +1,4 @@
-"""A piece of work as calls of a runner."""
+"""Runs a piece of work: calls of a runner."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 
 from torch import Tensor
 
-from coattn.engine.between import Between
+from coattn.engine.layer_boundary import LayerBoundaryDecode
 from coattn.engine.runner.runner import Chunk, Runner
 from coattn.engine.work import Decode, Extend, Forward, Mixed, rows
 
 
-def issue(work: Forward, runner: Runner, between: Between, counts: Counter[str]) -> Tensor | None:
+def dispatch(work: Forward, runner: Runner, boundaries: LayerBoundaryDecode, counts: Counter[str]) -> Tensor | None:
     """-> float32 logits `[n, vocabulary]` of those that decode, then of each chunk that is the last of its prompt; None
     where there is neither. counts: gets the steps and the tokens that were read."""
     if isinstance(work, Extend):
-        return _extend(work, runner, between, counts)
+        return _extend(work, runner, boundaries, counts)
     slots, tokens, history = rows(work.requests)
     counts["decode_steps"] += bool(slots)
     if isinstance(work, Decode):
@@ -25,11 +25,11 @@ def issue(work: Forward, runner: Runner, between: Between, counts: Counter[str])
     chunks = _chunks(work)
     total = sum(len(chunk.tokens) for chunk in chunks)
     counts["prefill_tokens"] += total
-    with between.reading(0 if slots else total):
-        return runner.mix(chunks, slots, tokens, history)
+    hook = boundaries.hook(total)
+    return runner.mix(chunks, slots, tokens, history, None if slots else hook)
 
 
-def _extend(work: Extend, runner: Runner, between: Between, counts: Counter[str]) -> Tensor | None:
+def _extend(work: Extend, runner: Runner, boundaries: LayerBoundaryDecode, counts: Counter[str]) -> Tensor | None:
     """Of a prompt that was read elsewhere, what is known is stored; the rest is read."""
     request, stored = work.request, work.request.stored
     assert request.slot is not None
@@ -44,8 +44,7 @@ def _extend(work: Extend, runner: Runner, between: Between, counts: Counter[str]
     tokens = request.tokens(stored, work.end)
     counts["prefill_steps"] += 1
     counts["prefill_tokens"] += len(tokens)
-    with between.reading(len(tokens)):
-        return runner.extend(request.slot, tokens, stored, work.last)
+    return runner.extend(request.slot, tokens, stored, work.last, boundaries.hook(len(tokens)))
 
 
 def _chunks(work: Mixed) -> list[Chunk]:

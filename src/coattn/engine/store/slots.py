@@ -3,52 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from coattn.cache import keep
+from coattn.cache.block_table import BlockTable
 from coattn.cache.keep import Kept
-from coattn.engine.parked import averages_of
+from coattn.engine.store.hit import Hit
+from coattn.engine.store.sequence import averages_of
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 
 
-class Placing:
+class SlotAssignment:
     """Between steps, on the engine's thread."""
 
-    def __init__(self, runtime: Runtime, counts: Counter[str]) -> None:
+    def __init__(self, runtime: Runtime, tables: Sequence[BlockTable], counts: Counter[str]) -> None:
         """counts: gets the bytes that are copied, and of them those that come out of DRAM."""
-        self.runtime, self._counts = runtime, counts
-        self.tables = [table for group in runtime.groups if (table := keep.table_of(group.cache)) is not None]
+        self.runtime, self._tables, self._counts = runtime, tables, counts
         windows = (
             (i, group.cache)
             for i, group in enumerate(runtime.groups)
-            if group.cache.host is not None and len(self.tables) == len(runtime.groups)
+            if group.cache.host is not None and len(tables) == len(runtime.groups)
         )
         self._window = next(windows, None)
         """A group of layers that has a window, and its number."""
 
-    def slot_for(self, newest: Callable[[int, int], list[int]], free: Sequence[int]) -> int:
-        """The free slot in whose window most of what a request begins with still is; else one that nobody misses.
-
-        newest: of what is stored of it, in which table -> the last full blocks, at most so many.
-        """
+    def choose(self, hit: Hit, free: Sequence[int]) -> int:
+        """The free slot in whose window most of what is stored still is; else the one that was left first."""
         if self._window is None or len(free) == 1:
             return min(free)
         number, cache = self._window
-        ids = newest(number, cache.gpu.width)
-        found = cache.left.find(self.tables[number].marked(ids), free) if ids else None
+        ids = hit.newest(number, cache.gpu.width)
+        found = cache.left.find(self._tables[number].marked(ids), free) if ids else None
         return cache.left.oldest(free) if found is None else found
 
-    def put(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
-        """step: what the sequence looks like to maintenance that hears of it now."""
+    def fill(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
+        """step: what the sequence looks like to maintenance; None: `announce` follows."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
             copied = keep.put(group.cache, slot, tokens, own, averages_of(group))
             self._counts["copied_bytes"] += sum(copied)
             self._counts["fetched_bytes"] += copied.far
         if step is not None:
-            self.tell(slot, tokens, step)
+            self.announce(slot, tokens, step)
 
-    def tell(self, slot: int, tokens: int, step: Step) -> None:
+    def announce(self, slot: int, tokens: int, step: Step) -> None:
         """Maintenance and index hear of a sequence that they have not seen growing."""
         for group in self.runtime.groups:
             group.maintenance.plan(step)

@@ -1,0 +1,78 @@
+"""Stored blocks as tensors by name, and back: `0.blocks.3` is what group 0 has in the blocks of layer 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from coattn.cache import keep
+from coattn.cache.blocks import BlockMemory
+from coattn.step.runtime import Runtime
+
+BlockIds = Sequence[Sequence[int]]
+"""Of each group of layers: blocks of its table, in order; none where its cache keeps no blocks for good."""
+
+
+class StoredBlocks:
+    """The blocks of every group of layers. Between steps, on the engine's thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._tables = [keep.table_of(group.cache) for group in runtime.groups]
+        self.tables = [table for table in self._tables if table is not None]
+        self.block_bytes = sum(table.memory.block_bytes for table in self.tables)
+        """Of one block in every table, without what indexes keep of it."""
+
+    def read(self, ids: BlockIds) -> dict[str, Tensor]:
+        """Copies on the host, `[blocks, ..]` each."""
+        found: dict[str, Tensor] = {}
+        for g, own in enumerate(ids):
+            for name, memory in self._memories(g).items():
+                found |= {f"{g}.{name}.{layer}": x for layer, x in keep.contents(memory, list(own)).items()}
+        return found
+
+    def expected(self, blocks: Sequence[int]) -> dict[str, tuple[list[int], torch.dtype]]:
+        """By name: shape and element type of what `read` finds in so many blocks of each group."""
+        return {
+            f"{g}.{name}.{layer}": (list(memory.size(count, shape)), memory.dtype(shape))
+            for g, count in enumerate(blocks)
+            for name, memory in self._memories(g).items()
+            for layer, shape in memory.layers.items()
+        }
+
+    def write(self, tensors: Mapping[str, Tensor], blocks: Sequence[int]) -> list[list[int]]:
+        """New blocks, so many of each group, with these contents; they are held.
+
+        Where it raises BudgetError or whatever storing fails with, it holds none.
+        """
+        taken: list[list[int]] = []
+        try:
+            for table, count in zip(self._tables, blocks, strict=True):
+                taken.append([] if table is None else table.fresh(count))
+            for g, ids in enumerate(taken):
+                for name, memory in self._memories(g).items() if ids else ():
+                    keep.fill(memory, ids, {layer: tensors[f"{g}.{name}.{layer}"] for layer in memory.layers})
+        except BaseException:
+            self.drop(taken)
+            raise
+        return taken
+
+    def hold(self, ids: BlockIds) -> None:
+        """Keeps blocks that are in a sequence, until they are dropped."""
+        for table, own in zip(self._tables, ids, strict=True):
+            if table is not None:
+                table.hold(own)
+
+    def drop(self, ids: BlockIds) -> None:
+        for table, own in zip(self._tables, ids, strict=False):
+            if table is not None:
+                table.drop(own)
+
+    def _memories(self, group: int) -> dict[str, BlockMemory]:
+        """Where the blocks of a group's table lie, and what an index keeps of each."""
+        table = self._tables[group]
+        if table is None:
+            return {}
+        side = table.memory.side
+        return {"blocks": table.memory} if side is None else {"blocks": table.memory, "side": side}

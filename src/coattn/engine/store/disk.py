@@ -1,0 +1,187 @@
+"""Blocks that memory has given up, on disk. They are written when they leave, and read where that is faster than
+computing them again: the speed of both is measured all along."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Container, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.cache import available
+from coattn.cache.ledger import PLACE
+from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.files import READER_THREADS, SUFFIX, FileCache, Loaded, Tensors
+from coattn.engine.store.sealed import explain
+from coattn.engine.store.speed import DiskSpeed, PromptSpeed
+from coattn.errors import BudgetError
+
+LOAD_BYTES = 64 << 20
+"""That are read before it is decided again; they lie in DRAM outside the budgets until they are stored."""
+
+log = logging.getLogger("coattn")
+
+
+@dataclass
+class DiskRead:
+    """Blocks on their way from the disk: their keys, and the number of the first."""
+
+    keys: list[bytes]
+    first: int
+    future: Future[Loaded]
+
+
+class DiskPrefixCache:
+    """Between steps, on the engine's thread; files are read and written by other threads."""
+
+    def __init__(self, blocks: StoredBlocks, files: FileCache, block: int) -> None:
+        """block: its tokens."""
+        self.files, self.block, self._blocks = files, block, blocks
+        self.prompts, self.reads = PromptSpeed(), DiskSpeed()
+        self.counts: Counter[str] = Counter()
+        self._coming: set[bytes] = set()
+        """First keys of what is on its way."""
+        self._probe: Future[Loaded] | None = None
+
+    def __contains__(self, key: bytes) -> bool:
+        return _name(key) in self.files
+
+    def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
+        """A step that began at `start` has read tokens of prompts. waited: whether anybody waited for the device."""
+        for span in spans:
+            self.prompts.add(*span)
+        on_gpu = torch.cuda.is_available()  # without a GPU a step is over when its call is
+        if not waited and not self.prompts.known and on_gpu:
+            torch.cuda.synchronize()
+            waited = True
+        self.prompts.tick(time.perf_counter() - start, waited or not on_gpu)
+
+    def spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
+        """Nodes, each `(key, number, blocks)`, are about to leave memory: those that would be read sooner than computed
+        are written if they can be."""
+        try:
+            self._spill(nodes)
+        except Exception as error:  # their room is needed, whatever fails here
+            log.warning("Blocks cannot be put on disk: %s.", explain(error))
+            self.counts["failed"] += 1
+
+    def _spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
+        block = self.block
+        nodes = [each for each in nodes if self.pays(self._blocks.block_bytes, each[1] * block, (each[1] + 1) * block)]
+        new = [each for each in nodes if each[0] not in self]
+        tensors = self._blocks.read(list(zip(*(ids for _, _, ids in new), strict=True)))
+        for i, (key, number, _) in enumerate(new):
+            # a copy of its own: the queue must not keep the others' memory
+            self.files.put(_name(key), {name: x[i : i + 1].clone() for name, x in tensors.items()}, number)
+        self.files.touch([_name(key) for key, _, _ in reversed(nodes)])
+
+    def look(self, keys: Sequence[bytes], first: int) -> DiskRead | bool | None:
+        """Whether the blocks `keys`, of which `first` is the number of the first, are brought back.
+
+        -> what is on its way; False: reading would take longer than computing; None: it is too early to say, or there
+        is nothing.
+        """
+        if not keys or keys[0] not in self or keys[0] in self._coming or not self.prompts.known:
+            return None
+        self._finish_probe()
+        found = list(takewhile(self.__contains__, keys))
+        if not self.reads.known:
+            found = found[:READER_THREADS]
+        names, block = list(map(_name, found)), self.block
+        size = sum(self.files.size(name) or self._blocks.block_bytes for name in names)
+        if not self.pays(size, first * block, (first + len(found)) * block):
+            self.counts["refused_tokens"] += len(found) * block
+            if self._probe is None:  # or a disk that was slow once would be so for ever
+                self._probe = self.files.load(names[:READER_THREADS])
+            return False
+        count = max(READER_THREADS, LOAD_BYTES // self._blocks.block_bytes)
+        self.files.touch(names)  # what is brought back makes others leave, and these must not go for them
+        self._coming.add(found[0])
+        return DiskRead(found[:count], first, self.files.load(names[:count]))
+
+    def store(self, read: DiskRead, known: Container[bytes]) -> list[tuple[bytes, int, tuple[int, ...]]]:
+        """What has come is stored in new blocks that are held, but for the `known` -> `(key, number, blocks)` of each.
+
+        Where it raises BudgetError or whatever storing fails with, nothing has changed.
+        """
+        self._coming.discard(read.keys[0])
+        failed = read.future.exception()
+        if failed is not None:
+            self.files.delete_damaged(_name(read.keys[0]), explain(failed))  # or it would be asked for again at once
+            return []
+        loaded = read.future.result()
+        self.reads.note(loaded.bytes, loaded.seconds)
+        self.counts["read_bytes"] += loaded.bytes
+        new: list[tuple[bytes, int, Tensors]] = []
+        wanted = self._blocks.expected([1] * len(self._blocks.tables))
+        for number, (key, tensors) in enumerate(zip(read.keys, loaded.tensors, strict=False), read.first):
+            if {name: (list(x.shape), x.dtype) for name, x in tensors.items()} != wanted:
+                self.files.delete_damaged(_name(key), "its tensors are not those of this model")
+                break
+            if key not in known:
+                new.append((key, number, tensors))
+        joined: dict[str, Tensor] = {name: torch.cat([x[name] for _, _, x in new]) for name in wanted if new}
+        ids = self._blocks.write(joined, [len(new)] * len(self._blocks.tables))
+        self.files.touch(list(map(_name, read.keys)))
+        self.counts["read_tokens"] += len(new) * self.block
+        return [(key, number, own) for (key, number, _), own in zip(new, zip(*ids, strict=True), strict=True)]
+
+    def give_up(self, read: DiskRead) -> None:
+        """The request that waited for it is gone."""
+        self._coming.discard(read.keys[0])
+
+    def clear(self) -> None:
+        """No request waits for anything."""
+        self._coming.clear()
+
+    def takes(self, size: int, tokens: int) -> bool:
+        """Whether a sequence of so many bytes may be parked: it is not read again sooner, and there is room for its
+        file, and in DRAM for the copy that is written."""
+        if not self.pays(size, 0, tokens) or not self.files.takes_private(size):
+            return False
+        try:
+            available.require(size, "A parked sequence", PLACE["host"])
+        except BudgetError:
+            return False
+        return True
+
+    def park(self, tensors: Tensors) -> str | None:
+        """A sequence is written -> the name of its file; None: there is no room."""
+        name = self.files.put_private(tensors)
+        self.counts["parked"] += name is not None
+        return name
+
+    def describe(self) -> dict[str, Any]:
+        """For reports."""
+        own = ("written", "written_bytes", "skipped", "deleted", "damaged")
+        return {
+            "bytes": self.files.held,
+            "limit": self.files.limit,
+            **{name: self.files.counts[name] for name in own},
+            **{name: self.counts[name] for name in ("read_tokens", "read_bytes", "refused_tokens", "parked", "failed")},
+            "read_bytes_per_s": self.reads.bytes_per_s(),
+            "prompt_tokens_per_s": self.prompts.tokens_per_s(),
+        }
+
+    def pays(self, size: int, start: int, end: int) -> bool:
+        """Whether reading so many bytes takes less time than computing these tokens; yes, while either is unknown."""
+        if not self.prompts.known or not self.reads.known:
+            return True
+        return self.reads.seconds(size) < self.prompts.seconds(start, end)
+
+    def _finish_probe(self) -> None:
+        if self._probe is not None and self._probe.done():
+            probe, self._probe = self._probe, None
+            if probe.exception() is None:
+                self.reads.note(probe.result().bytes, probe.result().seconds)
+
+
+def _name(key: bytes) -> str:
+    return key.hex() + SUFFIX

@@ -1,0 +1,82 @@
+"""Beginnings of texts that are stored in memory: chains of full blocks, known by their content keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import cast
+
+from coattn.cache.block_table import BlockTable
+from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.disk import DiskPrefixCache
+from coattn.engine.store.eviction import EvictionOrder
+
+
+@dataclass(eq=False, slots=True)
+class PrefixNode:
+    """One block of tokens, stored in one block of each table."""
+
+    key: bytes
+    blocks: tuple[int, ...]
+    number: int
+    """Blocks before it."""
+    users: int = 0
+    """Running and parked sequences that go through it."""
+
+
+class PrefixCache:
+    """Chains of stored blocks: a sequence that goes through a node goes through all before it.
+
+    A node without users may be evicted, the end of a chain before its beginning. What is evicted goes to the disk, if
+    there is one.
+    """
+
+    def __init__(self, blocks: StoredBlocks, order: EvictionOrder, disk: DiskPrefixCache | None) -> None:
+        self._blocks, self._order, self._disk = blocks, order, disk
+        self.nodes: dict[bytes, PrefixNode] = {}
+        self.evicted = 0
+
+    def match(self, keys: Sequence[bytes]) -> list[PrefixNode]:
+        """The longest stored chain. Takes nothing."""
+        return [self.nodes[key] for key in takewhile(self.nodes.__contains__, keys)]
+
+    def add(self, key: bytes, blocks: Sequence[int], number: int) -> PrefixNode:
+        """A new node with one user, whose blocks are in that user's sequence."""
+        node = self.nodes[key] = PrefixNode(key, tuple(blocks), number, 1)
+        self._blocks.hold([(i,) for i in blocks])
+        return node
+
+    def adopt(self, nodes: Sequence[PrefixNode]) -> None:
+        """A chain of new nodes without users, whose blocks are held already."""
+        for node in reversed(nodes):
+            self.nodes[node.key] = node
+            self._order.add(node, self)
+
+    def use(self, nodes: Sequence[PrefixNode]) -> None:
+        """Each of a chain has one user more."""
+        for node in nodes:
+            self._order.remove(node)
+            node.users += 1
+
+    def leave(self, nodes: Sequence[PrefixNode]) -> None:
+        """Each of a chain has one user less."""
+        for node in reversed(nodes):
+            node.users -= 1
+            if not node.users:
+                self._order.add(node, self)
+
+    def evict(self, count: int = 1, table: BlockTable | None = None) -> bool:
+        nodes = cast("list[PrefixNode]", self._order.oldest(self, count))
+        if self._disk is not None and nodes:
+            self._disk.spill([(node.key, node.number, node.blocks) for node in nodes])
+        for node in nodes:
+            self._order.remove(node)
+            del self.nodes[node.key]
+            self._blocks.drop([(i,) for i in node.blocks])
+        self.evicted += len(nodes)
+        return bool(nodes)
+
+    def clear(self) -> None:
+        """Forgets everything; the tables may be in disorder."""
+        self.nodes.clear()

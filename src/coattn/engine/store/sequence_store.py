@@ -1,0 +1,343 @@
+"""All that is stored outside the slots: prefixes that requests share, and sequences that go on, in memory and on disk.
+
+Nothing is copied but a window: a sequence that begins with stored blocks lists them as its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from coattn.cache import keep
+from coattn.cache.layout import AllBlocks
+from coattn.engine.request import Request
+from coattn.engine.store.blockers import resume_blocker, sharing_blocker
+from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.disk import DiskPrefixCache
+from coattn.engine.store.eviction import EvictionOrder
+from coattn.engine.store.files import FileCache
+from coattn.engine.store.hit import Hit
+from coattn.engine.store.keys import common_tokens
+from coattn.engine.store.parked import ParkedStore, ParkKey
+from coattn.engine.store.prefix import PrefixCache
+from coattn.engine.store.sequence import ParkedSequence, unpack
+from coattn.engine.store.sharing import PrefixSharing
+from coattn.engine.store.slots import SlotAssignment
+from coattn.step.runtime import Runtime
+from coattn.types import Phase, Step, Tier
+
+log = logging.getLogger("coattn")
+T = TypeVar("T")
+
+
+class SequenceStore:
+    """Between steps, on the engine's thread: `lookup` says what is stored of a request, `attach` gives it to its slot,
+    and `release` keeps what it leaves there."""
+
+    def __init__(self, runtime: Runtime, model: bytes, shares: bool = True, files: FileCache | None = None) -> None:
+        """model: its fingerprint. shares: whether requests share prefixes; sessions go on in any case.
+
+        files: where blocks go that memory has no room for.
+        """
+        self.runtime, self.counts = runtime, Counter[str]()
+        self._resumes = resume_blocker(runtime) is None
+        self._blocks, self._order = StoredBlocks(runtime), EvictionOrder()
+        self.tables = self._blocks.tables
+        blocker = sharing_blocker(runtime) if shares else "it was switched off"
+        block = runtime.groups[-1].cache.block
+        self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
+        self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
+        self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
+        self._slots = SlotAssignment(runtime, self.tables, self.counts)
+        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self._slots, model, blocker, self.counts)
+        # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
+        whole = any(isinstance(group.cache.gpu, AllBlocks) for group in runtime.groups)
+        self._takes_back = not runtime.composed.exact and not whole
+        """Whether a session keeps what it had before a turn until that is over."""
+        self._sessions: set[int] = set()
+        """Those that are open: what requests of others leave is not kept."""
+        for table in self.tables:
+            table.set_reclaimer(self._order)
+
+    # requests
+
+    def lookup(self, request: Request) -> Hit:
+        """What is stored of a request's tokens. Changes nothing."""
+        if request.given is not None and not request.given.transferred:
+            return Hit()
+        for key in (_own(request), self._session_key(request)):
+            parked = self.parked.get(key)
+            if parked is not None:
+                return Hit(key, parked)
+        return Hit(nodes=self.sharing.match(request))
+
+    def loaded(self, request: Request, wait: bool) -> bool:
+        """Whether what a request would go on from is in memory by now, not on its way from the disk. wait: until it
+        is."""
+        keys = (_own(request), ("session", _session(request)))
+        return all(self.parked.loaded(self.parked.get(key), wait) for key in keys)
+
+    def choose_slot(self, hit: Hit, free: Sequence[int]) -> int:
+        """The free slot in whose window most of a hit still is; else the one that was left first."""
+        return self._slots.choose(hit, free)
+
+    def attach(self, request: Request, hit: Hit) -> None:
+        """A request has got an empty slot: it begins with what is stored. If that fails, it reads its tokens."""
+        if request.given is not None and not request.given.transferred:
+            return
+        self._try(request, lambda: self._attach(request, hit))
+        self.sharing.cursor(request).first = request.cached is None
+        if request.cached is None:
+            request.cached = request.stored
+            self.counts["asked_tokens"] += len(request.prompt)
+            self.counts["cached_tokens"] += request.cached
+
+    def readable(self, readers: list[Request], wait: bool = True) -> list[Request]:
+        """Those that need not wait for the disk, or for another to store what they would read too.
+
+        wait: until there is one.
+        """
+        if self.sharing.blocker is not None:
+            return readers
+        while True:
+            found = self._readable(readers)
+            loads = [request.cursor.load for request in readers if request.cursor and request.cursor.load]
+            if found or not wait or not loads:
+                return found
+            futures.wait([load.future for load in loads], return_when=futures.FIRST_COMPLETED)
+
+    def shared_bytes(self, request: Request) -> dict[Tier, int]:
+        """Bytes of its tokens that running requests hold anyway."""
+        if self.parked.get(("session", _session(request))) is not None:
+            return {}
+        return self.sharing.shared_bytes(request)
+
+    def stored_tokens(self, tokens: Sequence[int], salt: bytes) -> int:
+        """Tokens of a text that are stored now, from any thread: a moment later it may be fewer."""
+        return self.sharing.stored_tokens(tokens, salt)
+
+    def note_read(self, request: Request, start: int) -> None:
+        """A request has read tokens from `start` on."""
+        cursor = request.cursor
+        if cursor is not None:
+            cursor.read = True
+            if cursor.clean == start:
+                cursor.clean = request.stored
+            self.sharing.publish(request)
+
+    def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
+        """A step that began at `start` has read tokens `first .. last` of prompts: see `DiskPrefixCache`."""
+        if self.disk is not None:
+            self.disk.note_step(spans, start, waited)
+
+    def release(self, request: Request, whole: bool = True) -> None:
+        """A request is about to lose its slot. What it stored stays for others, and for its session.
+
+        whole: else the slot's contents are not what its tokens say, and nothing of it is kept.
+        """
+        cursor = request.cursor
+        if cursor is None:
+            return
+        if request.finish_reason != "cancelled" and request.finished:
+            self._end_turn(request)
+        if cursor.load is not None and self.disk is not None:
+            self.disk.give_up(cursor.load)
+        if request.error is None and whole:
+            self.sharing.publish(request)
+            self._park(request)
+        request.cursor = None
+        self.prefixes.leave(cursor.nodes)
+
+    def forget(self, request: Request) -> None:
+        """A request that lost its slot will not come back."""
+        self.parked.close(_own(request))
+
+    # sessions
+
+    def open(self, session: int) -> None:
+        """From now on what the requests of a session leave is kept for its next turn."""
+        self._sessions.add(session)
+
+    def close(self, session: int) -> None:
+        """A session is over."""
+        self._sessions.discard(session)
+        self.drop(session)
+
+    def drop(self, session: int) -> None:
+        """Lets go of what a session has stored. It may go on, with nothing."""
+        self.parked.close(("session", session))
+        self.parked.close(("before", session))
+
+    def export(self, session: int) -> tuple[ParkedSequence | None, dict[str, Tensor]]:
+        """What a session has stored between turns, and all of it as tensors."""
+        return self.parked.export(("session", session))
+
+    def restore(self, session: int, tensors: Mapping[str, Tensor], tokens: list[int], clean: int) -> None:
+        """A session goes on from tensors. If it raises InputError or BudgetError, nothing has changed."""
+        parked = unpack(self.runtime, self._blocks, tensors, tokens, clean)
+        self.drop(session)
+        self.parked.put(("session", session), parked)
+
+    # all
+
+    def clear(self) -> None:
+        """Forgets everything; slots are empty, and the tables may be in disorder."""
+        for part in (self._order, self.prefixes, self.parked, self.disk):
+            if part is not None:
+                part.clear()
+        for table in self.tables:
+            table.recount()
+
+    def describe(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "asked_tokens": self.counts["asked_tokens"],
+            "cached_tokens": self.counts["cached_tokens"],
+            "failed_reuse": self.counts["failed_reuse"],
+            "prefix_blocks": len(self.prefixes.nodes),
+            "prefix_evicted": self.prefixes.evicted,
+            "sessions_stored": sum(kind == "session" for kind, _ in self.parked),
+            "sequences_moved": self.parked.moved,
+            "copied_bytes": self.counts["copied_bytes"],
+            "fetched_bytes": self.counts["fetched_bytes"],
+            "not_shared": self.sharing.blocker,
+            "disk": None if self.disk is None else self.disk.describe(),
+        }
+
+    def _attach(self, request: Request, hit: Hit) -> None:
+        if hit.key is not None and hit.key[0] != "request":
+            for kind in ("session", "before"):
+                if (kind, _session(request)) != hit.key:
+                    self.parked.close((kind, _session(request)))
+        nodes = list(hit.nodes)
+        if hit.key is not None:
+            parked = self.parked.take(hit.key)
+            if parked is not None:
+                self._resume(request, parked, hit.key[0] == "request")
+            nodes = [] if request.stored else self.sharing.match(request)
+        self.sharing.attach(request, nodes)
+
+    def _resume(self, request: Request, parked: ParkedSequence, own: bool) -> None:
+        """The slot gets a parked sequence, as far as the request's tokens are the same, and if there is room.
+
+        own: it is the request's own, which lost its slot.
+        """
+        assert request.slot is not None
+        back = self.parked.bring(parked)
+        if back is None:
+            return
+        block, slot, length = self.sharing.block, request.slot, len(back.tokens)
+        left = self._common(request, back, own)
+        if left < length:
+            left -= left % block
+        caches = [group.cache for group in self.runtime.groups]
+        if left < length and not all(map(keep.goes_back, caches, back.groups)):
+            left = 0
+        if not left:
+            self.parked.drop(back)
+            return
+        step = Step(Phase.EXTEND, (slot,), (left,), (1,))
+        try:
+            self._slots.fill(slot, length, back.groups, step if left == length else None)
+            if left < length:
+                self.runtime.truncate(slot, length, left)
+                self._slots.announce(slot, left, step)
+        except BaseException:
+            self.parked.drop(back)
+            raise
+        cursor = self.sharing.cursor(request)
+        cursor.nodes = back.nodes[: left // block]
+        cursor.keys = cursor.keys or [node.key for node in cursor.nodes]
+        self.prefixes.use(cursor.nodes)
+        cursor.clean = min(back.clean, left)
+        request.stored = left
+        if left == length and self._takes_back and not own and request.session is not None:
+            self.parked.put(("before", request.session), back)
+        else:
+            self.parked.drop(back)
+
+    def _session_key(self, request: Request) -> ParkKey:
+        """Of what a session has stored; where the request takes back a cancelled turn, of what it had before that."""
+        keys: list[ParkKey] = [("session", _session(request)), ("before", _session(request))]
+        now, before = map(self.parked.get, keys)
+        goes_on = now is not None and self._common(request, now) == len(now.tokens)
+        goes_back = before is not None and not goes_on and self._common(request, before) == len(before.tokens)
+        return keys[goes_back]
+
+    def _common(self, request: Request, parked: ParkedSequence, own: bool = False) -> int:
+        """Of a parked sequence, the tokens that the request has too, but for those that it reads in any case."""
+        return common_tokens(parked.tokens, request.tokens(0, max(0, request.total - self._tail(request, own))))
+
+    def _tail(self, request: Request, own: bool) -> int:
+        """Last tokens that a sequence reads when it goes on: a turn at least two, which maintenance hears as a turn. A
+        request that has lost its slot reads what maintenance has to hear again, or nothing."""
+        if not own:
+            return 2
+        heard = max(group.maintenance.listens for group in self.runtime.groups)
+        return (max(2, heard) if heard else 1) if request.output else self.sharing.tail
+
+    def _park(self, request: Request) -> None:
+        """What a request has stored is kept for it, or for the next turn of its session, where it can be."""
+        assert request.slot is not None
+        assert request.cursor is not None
+        if request.finished:
+            key: ParkKey = "session", _session(request)
+            wanted = request.session in self._sessions
+        else:
+            key, wanted = _own(request), not self.runtime.midway(request.slot)
+        if wanted and request.stored and self._resumes:
+            tokens = request.tokens(0, request.stored)
+            self.parked.park(key, request.slot, tokens, request.cursor.clean, request.cursor.nodes)
+
+    def _end_turn(self, request: Request) -> None:
+        """A turn is over. One that failed has changed nothing."""
+        before = self.parked.take(("before", _session(request)))
+        if before is not None and request.error is not None and request.session in self._sessions:
+            self.parked.put(("session", _session(request)), before)
+        elif before is not None:
+            self.parked.drop(before)
+
+    def _readable(self, readers: list[Request]) -> list[Request]:
+        disk = self.disk
+        for request in readers if disk is not None else ():
+            self._try(request, lambda each=request: self.sharing.load(each, disk))  # type: ignore[misc, arg-type]
+        ahead: list[Request] = []
+        for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
+            if not self._try(request, lambda each=request: self.sharing.must_wait(each, ahead)):  # type: ignore[misc]
+                ahead.append(request)
+        return [each for each in readers if each in ahead and (each.cursor is None or each.cursor.load is None)]
+
+    def _try(self, request: Request, work: Callable[[], T]) -> T | None:
+        """Whatever fails on the way from what is stored to a slot costs time alone: the request reads its text."""
+        try:
+            return work()
+        except Exception:
+            log.warning("what is stored of a request cannot be used, so it is read again", exc_info=True)
+            self._begin_afresh(request)
+            return None
+
+    def _begin_afresh(self, request: Request) -> None:
+        """A slot that got half of what is stored of a request is empty again, and the request looks for no more."""
+        assert request.slot is not None
+        cursor, request.cursor, request.stored = request.cursor, None, 0
+        self.counts["failed_reuse"] += 1
+        if cursor is not None:
+            self.prefixes.leave(cursor.nodes)
+        self.runtime.truncate(request.slot, 0, 0)
+        cursor = self.sharing.cursor(request)
+        cursor.read = cursor.refused = True
+
+
+def _own(request: Request) -> ParkKey:
+    """By which a request is known while it has no slot."""
+    return "request", request.id
+
+
+def _session(request: Request) -> int:
+    """The number of its session; -1, which no session has."""
+    return -1 if request.session is None else request.session

@@ -1,0 +1,195 @@
+"""Requests that begin alike share their first blocks: who has them, who waits for them, and who publishes them."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+
+from coattn.cache.keep import Kept
+from coattn.engine.request import Request
+from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.cursor import PrefixCursor
+from coattn.engine.store.disk import DiskPrefixCache, DiskRead
+from coattn.engine.store.keys import common_blocks, digest, extend_keys
+from coattn.engine.store.prefix import PrefixCache, PrefixNode
+from coattn.engine.store.sealed import explain
+from coattn.engine.store.slots import SlotAssignment
+from coattn.errors import BudgetError
+from coattn.step.runtime import Runtime
+from coattn.types import Phase, Step, Tier
+
+log = logging.getLogger("coattn")
+
+
+class PrefixSharing:
+    """Nothing is copied but a window."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        blocks: StoredBlocks,
+        prefixes: PrefixCache,
+        slots: SlotAssignment,
+        model: bytes,
+        blocker: str | None,
+        counts: Counter[str],
+    ) -> None:
+        """model: its fingerprint. counts: gets the tokens that are found after a request has begun."""
+        self.runtime, self.model, self.prefixes = runtime, model, prefixes
+        self._blocks, self._slots, self._counts = blocks, slots, counts
+        self.blocker = blocker
+        """Why requests do not share; None where they do."""
+        self.exact = runtime.composed.exact
+        self.exclusive = any(group.index.by_sequence for group in runtime.groups)
+        """Whether a block is in one sequence at a time, since an index keeps something of it by the sequence."""
+        self.block = runtime.groups[-1].cache.block
+        # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
+        self.tail = 1 if self.exact else max(2, *(group.maintenance.listens for group in runtime.groups))
+        """Last tokens of a prompt that are always computed."""
+
+    def root(self, salt: bytes) -> bytes:
+        """The key before a tenant's first block."""
+        row = self.runtime.composed
+        dtypes = [str(shape.dtype) for shape in self.runtime.layers]
+        return digest("root", self.model, repr(dtypes), row.method.name, repr(sorted(row.params.items())), salt)
+
+    def cursor(self, request: Request) -> PrefixCursor:
+        """The request's own; a new one where it has none."""
+        if request.cursor is None:
+            request.cursor = PrefixCursor(self.root(request.salt))
+        return request.cursor
+
+    def match(self, request: Request) -> list[PrefixNode]:
+        """The stored blocks that a request can begin with."""
+        if self.blocker is not None:
+            return []
+        found = self.prefixes.match(self._keys(request))
+        return list(takewhile(lambda node: not node.users, found)) if self.exclusive else found
+
+    def shared_bytes(self, request: Request) -> dict[Tier, int]:
+        """Bytes of its tokens that running requests hold anyway."""
+        if self.blocker is not None or request.given is not None or self.exclusive:
+            return {}
+        if any(group.cache.spec.plan.host_overhead for group in self.runtime.groups):
+            return {}  # what maintenance keeps with a block is each sequence's own
+        nodes, table = self.prefixes.nodes, self._blocks.tables[0]
+
+        def idle(key: bytes) -> bool:
+            node = nodes.get(key)
+            return node is None or not table.busy(node.blocks[0])
+
+        return self.runtime.bytes_for(self.block * bisect_left(self._keys(request), True, key=idle))
+
+    def stored_tokens(self, tokens: Sequence[int], salt: bytes) -> int:
+        """Tokens of a text that are stored now, from any thread: a moment later it may be fewer."""
+        if self.blocker is not None:
+            return 0
+        keys: list[bytes] = []
+        extend_keys(keys, self.root(salt), tokens, self.block)
+        return self.block * bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
+
+    def attach(self, request: Request, nodes: list[PrefixNode]) -> None:
+        """A request in an empty slot begins with stored blocks."""
+        if not nodes:
+            return
+        assert request.slot is not None
+        cursor, tokens = self.cursor(request), len(nodes) * self.block
+        self.prefixes.use(nodes)
+        cursor.nodes, cursor.clean = nodes, tokens
+        kept = [Kept(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
+        self._slots.fill(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
+        request.stored = tokens
+
+    def must_wait(self, request: Request, ahead: Sequence[Request]) -> bool:
+        """Whether a request ahead reads what it needs. Where that is stored by now, it begins there."""
+        cursor = request.cursor
+        if cursor is None or cursor.read or self.exclusive:
+            return False
+        keys, stored = self._keys(request), 0
+        for other in ahead:
+            if other.cursor is not None:
+                common = common_blocks(keys, other.cursor.keys)
+                if common > other.stored // self.block:
+                    return True
+                stored = max(stored, common)
+        # the request that has read it may be past reading by now
+        have = len(cursor.nodes)
+        published = have < len(keys) and keys[have] in self.prefixes.nodes and have * self.block == request.stored
+        if published or stored * self.block > request.stored:
+            self._attach_again(request, cursor)
+        return False
+
+    def load(self, request: Request, disk: DiskPrefixCache) -> None:
+        """A request gets what has come from the disk, and asks for what comes after it."""
+        cursor = request.cursor
+        if cursor is None or cursor.refused:
+            return
+        if cursor.load is not None:
+            if not cursor.load.future.done():
+                return
+            load, cursor.load = cursor.load, None
+            try:
+                new = disk.store(load, self.prefixes.nodes)
+            except Exception as error:  # it reads them itself
+                if not isinstance(error, BudgetError):
+                    log.warning("Blocks from the disk cannot be stored: %s.", explain(error))
+                    disk.counts["failed"] += 1
+                cursor.refused = True
+                return
+            self.prefixes.adopt([PrefixNode(key, blocks, number) for key, number, blocks in new])
+            found = self.prefixes.match(load.keys)
+            if found:
+                self._attach_again(request, cursor)
+                self.prefixes.use(found)
+                self.prefixes.leave(found)
+        keys, have = self._keys(request), len(cursor.nodes)
+        if have == request.stored // self.block and have < len(keys) and keys[have] in disk:
+            coming = disk.look(keys[have:], have)
+            cursor.refused = coming is False
+            cursor.load = coming if isinstance(coming, DiskRead) else None
+
+    def publish(self, request: Request) -> None:
+        """Full blocks of a request become nodes; what it has stored twice is stored once."""
+        cursor = request.cursor
+        if self.blocker is not None or cursor is None:
+            return
+        assert request.slot is not None
+        end = (request.stored if self.exact else cursor.clean) // self.block
+        if end <= len(cursor.nodes):
+            return
+        extend_keys(cursor.keys, cursor.root, request.tokens(0, end * self.block), self.block)
+        for b in range(len(cursor.nodes), end):
+            node = self.prefixes.nodes.get(cursor.keys[b])
+            if node is None:
+                blocks = [table.owned[request.slot][b] for table in self._blocks.tables]
+                node = self.prefixes.add(cursor.keys[b], blocks, b)
+            elif self.exclusive:
+                return
+            else:
+                self.prefixes.use((node,))
+                for table, i in zip(self._blocks.tables, node.blocks, strict=True):
+                    table.swap(request.slot, b, i)
+            cursor.nodes.append(node)
+
+    def _attach_again(self, request: Request, cursor: PrefixCursor) -> None:
+        """More of a request's tokens is stored by now than when it began."""
+        assert request.slot is not None
+        assert request.cached is not None
+        before = request.stored // self.block * self.block
+        self.runtime.truncate(request.slot, request.stored, 0)
+        self.prefixes.leave(cursor.nodes)
+        cursor.nodes, request.stored = [], 0
+        self.attach(request, self.match(request))
+        if cursor.first:
+            request.cached += request.stored - before
+            self._counts["cached_tokens"] += request.stored - before
+
+    def _keys(self, request: Request) -> list[bytes]:
+        """Of the blocks that a request may find: its last tokens are computed."""
+        cursor = self.cursor(request)
+        if len(cursor.keys) < request.total // self.block:
+            extend_keys(cursor.keys, cursor.root, request.tokens(0, request.total), self.block)
+        return cursor.keys[: max(0, request.total - self.tail) // self.block]

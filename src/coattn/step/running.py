@@ -1,0 +1,60 @@
+"""A step that has begun: what belongs to it until it is committed or aborted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coattn.cache.step_table import StepTable
+from coattn.parts.index.base import Index
+from coattn.parts.schedule.base import Started
+from coattn.step.streams import StepStreams
+from coattn.types import Step
+
+
+@dataclass(eq=False)
+class RunningStep:
+    """Made by `Runtime.begin`. Several may run at once: a prompt's, and a decode step between two of its layers.
+
+    Owns the step tables of its layers, what was picked with predicted queries, and how to undo the step. A table's
+    memory belongs to the cache, which has one for decode steps: of these, one runs at a time.
+    """
+
+    step: Step
+    streams: StepStreams
+    co_step: Step | None = None
+    """Prompts that are read in the same forward call as a decode step; their tokens come after its."""
+    on_layer_boundary: Callable[[], None] | None = None
+    """Called between two layers of a prompt; may run a decode step of other sequences."""
+    tables: dict[int, StepTable] = field(default_factory=dict)
+    """By layer, of a decode step."""
+    predicted: dict[int, Started] = field(default_factory=dict)
+    """By layer: what its predicted query picked, and what was started with it."""
+    ran: bool = False
+    """Whether any layer has begun."""
+    replayed: bool = False
+    """Whether all layers ran in a graph: then what they leave for the next step is done, too."""
+    committing: bool = False
+    """Whether some of it may be history already."""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """Put back, last first, what planning the step or its layers have changed in place."""
+
+    @property
+    def parts(self) -> tuple[Step, ...]:
+        """The step, then the prompts that it takes along."""
+        return (self.step,) if self.co_step is None else (self.step, self.co_step)
+
+    def save(self, index: Index, layers: Sequence[int]) -> None:
+        """Keeps what the attention of these layers will change in place, to undo it."""
+        self.undo += index.saved(layers, self.tables[layers[0]])
+
+    def mark_replayed(self) -> None:
+        """Its layers run now, as a graph."""
+        self.ran = self.replayed = True
+
+    def take_prediction(self, layer: int) -> Started | None:
+        """What was started for the layer with a predicted query; what follows waits for that query's stream."""
+        started = self.predicted.pop(layer, None)
+        if started is not None:
+            started.wait()
+        return started
