@@ -49,7 +49,7 @@ class World:
         running = self.runtime.begin(step)
         out = self.runtime.attend(running, 0, q, k, v, SCALE)
         self.runtime.commit(running)
-        self.table = running.tables.get(0)
+        self.table = running.tables.get(0, self.table)
         self.group.select.pick = pick  # type: ignore[method-assign]
         for i, (start, end) in enumerate(step.spans):
             self.k[i], self.v[i] = torch.cat([self.k[i], k[start:end]]), torch.cat([self.v[i], v[start:end]])
