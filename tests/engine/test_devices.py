@@ -223,6 +223,6 @@ def test_captured_in_two_graphs(method: str) -> None:
         assert not isinstance(llm.runner, EagerRunner)
         assert llm.report()["captured"]
         got = answers(llm)
-        assert all(len(made.legs) == 2 for made in llm.runner._captured.values())
+        assert all(len(made.stages) == 2 for made in llm.runner._captured.values())
     assert same(got, on_one(method))
     assert torch.cuda.current_device() == 0

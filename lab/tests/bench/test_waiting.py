@@ -9,9 +9,9 @@ import pytest
 import torch
 from lab.tests.run import coattn_lab
 
-from coattn.parts.handover.mailboxes import Mailboxes
-from coattn.parts.handover.server import Server
+from coattn.parts.handover.manager import MailboxBridge
 from coattn.parts.handover.span import Span
+from coattn.parts.handover.thread import MailboxThread
 from coattn.step.trace.step import Crossing, Timing, on_host_clock
 from coattn_lab.bench.decode import _time, layer_us, waiting
 
@@ -44,12 +44,12 @@ def test_looks_are_taken_at_steps_that_count() -> None:
 
 def test_what_is_pulled_is_stamped_by_layer() -> None:
     spec = SimpleNamespace(layers={3: None, 5: None}, device=torch.device("cpu"))
-    cache, server = SimpleNamespace(spec=spec), Server()
-    asking, pulling = (Mailboxes(cache, pulls, server) for pulls in (False, True))  # type: ignore[arg-type]
+    cache, thread = SimpleNamespace(spec=spec), MailboxThread()
+    asking, pulling = (MailboxBridge(cache, pulls, thread) for pulls in (False, True))  # type: ignore[arg-type]
     assert asking.fetches() == []
-    assert asking.stamp(5, "pull") is None
+    assert asking.timestamp_slot(5, "pull") is None
     for who, time in (("gpu", 100), ("pull", 400)):
-        stamp = pulling.stamp(5, who)
+        stamp = pulling.timestamp_slot(5, who)
         assert stamp is not None
         stamp.fill_(time)
     assert pulling.fetches() == [("layer 3", 0, 0), ("layer 5", 100, 400)]

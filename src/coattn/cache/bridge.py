@@ -17,14 +17,14 @@ class HostBridge(Protocol):
     Executors and calls are parts of higher rooms, so they are not typed here.
     """
 
-    def ask(self, executor: Any, call: Any, work: Work) -> Callable[[], Any]:
+    def submit(self, executor: Any, call: Any, work: Work) -> Callable[[], Any]:
         """Begins a piece of work of an asynchronous executor; the result fetches its state."""
 
-    def side(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
+    def side_stream(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
         """Inside this block a layer's query is predicted from `hidden`, on a side stream where there is one."""
 
-    def mark(self) -> Callable[[], None]:
-        """Calling the result makes what follows wait for what is there now."""
+    def record_event(self) -> Callable[[], None]:
+        """Calling the result makes what follows wait for what is on the current stream now."""
 
-    def stamp(self, layer: int, who: str) -> Tensor | None:
+    def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
         """Where a kernel leaves the time of its end, if anybody wants to know. who: `gpu` or `pull`."""

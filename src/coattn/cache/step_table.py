@@ -106,7 +106,7 @@ class StepTable:
     block: int
     host: bool
     """Whether anything in DRAM is attended; steps of sequences that lie on the GPU altogether have no such part."""
-    hand: HostBridge
+    bridge: HostBridge
     """By what the step's host work is handed over."""
     longest: Mapping[str, int] = field(default_factory=dict)
     """By tier: entries of the longest list, where the host may know; else as many as the list has room for."""

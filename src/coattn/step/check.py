@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,13 +17,11 @@ from torch import Tensor
 from coattn.cache.ledger import Ledger
 from coattn.kernels.blockwise import NAMES
 from coattn.method.row import Composed, Method, compose
+from coattn.parts.call import AttentionCall
+from coattn.parts.executor.base import State
 from coattn.step.probe import Probe
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import LayerShape, Rope, Selection, Step
-
-if TYPE_CHECKING:
-    from coattn.parts.call import AttentionCall
-    from coattn.parts.executor.base import State
 
 TOKENS = 224
 """Of the longest sequence of the check that leaves nothing out."""

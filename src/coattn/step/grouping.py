@@ -12,8 +12,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.method.row import Composed, Parts, compose
 from coattn.method.table import SLIDING
 from coattn.parts.executor.gpu import Gpu
-from coattn.parts.handover.base import Hand
-from coattn.parts.handover.threads import Threads
+from coattn.parts.handover.bridges import InlineBridge, ThreadBridge
 from coattn.step.layer_group import LayerGroup
 
 
@@ -42,8 +41,8 @@ def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:
     cache = KVCache(parts.config, replace(spec, plan=plan), parts.index)
     gpu = Gpu()
     place = gpu if parts.executor.name == gpu.name else parts.executor
-    hand = Threads() if spec.device.type == "cuda" else Hand()
-    return LayerGroup(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.maintenance, hand)
+    bridge = ThreadBridge() if spec.device.type == "cuda" else InlineBridge()
+    return LayerGroup(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.maintenance, bridge)
 
 
 def _require(groups: Sequence[LayerGroup], composed: Composed, spec: CacheSpec) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -18,16 +18,14 @@ from coattn.kernels.current import current
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.executor.gpu import Gpu
-from coattn.parts.handover.base import Hand
+from coattn.parts.handover.bridges import InlineBridge
+from coattn.parts.handover.manager import MailboxBridge, MailboxManager
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
 from coattn.parts.select.base import Select
 from coattn.step.running import RunningStep
 from coattn.types import Phase, Step
-
-if TYPE_CHECKING:
-    from coattn.parts.handover.mailboxes import PostOffice
 
 
 @dataclass
@@ -42,10 +40,10 @@ class LayerGroup:
     """Who attends to what lies in DRAM; the GPU's own executor where nothing does."""
     schedule: Schedule
     maintenance: Maintenance
-    hand: Hand
+    bridge: InlineBridge
     """Of steps that are not captured."""
-    mailboxes: Any = None
-    """The hand-over of captured steps, once there is one."""
+    mailbox_bridge: MailboxBridge | None = None
+    """Of captured steps, once one has needed it."""
     replayed: bool = False
     """Whether the last decode step was one, for reports."""
     audit: Audit | None = None
@@ -87,7 +85,7 @@ class LayerGroup:
         self._closers.append(self.cache.release)
         for part in (self.index, self.maintenance, self.select, self.gpu, self.executor, self.schedule):
             self._closers.append(part.release)
-        self._closers.append(self.hand.close)
+        self._closers.append(self.bridge.close)
         self.index.open(self.cache)
         self.gpu.open(self.cache)
         if self.executor is not self.gpu:
@@ -144,21 +142,21 @@ class LayerGroup:
         }
         if self.audit is not None:
             self.audit.plan(step)
-        return StepTable(memory, step.seqs, self.cache.block, self.reaches_host(step), self.hand, longest)
+        return StepTable(memory, step.seqs, self.cache.block, self.reaches_host(step), self.bridge, longest)
 
-    def capture(self, rows: int, host: bool, office: Callable[[], PostOffice]) -> StepTable:
+    def capture(self, rows: int, host: bool, manager: Callable[[], MailboxManager]) -> StepTable:
         """The table of any decode step of `rows` sequences, whatever stands in it.
 
-        host: whether anything in DRAM is attended; on a GPU it is handed over by a mailbox of the office.
+        host: whether anything in DRAM is attended; on a GPU it is handed over by a mailbox of the manager.
         """
-        memory, hand = self.cache.tables, self.hand
+        memory, bridge = self.cache.tables, self.bridge
         assert rows <= memory.batch, f"{rows} rows in a table of {memory.batch}"
         if memory.device.type == "cuda" and host:
-            if self.mailboxes is None:
+            if self.mailbox_bridge is None:
                 pulls = "host" in self.executor.runs and not self.executor.asynchronous
-                self.mailboxes = office().open(self.cache, pulls)
-            hand = self.mailboxes
-        return StepTable(memory, rows, self.cache.block, host, hand)
+                self.mailbox_bridge = manager().open(self.cache, pulls)
+            bridge = self.mailbox_bridge
+        return StepTable(memory, rows, self.cache.block, host, bridge)
 
     def store(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         """Stores the packed keys and values `[tokens, kv_heads, d]` of a step that is no decode step."""

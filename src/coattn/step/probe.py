@@ -1,18 +1,16 @@
-"""Looking on: what a runtime shows to whoever measures, counts or draws."""
+"""What a runtime shows of its steps to measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from coattn.parts.call import AttentionCall
+from coattn.parts.executor.base import State
+from coattn.step.layer_group import LayerGroup
 from coattn.types import Selection, Step
-
-if TYPE_CHECKING:
-    from coattn.parts.call import AttentionCall
-    from coattn.parts.executor.base import State
-    from coattn.step.runtime import LayerGroup, Runtime
 
 
 class Probe:
@@ -24,8 +22,8 @@ class Probe:
     optional: ClassVar[bool] = False
     """Whether a step does without it: then what it raises is dropped and counted."""
 
-    def open(self, runtime: Runtime) -> None:
-        """A runtime has been opened whose steps it will see."""
+    def open(self, runtime: Any) -> None:
+        """A `Runtime` has been opened whose steps it will see. Untyped here, since runtimes know probes."""
 
     def begin(self, step: Step) -> None:
         """A step begins."""

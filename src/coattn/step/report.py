@@ -137,8 +137,8 @@ def _report(group: LayerGroup, step: Step) -> dict[str, Any]:
     found: dict[str, Any] = {"attended_gpu": gpu, "attended_host": float(host)}
     for part in group.all():
         found |= part.report(step)
-    if group.replayed and group.mailboxes is not None:
-        found |= group.mailboxes.report()
+    if group.replayed and group.mailbox_bridge is not None:
+        found |= group.mailbox_bridge.report()
     if "row_entries" in found and host:
         rows = found["row_entries"]
         found |= {"kept_mean": rows / host, "attended_host": rows}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from coattn.kernels.merge import merge_output
 from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
 from coattn.parts.call import AttentionCall
+from coattn.parts.handover.manager import MailboxManager
 from coattn.step import report as counts
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
@@ -27,9 +28,6 @@ from coattn.step.prompt import Reading
 from coattn.step.running import RunningStep
 from coattn.step.streams import StepStreams
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
-
-if TYPE_CHECKING:
-    from coattn.parts.handover.mailboxes import PostOffice
 
 
 class Runtime:
@@ -60,7 +58,7 @@ class Runtime:
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, LayerGroup] = {}
         self.reading = Reading(layers, composed.blockwise)
-        self.office: PostOffice | None = None
+        self.mailboxes: MailboxManager | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
         self._side, self._decodes = SideStream(), SideStream()
         self.torn: set[int] = set()
@@ -134,7 +132,7 @@ class Runtime:
         step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
         running = RunningStep(step, self._streams(eager=False))
         for group in self.groups:
-            table = group.capture(rows, host, self._open_office)
+            table = group.capture(rows, host, self._open_mailboxes)
             running.tables |= dict.fromkeys(group.cache.spec.layers, table)
         return running
 
@@ -145,12 +143,10 @@ class Runtime:
     def _streams(self, eager: bool) -> StepStreams:
         return StepStreams(self._side, self._decodes, eager)
 
-    def _open_office(self) -> PostOffice:
-        from coattn.parts.handover.mailboxes import PostOffice
-
-        if self.office is None:
-            self.office = PostOffice()
-        return self.office
+    def _open_mailboxes(self) -> MailboxManager:
+        if self.mailboxes is None:
+            self.mailboxes = MailboxManager()
+        return self.mailboxes
 
     def attend(self, running: RunningStep, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q `[tokens, q_heads, d]`, k, v `[tokens, kv_heads, d]`, packed -> attention output like q."""
@@ -255,7 +251,7 @@ class Runtime:
     @contextmanager
     def side_stream(self, running: RunningStep, layer: int, hidden: Tensor) -> Iterator[None]:
         """Inside this block a layer's query is predicted; `hidden` is what it is made of."""
-        with running.tables[layer].hand.side(layer, hidden):
+        with running.tables[layer].bridge.side_stream(layer, hidden):
             yield
 
     def predict(self, running: RunningStep, layer: int, q: Tensor, scale: float) -> None:
@@ -358,10 +354,10 @@ class Runtime:
     def drop_captures(self) -> None:
         """No step captured so far will be replayed again."""
         for group in self.groups:
-            group.mailboxes = None
-        if self.office is not None:
-            self.office.close()
-            self.office = None
+            group.mailbox_bridge = None
+        if self.mailboxes is not None:
+            self.mailboxes.close()
+            self.mailboxes = None
 
     def report(self, step: Step) -> dict[str, Any]:
         """What the parts say of the last decode step. May wait for the GPU."""

@@ -85,8 +85,8 @@ def test_the_cpu_attends_with_the_predicted_query_to_what_it_picks() -> None:
     group = world.runtime.groups[0]
     started: list[Any] = []
     attended: list[Any] = []
-    ask, run = group.hand.ask, group.gpu.run
-    group.hand.ask = lambda who, call, work: started.append((call, work)) or ask(who, call, work)  # type: ignore[method-assign, func-returns-value]
+    submit, run = group.bridge.submit, group.gpu.run
+    group.bridge.submit = lambda who, call, work: started.append((call, work)) or submit(who, call, work)  # type: ignore[method-assign, func-returns-value]
     group.gpu.run = lambda call, work: attended.append((call, work)) or run(call, work)  # type: ignore[method-assign, func-returns-value]
     picked: dict[int, list[Any]] = {}
     pick = group.select.pick

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 from coattn.engine.runner.buckets import bucket_for, capture_sizes
-from coattn.engine.runner.legs import Leg, LegCapture, replay
 from coattn.engine.runner.runner import Chunk, EagerRunner
+from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
@@ -35,7 +35,7 @@ log = logging.getLogger("coattn")
 class CapturedStep:
     """One step: replaying it reads the step tables and leaves logits here."""
 
-    legs: list[Leg]
+    stages: list[StageGraph]
     logits: Tensor
     seconds: float
     """What capturing it took."""
@@ -70,7 +70,7 @@ class GraphRunner:
         borders = session.borders
         self.devices = (session.device,) if borders is None else borders.division.devices
         self._marks = [torch.zeros(3, 2, dtype=torch.int64, device=device) for device in self.devices]
-        """Of each leg, on its GPU's clock, the first of each row: it has begun; all of its own work is done; what ran
+        """Of each stage, on its GPU's clock, the first of each row: it has begun; all of its own work is done; what ran
         beside it is, too."""
         self._beside = False
         """Whether anything does."""
@@ -151,8 +151,8 @@ class GraphRunner:
         for group in self.runtime.groups:
             group.cache.plan(empty)
         self._write_inputs((), ())
-        legs = [Leg(*pair) for pair in zip(self.devices, self._streams, strict=True)]
-        capture = LegCapture(legs, self.session.borders, self._pools)
+        stages = [StageGraph(*pair) for pair in zip(self.devices, self._streams, strict=True)]
+        capture = StageCapture(stages, self.session.borders, self._pools)
         stream = self._streams[0]
         running = self.runtime.begin_capture(rows, host)
         with self.fusion.active(), torch.no_grad():
@@ -163,7 +163,7 @@ class GraphRunner:
             self._synchronize()
             with capture.capturing(partial(self._leave, running), self._arrive):
                 logits = self._forward(running, rows)
-        made = self._captured[rows, host] = CapturedStep(legs, logits, time.perf_counter() - start)
+        made = self._captured[rows, host] = CapturedStep(stages, logits, time.perf_counter() - start)
         log.info("captured a step of %d sequences%s in %.2f s", rows, " with the CPU" * host, made.seconds)
         return made
 
@@ -189,19 +189,19 @@ class GraphRunner:
         if self._last is None:
             return None
         begin, end, _, host = self._last
-        office = self.runtime.office if host else None
-        hands = [] if office is None else office.hands
+        mailboxes = self.runtime.mailboxes if host else None
+        bridges = [] if mailboxes is None else mailboxes.bridges
         crossings: list[Crossing] = []
         until = end
-        # a leg ends where the next one begins: clocks of two GPUs are never compared
+        # a stage ends where the next one begins: clocks of two GPUs are never compared
         for section in reversed(range(len(self.devices))):
             started, done, joined = self._marks[section][:, 0].tolist()
-            stamps = [stamp for hand in hands if hand.section == section for stamp in hand.fetches()]
+            stamps = [stamp for bridge in bridges if bridge.section == section for stamp in bridge.fetches()]
             if host and self._beside:
                 stamps.append(("the recall", done, joined))
             crossings += on_host_clock(stamps, joined, begin, until)
             until -= joined - started
-        return Timing(begin, end, () if office is None else tuple(office.spans()), tuple(crossings))
+        return Timing(begin, end, () if mailboxes is None else tuple(mailboxes.spans()), tuple(crossings))
 
     def drop_captures(self) -> None:
         """Drops every graph, and the mailboxes that they hand over by."""
@@ -226,13 +226,13 @@ class GraphRunner:
         return logits
 
     def _arrive(self, section: int) -> None:
-        """A leg begins."""
+        """A stage begins."""
         from coattn.kernels.triton.handover import mark
 
         mark(self._marks[section][0, :1])
 
     def _leave(self, running: RunningStep, section: int) -> None:
-        """A leg is at its end: what runs beside it is waited for."""
+        """A stage is at its end: what runs beside it is waited for."""
         from coattn.kernels.triton.handover import mark
 
         mark(self._marks[section][1, :1])
@@ -240,20 +240,20 @@ class GraphRunner:
         mark(self._marks[section][2, :1])
 
     def _replay(self, running: RunningStep, captured: CapturedStep, rows: int, host: bool) -> None:
-        office = self.runtime.office if host else None
+        mailboxes = self.runtime.mailboxes if host else None
         self._armed = host
-        if office is not None:
-            office.begin(rows)
+        if mailboxes is not None:
+            mailboxes.begin(rows)
         running.mark_replayed()
-        replay(captured.legs)
+        replay(captured.stages)
         if self.launched is not None:
             try:
                 self.launched()
             except Exception:
                 self.runtime.dropped += 1  # the step goes on
         self._wait()
-        if office is not None:
-            office.finish()
+        if mailboxes is not None:
+            mailboxes.finish()
         self._armed = False
 
     def _wait(self) -> None:

@@ -27,7 +27,7 @@ class Gpu(Executor):
         memory, cap, table = self.cache.gpu.memory[call.layer], call.shape.softcap, call.table
         if table is None:
             return attend(call.q, memory, work.blocks, call.scale, cap)
-        average, stamp = call.index.observed(call.layer), table.hand.stamp(call.layer, "gpu")
+        average, stamp = call.index.observed(call.layer), table.bridge.timestamp_slot(call.layer, "gpu")
         if average is not None:
             return attend_averaging(call.q, memory, work.blocks, call.scale, cap, average, stamp)
         return attend(call.q, memory, work.blocks, call.scale, cap, stamp)

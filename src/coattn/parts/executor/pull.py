@@ -88,7 +88,7 @@ class Pull(Executor):
         if call.table is None:
             return self.read(call, work, None)
         # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
-        stamp, cap = call.table.hand.stamp(call.layer, "pull"), call.shape.softcap
+        stamp, cap = call.table.bridge.timestamp_slot(call.layer, "pull"), call.shape.softcap
         listed, whole = work.blocks, self.cache.host.memory[call.layer]
         memory = listed.memory if isinstance(listed.memory, Tensor) else whole
         return attend(call.q, memory, listed, call.scale, cap, stamp)

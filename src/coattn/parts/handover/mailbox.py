@@ -1,133 +1,101 @@
-"""The mailbox of a captured step: memory that GPU and CPU share."""
+"""A mailbox: mapped memory by which the kernels of a captured step give jobs to the CPU. Two flags for each job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coattn import native
+from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
-from coattn.errors import UnsupportedError
-from coattn.kernels.native.attend import refuses, source
-from coattn.kernels.quantise.blocks import PackedBlocks
-from coattn.parts.handover.box import LINE, Box
-from coattn.parts.handover.server import DEADLINE_S, Server
-from coattn.state import Split
-from coattn.types import BlockList, LayerShape
+from coattn.parts.handover.span import Span
+from coattn.parts.handover.thread import MailboxThread
+
+LINE_BYTES = 64
+"""Between two flags: each has a cache line of its own."""
+ALLOCATION_BYTES = 4 << 20
+"""Mapped memory that slots are cut from at a time."""
 
 
-@dataclass(frozen=True)
-class Letter:
-    """One job's place in the mailbox: query there, answer back, and the two flags. Mapped host memory."""
+class Mailbox:
+    """The jobs of one group of layers, for at most `batch` sequences; see `csrc/mailbox.h` for the memory map.
 
-    q: Tensor
-    out: Tensor
-    lse: Tensor
-    post: Tensor
-    reply: Tensor
+    Life: posting and waiting are captured with the step; before each replay comes `begin`, after it `late` is asked.
 
-
-@dataclass(frozen=True)
-class LayerJob:
-    """What the CPU does for one layer: attend over these blocks.
-
-    picked: lists in host memory, read anew at every step; None: those of the step table.
+    | buffer | where | writer -> reader |
+    |---|---|---|
+    | `step`, `failed` | GPU | `begin`'s copy, the wait kernels -> the post and wait kernels |
+    | a slot's inputs and post flag | mapped | the post kernel -> the thread and its workers, once the flag says so |
+    | a slot's output and reply flag | mapped | the workers, then the thread -> the wait kernel and those after it |
+    | `verdict` | pinned | a wait kernel that gave up -> the host, once the step is over |
+    | timestamps | GPU | post, attention and wait kernels -> `spans`, once the step is over |
     """
 
-    layer: int
-    shape: LayerShape
-    blocks: Tensor | PackedBlocks
-    scale: float
-    picked: BlockList | None = None
+    def __init__(self, table: StepTable, jobs: int, device: torch.device, thread: MailboxThread) -> None:
+        """jobs: the most that a step may have."""
+        self.table, self.device, self.thread = table.memory, device, thread
+        self.batch = table.memory.batch
+        self.step = torch.zeros(1, dtype=torch.int32, device=device)
+        self.failed = torch.zeros(1, dtype=torch.int32, device=device)
+        self._order: dict[int, int] = {}
+        """The job of each layer among this mailbox's own."""
+        self._places: list[int] = []
+        """By job: its place among the thread's."""
+        self._timestamps = torch.zeros(jobs, 3, dtype=torch.int64, device=device)
+        """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
+        self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
+        self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._unused = torch.empty(0, dtype=torch.uint8)
 
+    def knows(self, layer: int) -> bool:
+        """Whether the layer's job is in the step already."""
+        return layer in self._order
 
-class Mailbox(Box):
-    """Letters with queries: the CPU attends to blocks."""
+    def timestamp_slot(self, layer: int) -> Tensor:
+        """Where the GPU's own part of a layer leaves the time of its end."""
+        return self._timestamp(layer, 1)
 
-    def __init__(self, table: StepTable, shapes: dict[int, LayerShape], device: torch.device, server: Server) -> None:
-        super().__init__(table, len(shapes), device, server)
-        self.letters: dict[int, Letter] = {}
-        self._answered: dict[int, Any] = {}
-        """Events after which a job's answer can be read, of the step that is being captured."""
-        self._copied: dict[int, tuple[Tensor, Tensor]] = {}
-        """Copies of answers in GPU memory, of jobs that were posted from beside."""
+    def begin(self) -> None:
+        """Tells the device the number of the step whose replay follows on its current stream."""
+        self._number.fill_(self.thread.number)
+        self.step.copy_(self._number, non_blocking=True)
 
-    def add(self, job: LayerJob) -> None:
-        """A layer of the step, in order; the second time nothing happens."""
-        if self.knows(job.layer):
-            return
-        letter, shape = self._letter(job.shape), job.shape
-        reason = refuses(letter.q, job.blocks)
-        if reason is not None:
-            raise UnsupportedError(
-                f"The CPU's kernels cannot take this model: {reason}.", "Use another block size, or another method."
-            )
-        picked = job.picked
-        if picked is None:
-            table, tokens = self.table.host("host_blocks"), self.table.host("host_lens")
-            picked = BlockList(table.view(self.batch, 1, -1), tokens.view(self.batch, 1), table.shape[-1])
-        plan = native.plan_attend(
-            letter.q,
-            source(job.blocks),
-            picked.table,
-            picked.tokens,
-            scale=job.scale,
-            softcap=shape.softcap or 0.0,
-            into=(letter.out, letter.lse),
-            owners=None if picked.owners is None else self.table.host("seq"),
-        )
-        self._add(job.layer, plan, letter.post, letter.reply)
-        self.letters[job.layer] = letter
+    @property
+    def late(self) -> bool:
+        """Whether the GPU gave up a wait; known once the replay is over."""
+        return bool(self.verdict)
 
-    def post(self, layer: int, q: Tensor, beside: bool = False) -> None:
-        """q `[rows, q_heads, d]` on its way to the CPU, and the wait for the answer, beside what the GPU does next.
+    def spans(self) -> list[Span]:
+        """What each job of the last step did when, on the host's monotonic clock."""
+        times = self.thread.times()
+        served = [times[place] for place in self._places]
+        stamps = dict(zip(self._order, self._timestamps.tolist(), strict=False))
+        # the thread sees a post about a microsecond after it was made: the closest pair sets one clock by the other
+        pairs = zip(served, stamps.values(), strict=True)
+        ahead = min((seen - stamp[0] for (seen, _), stamp in pairs), default=0) - 1000
+        spans = []
+        for layer, (seen, done) in zip(self._order, served, strict=True):
+            posted, ready, answered = stamps[layer]
+            spans.append(Span(layer, posted + ahead, ready + ahead, answered + ahead, seen, done))
+        return spans
 
-        beside: the current stream is a side one already.
-        """
-        from coattn.kernels.triton import handover
+    def _add(self, layer: int, plan: Any, post: Tensor, reply: Tensor) -> None:
+        """One more job, after those before it."""
+        self._places.append(self.thread.add(plan, post, reply, layer))
+        self._order[layer] = len(self._order)
 
-        letter = self.letters[layer]
-        q = q.contiguous()
-        here = torch.cuda.current_stream(self.device)
-        side = here if beside else self._side
-        if side is not here:
-            side.wait_stream(here)
-        with torch.cuda.stream(side):
-            handover.post(q, letter.q, letter.post, self.step, self._stamp(layer, 0))
-            handover.wait(letter.reply, self.step, self.failed, self.verdict, self._stamp(layer, 2), DEADLINE_S)
-            if beside:
-                # the answer is there long before it is wanted: then it had better be in GPU memory
-                here_out, here_lse = self._copies(layer)
-                handover.receive(letter.out[: len(q)], letter.lse[: len(q)], here_out, here_lse)
-            self._answered[layer] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._answered[layer].record(side)
-        q.record_stream(side)
+    def _cut(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Mapped memory of so many bytes each, on cache lines of their own."""
+        whole = [-(-size // LINE_BYTES) * LINE_BYTES for size in sizes]
+        if len(self._unused) < sum(whole):
+            self._unused = host_memory(max(ALLOCATION_BYTES, sum(whole)), self.device)
+        parts = torch.split(self._unused[: sum(whole)], whole)
+        self._unused = self._unused[sum(whole) :]
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def fetch(self, layer: int, rows: int) -> Split:
-        """The CPU's part, readable by the kernels that follow; what the GPU had to do meanwhile is in front."""
-        torch.cuda.current_stream(self.device).wait_event(self._answered.pop(layer))
-        letter = self.letters[layer]
-        out, lse = self._copied.get(layer, (letter.out, letter.lse))
-        return Split(out[:rows, None], lse[:rows, None])
-
-    def _copies(self, layer: int) -> tuple[Tensor, Tensor]:
-        if layer not in self._copied:
-            letter = self.letters[layer]
-            out, lse = (torch.zeros_like(part, device=self.device) for part in (letter.out, letter.lse))
-            self._copied[layer] = out, lse
-        return self._copied[layer]
-
-    def _letter(self, shape: LayerShape) -> Letter:
-        heads = self.batch * shape.q_heads
-        sizes = (heads * shape.head_dim * shape.dtype.itemsize, heads * shape.head_dim * 4, heads * 4, LINE, LINE)
-        q, out, lse, post, reply = self._cut(sizes)
-        return Letter(
-            q.view(shape.dtype).view(self.batch, shape.q_heads, shape.head_dim),
-            out.view(torch.float32).view(self.batch, shape.q_heads, shape.head_dim),
-            lse.view(torch.float32).view(self.batch, shape.q_heads),
-            post.view(torch.int32)[:1],
-            reply.view(torch.int32)[:1],
-        )
+    def _timestamp(self, layer: int, which: int) -> Tensor:
+        return self._timestamps[self._order[layer], which : which + 1]

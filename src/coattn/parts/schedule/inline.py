@@ -22,7 +22,7 @@ class Inline(Schedule):
         for work in selection.works:
             executor = executor_of(self.executors, work)
             if executor.asynchronous:
-                states.append(call.table.hand.ask(executor, call, work)())
+                states.append(call.table.bridge.submit(executor, call, work)())
             else:
                 states.append(executor.run(call, work))
         return states or nothing(call)

@@ -54,10 +54,10 @@ class LayerAhead(SameLayer):
 
     def start(self, call: AttentionCall, selection: Selection) -> Started:
         assert call.table is not None
-        hand = call.table.hand
-        wait = hand.mark()
+        bridge = call.table.bridge
+        wait = bridge.record_event()
         handed = [] if self.true_query else self.runs(selection, True)
-        return Started(selection, [hand.ask(executor, call, work) for executor, work in handed], wait)
+        return Started(selection, [bridge.submit(executor, call, work) for executor, work in handed], wait)
 
     def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
         if self.true_query or started is None:

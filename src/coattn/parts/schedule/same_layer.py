@@ -21,6 +21,6 @@ class SameLayer(Schedule):
 
     def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
         assert call.table is not None
-        pending = [call.table.hand.ask(executor, call, work) for executor, work in self.runs(selection, True)]
+        pending = [call.table.bridge.submit(executor, call, work) for executor, work in self.runs(selection, True)]
         states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
         return states + [fetch() for fetch in pending] or nothing(call)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.cache.block_table import BlockTable
 from coattn.cache.keep import table_of
+from coattn.parts.call import AttentionCall
+from coattn.parts.executor.base import State
 from coattn.step.probe import Probe
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import BlockList, Selection
 from coattn.units import ceil_div
-
-if TYPE_CHECKING:
-    from coattn.parts.call import AttentionCall
-    from coattn.parts.executor.base import State
-    from coattn.step.runtime import LayerGroup, Runtime
 
 GPU, HOST, GONE, SHARED = "ghxs"
 """In the GPU tier; in DRAM; forgotten; stored once for this sequence and others that run."""

@@ -104,11 +104,11 @@ def test_two_graphs_equal_plain_steps(family: str, name: str, pair: Any) -> None
     run.steps(3)
     run.join(2, 70)
     run.steps(30)
-    legs = next(iter(run.captured._captured.values())).legs
-    assert len(legs) == 2
-    assert not legs[0].carried
-    assert legs[1].carried[0][0].shape[-1] == run.captured.session.model.config.hidden_size
-    assert legs[1].stream != legs[0].stream
+    stages = next(iter(run.captured._captured.values())).stages
+    assert len(stages) == 2
+    assert not stages[0].carried
+    assert stages[1].carried[0][0].shape[-1] == run.captured.session.model.config.hidden_size
+    assert stages[1].stream != stages[0].stream
 
 
 @pytest.mark.gpu

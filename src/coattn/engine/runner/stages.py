@@ -15,48 +15,48 @@ from coattn.hf.borders import Borders
 
 
 @dataclass
-class Leg:
+class StageGraph:
     """The part of a captured step that one device runs."""
 
     device: torch.device
     stream: Any
-    """That it is captured and replayed on; None, where there is one leg: replayed on the current one."""
+    """That it is captured and replayed on; None, where there is one stage: replayed on the current one."""
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     carried: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """What is copied in before each replay: where it was made, in an earlier leg's memory, and where it goes."""
+    """What is copied in before each replay: where it was made, in an earlier stage's memory, and where it goes."""
 
 
-def replay(legs: list[Leg]) -> None:
-    """Each leg after the one before, by an event on its stream; the current stream of the last device then waits.
+def replay(stages: list[StageGraph]) -> None:
+    """Each stage after the one before, by an event on its stream; the current stream of the last device then waits.
 
     The host goes on at once.
     """
-    if len(legs) == 1:
-        legs[0].graph.replay()
+    if len(stages) == 1:
+        stages[0].graph.replay()
         return
     before: Any = None
-    for leg in legs:
-        here = torch.cuda.current_stream(leg.device)
-        leg.stream.wait_stream(here)  # the step's tables are on their way there
+    for stage in stages:
+        here = torch.cuda.current_stream(stage.device)
+        stage.stream.wait_stream(here)  # the step's tables are on their way there
         if before is not None:
-            leg.stream.wait_event(before)
-        with torch.cuda.stream(leg.stream):
-            for source, target in leg.carried:
+            stage.stream.wait_event(before)
+        with torch.cuda.stream(stage.stream):
+            for source, target in stage.carried:
                 target.copy_(source, non_blocking=True)
-            leg.graph.replay()
-            before = leg.stream.record_event()
-        # a copy between two GPUs runs on the current stream of the one it comes from, which so follows the leg
+            stage.graph.replay()
+            before = stage.stream.record_event()
+        # a copy between two GPUs runs on the current stream of the one it comes from, which so follows the stage
         here.wait_event(before)
 
 
-class LegCapture:
-    """Makes the legs of one step out of two forward calls: `rehearsing` runs for real, `capturing` captures."""
+class StageCapture:
+    """Makes the stages of one step out of two forward calls: `rehearsing` runs for real, `capturing` captures."""
 
-    def __init__(self, legs: list[Leg], borders: Borders | None, pools: dict[torch.device, Any]) -> None:
-        self.legs, self.borders, self._pools = legs, borders, pools
+    def __init__(self, stages: list[StageGraph], borders: Borders | None, pools: dict[torch.device, Any]) -> None:
+        self.stages, self.borders, self._pools = stages, borders, pools
         self._arrived: dict[int, list[Tensor]] = {}
         """By section: memory for what is carried in, in the order in which it is asked for."""
-        self._open: Leg | None = None
+        self._open: StageGraph | None = None
         self._undo: list[Any] = []
 
     @contextmanager
@@ -77,7 +77,7 @@ class LegCapture:
 
     @contextmanager
     def capturing(self, leave: Callable[[int], None], arrive: Callable[[int], None]) -> Iterator[None]:
-        """leave, arrive: called with a section's number at the end and at the start of its leg, captured with it; not
+        """leave, arrive: called with a section's number at the end and at the start of its stage, captured with it; not
         at the start of the first nor at the end of the last."""
         gc.collect()
         torch.cuda.empty_cache()
@@ -85,7 +85,7 @@ class LegCapture:
 
         def carry(section: int, tensor: Tensor) -> Tensor:
             place = waiting[section].pop(0)
-            self.legs[section].carried.append((tensor, place))
+            self.stages[section].carried.append((tensor, place))
             return place
 
         def enter(section: int) -> None:
@@ -105,19 +105,19 @@ class LegCapture:
             self._end()
 
     def _begin(self, section: int) -> None:
-        leg = self.legs[section]
-        torch.cuda.synchronize(leg.device)
-        within: Any = torch.cuda.stream(leg.stream)
+        stage = self.stages[section]
+        torch.cuda.synchronize(stage.device)
+        within: Any = torch.cuda.stream(stage.stream)
         within.__enter__()
         self._undo.append(within)
-        leg.graph.capture_begin(pool=self._pools[leg.device], capture_error_mode="thread_local")
-        self._open = leg
+        stage.graph.capture_begin(pool=self._pools[stage.device], capture_error_mode="thread_local")
+        self._open = stage
 
     def _end(self) -> None:
-        leg, self._open = self._open, None
-        if leg is not None:
+        stage, self._open = self._open, None
+        if stage is not None:
             try:
-                with torch.cuda.device(leg.device):
-                    leg.graph.capture_end()
+                with torch.cuda.device(stage.device):
+                    stage.graph.capture_end()
             finally:
                 self._undo.pop().__exit__(None, None, None)

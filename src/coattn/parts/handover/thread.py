@@ -11,12 +11,12 @@ from coattn.errors import WorkerError
 from coattn.native.core import extension
 
 DEADLINE_S = 1.0
-"""How long a GPU waits for one layer's answer, and half of how long the server waits for the next layer's query."""
+"""How long a GPU waits for one layer's answer, and half of how long the thread waits for the next layer's query."""
 
 
-class Server:
-    """One for all groups of layers: it waits for the next post wherever that is made, and no second thread takes a core
-    from the workers meanwhile."""
+class MailboxThread:
+    """One for all groups of layers: it waits for the next post of any of them, so that no second thread takes a core
+    from the workers."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -31,13 +31,13 @@ class Server:
         return len(self._plans) - 1
 
     def begin(self, rows: int) -> None:
-        """Arms the server for the step that is replayed next."""
+        """Arms the thread for the step that is replayed next."""
         self.number += 1
         self._thread.begin(self.number, rows)
 
     def finish(self, late: bool) -> None:
-        """After the replay. late: a GPU gave up a wait. Raises WorkerError if the CPU's part is missing; the server is
-        then useless."""
+        """After the replay. late: a GPU gave up a wait. Raises WorkerError if the CPU's part is missing; the thread is
+        then of no more use."""
         if late:
             self._thread.call_off()
         reason: str = self._thread.finish(100_000 if late else int(2 * DEADLINE_S * 1e6))

@@ -1,0 +1,65 @@
+"""Bridges of steps that are not captured: the host's work is done where it is submitted, or by a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coattn.parts.call import AttentionCall
+from coattn.parts.executor.base import Executor, Result, State
+from coattn.types import Work, nothing_to_wait_for
+
+
+class InlineBridge:
+    """How the steps of one group of layers submit work to the host: here, at once. A `cache.bridge.HostBridge`."""
+
+    def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
+        """Begins a piece of work of an asynchronous executor; calling the result fetches its state."""
+        state = executor.run(call, work)
+        return lambda: state
+
+    def side_stream(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
+        """Inside this block a layer's query is predicted from `hidden`; where it can be, beside the layer before."""
+        return nullcontext()
+
+    def record_event(self) -> Callable[[], None]:
+        """Calling the result makes what follows wait for what is on the current stream now."""
+        return nothing_to_wait_for
+
+    def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
+        """Where a kernel leaves the time of its end, where that is measured. who: `gpu` or `pull`."""
+        return None
+
+    def close(self) -> None:
+        """Stops what it started."""
+
+
+class ThreadBridge(InlineBridge):
+    """One thread, started when it is first needed: it waits for the GPU, then works."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
+        """Runs beside what the GPU does next, once what is on the current stream so far is there."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "coattn-host")
+        ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(call.q.device))
+
+        def run() -> State:
+            ready.synchronize()
+            return executor.run(call, work)
+
+        return self._pool.submit(run).result
+
+    def close(self) -> None:
+        """Waits for what is running."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
