@@ -293,10 +293,14 @@ def main() -> int:
             "max_length": given.max_length,
             "chunk": given.chunk,
             "replicas": 2,
-            "resources": {"num_cpus": 1, "resources": {"engine": 1}},
-            "env": {"OMP_NUM_THREADS": "1"},
-            "health": 1,
-            "tell": 1,
+            "replica": {
+                "health_check_period_s": 1,
+                "ray_actor_options": {
+                    "num_cpus": 1,
+                    "resources": {"engine": 1},
+                    "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}},
+                },
+            },
         }
         print(f"two nodes after {time.monotonic() - begin:.1f} s", flush=True)
         serve.run(build(options), name="coattn")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from coattn._version import __version__
 from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
-from coattn.serve.errors import ApiError
+from coattn.serve.errors import BROKEN, ApiError
 from coattn.serve.gate import Gate, local_hosts
 from coattn.serve.routes import chat, completions, health, live, models, page, responses, tokens
 from coattn.serve.schema.chat import ChatRequest
@@ -121,4 +121,4 @@ async def _by_status(request: Request, error: Exception) -> Response:
 
 async def _unexpected(_: Request, __: Exception) -> Response:
     """The log has the traceback; the client gets one sentence."""
-    return ApiError(500, "The server made a mistake. Its log says more.", code="internal_error").response()
+    return ApiError(500, BROKEN, code="internal_error").response()

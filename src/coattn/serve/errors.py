@@ -20,6 +20,7 @@ from coattn.errors import (
 )
 
 RETRY = {"Retry-After": "1"}
+BROKEN = "The server made a mistake. Its log says more."
 TYPES = {
     "bool",
     "constrained-int",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from coattn.serve.cluster.affinity import Affinity
-from coattn.serve.cluster.rank import Candidate, Memory, rank
+from coattn.serve.cluster.rank import Candidate, rank
 
 
 def replicas(**loads: int) -> list[Candidate]:
@@ -31,14 +31,6 @@ def test_a_session_goes_elsewhere_when_its_replica_is_gone_or_failed_it() -> Non
     assert rank(session(0), replicas(b=3), places) == [["b"]]
     assert rank(session(0), replicas(a=0, b=9), places, avoid=["a"]) == [["b"]]
     assert rank(session(0), replicas(a=0), places, avoid=["a"]) == [["a"]]  # there is no other
-
-
-def test_a_session_that_another_router_knows_is_found_by_what_replicas_say() -> None:
-    for home in "ab":
-        said = [Candidate(name, 0, 32, frozenset(["session-0"] if name == home else [])) for name in "ab"]
-        assert rank(session(0), said, {}) == [[home]]
-    # where this router sent it last counts more: it has moved since
-    assert rank(session(0), said, {"session-0": "a"}) == [["a"]]
 
 
 def test_new_sessions_are_spread_and_every_router_agrees() -> None:
@@ -75,10 +67,3 @@ def test_what_has_no_key_goes_to_anyone() -> None:
     assert rank(Affinity(), replicas(a=5, b=0), {}) == [["a", "b"]]
     assert rank(Affinity(), [], {}) == []
     assert rank(session(1), [], {}) == []
-
-
-def test_a_memory_forgets_what_was_used_least_recently() -> None:
-    memory = Memory(3)
-    memory.note(["a", "b", "c"], "one")
-    memory.note(["a", "d"], "two")
-    assert dict(memory.places) == {"c": "one", "a": "two", "d": "two"}

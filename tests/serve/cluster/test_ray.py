@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.serve.cluster.saved import save
 
-from coattn.serve.cluster.options import Options, Scale
+from coattn.serve.cluster.options import Options
 
 CHECKS = Path(__file__).resolve().parents[3] / "scripts" / "ray_checks.py"
 
@@ -35,7 +35,7 @@ def test_the_example_is_one_that_is_taken() -> None:
     assert app["import_path"] == "coattn.serve.cluster.app:build"
     options = Options.read(app["args"])
     options.check()
-    assert isinstance(options.replicas, Scale)
+    assert options.deployment()["autoscaling_config"]["max_replicas"] == 4
 
 
 def test_a_check_that_sees_a_session_move_says_so() -> None:

@@ -14,7 +14,7 @@ from tests.serve.cluster.saved import save
 
 from coattn.errors import CoattnError, ConfigError, ModelError
 from coattn.serve.cluster.affinity import CHAT, TEXT, affinity
-from coattn.serve.cluster.forwarded import HELD, REPLICA, Forwarded, Message, taken
+from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, taken
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.relay import Relay
 from coattn.serve.cluster.server import Server
@@ -77,7 +77,6 @@ def test_answers_and_streams(folder: Path) -> None:
         assert events.pop() == "[DONE]"
         parts = [choice["delta"].get("content") or "" for each in events for choice in json.loads(each)["choices"]]
         assert "".join(parts) == text
-        assert server.record_routing_stats() == {HELD: [post({**HELLO, "session_id": "talk"}).affinity.session]}
 
     run(folder, work)
 
@@ -88,7 +87,6 @@ def test_errors_keep_their_form(folder: Path) -> None:
         assert (status, json.loads(raw)["error"]["param"]) == (400, "temperature")
         status, _, raw = await gather(server, post(HELLO, host="elsewhere.example"))
         assert (status, json.loads(raw)["error"]["code"]) == (403, "host_not_allowed")
-        assert server.record_routing_stats() == {HELD: []}
 
     run(folder, work)
 
@@ -119,16 +117,6 @@ def test_health_is_that_of_the_engine(folder: Path) -> None:
         assert (status, json.loads(raw)["error"]["code"]) == (503, "broken")
         server.engine._set("ready", "")
         await server.check_health()
-
-    run(folder, work)
-
-
-def test_an_engine_that_was_opened_again_has_nothing_left(folder: Path) -> None:
-    async def work(server: Server) -> None:
-        await gather(server, post({**HELLO, "session_id": "talk"}))
-        assert len(server.record_routing_stats()[HELD]) == 1
-        server.engine.recoveries += 1
-        assert server.record_routing_stats() == {HELD: []}
 
     run(folder, work)
 
@@ -205,8 +193,7 @@ def test_a_broken_replica_is_replaced_within_a_request(folder: Path) -> None:
         {"max_batch": 0},
         {"max_batch": "many"},
         {"replicas": 0},
-        {"replicas": {"min": 3, "max": 2}},
-        {"replicas": {"min": 1, "max": 2, "most": 3}},
+        {"replicas": [1]},
         {"retries": -1},
         {"line": 0},
     ],
@@ -218,7 +205,7 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"method": "nothing"}, {"set": {"nothing": 3}}, {"gpu_kv": "much"}, {"resources": {"runtime_env": {}}}],
+    [{"method": "nothing"}, {"set": {"nothing": 3}}, {"gpu_kv": "much"}],
 )
 def test_options_are_checked_before_anything_is_deployed(given: dict[str, Any]) -> None:
     with pytest.raises(CoattnError):
@@ -227,9 +214,11 @@ def test_options_are_checked_before_anything_is_deployed(given: dict[str, Any]) 
 
 def test_words_of_a_command_line_are_read_as_numbers() -> None:
     """`serve run module:build max_batch=8` gives strings."""
-    assert Options.read({"max_batch": "8", "replicas": "2", "no_key": "true"}).most == 16
+    found = Options.read({"max_batch": "8", "replicas": "2", "no_key": "true"}).deployment()
+    assert (found["max_ongoing_requests"], found["num_replicas"]) == (16, 2)
 
 
-def test_the_batch_says_how_many_requests_a_replica_may_have() -> None:
-    assert Options(max_batch=16).most == 32
-    assert Options(max_batch=16, ongoing=20).most == 20
+def test_a_replica_has_what_its_batch_needs_unless_the_file_says_otherwise() -> None:
+    made = Options(replicas={"max_replicas": 4}, replica={"max_ongoing_requests": 20}).deployment()
+    assert made["autoscaling_config"] == {"target_ongoing_requests": 16, "max_replicas": 4}
+    assert (made["max_ongoing_requests"], "num_replicas" in made) == (20, False)

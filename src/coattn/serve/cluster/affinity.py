@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 from collections.abc import Iterator
@@ -39,13 +40,11 @@ NOWHERE = Affinity()
 
 
 def affinity(path: str, raw: bytes, tenant: bytes) -> Affinity:
-    """tenant: who asks. A body that cannot be read says nothing: whoever answers will say what is wrong with it."""
-    if path not in (CHAT, TEXT, RESPONSES):
-        return NOWHERE
+    """tenant: who asks. A body that cannot be parsed has no keys: the replica that gets it answers with the error."""
     try:
-        body = from_json(raw)
+        body = from_json(raw) if path in (CHAT, TEXT, RESPONSES) else None
     except ValueError:
-        return NOWHERE
+        body = None
     if not isinstance(body, dict):
         return NOWHERE
     own, name = body.get("cache_salt"), body.get("session_id")
@@ -66,16 +65,16 @@ def _keys(salt: bytes, text: bytes) -> Iterator[str]:
 
 
 def _beginning(parts: Iterator[bytes]) -> bytes:
-    found = b""
+    text = b""
     for part in parts:
-        found += part[: BORDERS[-1] - len(found)]
-        if len(found) == BORDERS[-1]:
+        text += part
+        if len(text) >= BORDERS[-1]:
             break
-    return found
+    return text[: BORDERS[-1]]
 
 
 def _messages(body: dict[str, Any]) -> Iterator[bytes]:
-    """Tools come first: templates put them there."""
+    """Tools come first, as in chat templates."""
     if body.get("tools"):
         yield _plain(body["tools"])
     if body.get("instructions"):
@@ -83,25 +82,22 @@ def _messages(body: dict[str, Any]) -> Iterator[bytes]:
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    for each in messages if isinstance(messages, list) else ():
-        yield _plain(each)
+    yield from map(_plain, messages if isinstance(messages, list) else ())
 
 
 def _prompt(prompt: Any) -> Iterator[bytes]:
-    """Of several prompts, the first one. A token id counts as four bytes, about what a token has of text."""
+    """Of several prompts, the first one. A token id counts as four bytes, about as many as a token has of text."""
     if isinstance(prompt, list) and prompt and not _is_id(prompt[0]):
         prompt = prompt[0]
     if isinstance(prompt, str):
         yield prompt[: BORDERS[-1]].encode("utf-8", "surrogatepass")
     elif isinstance(prompt, list):
-        for each in prompt[: BORDERS[-1] // 4]:
-            if not _is_id(each):
-                return
-            yield struct.pack("<q", each)[:4]
+        ids = itertools.takewhile(_is_id, prompt[: BORDERS[-1] // 4])
+        yield b"".join(struct.pack("<q", each)[:4] for each in ids)
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def _plain(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What goes from the front to a replica, and the words both use."""
+"""What a front sends to a replica, and the words both use."""
 
 from __future__ import annotations
 
@@ -13,22 +13,7 @@ from coattn.serve.cluster.affinity import NOWHERE, Affinity
 Message = MutableMapping[str, Any]
 """Of ASGI."""
 REPLICA = "x-coattn-replica"
-"""The header that says who answers; in a request, who should."""
-HELD = "held"
-"""In what a replica tells routers: keys that it has answered."""
-PLAIN = (
-    "type",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "root_path",
-    "client",
-    "server",
-)
-"""What of a scope can travel."""
+"""The header that names the replica: in an answer the one that gave it, in a request the one that shall answer."""
 
 
 def taken(name: str) -> Message:
@@ -50,6 +35,6 @@ class Forwarded:
 
 
 def plain(scope: Scope) -> dict[str, Any]:
-    """A scope without what only its own process understands."""
-    found: dict[str, Any] = {name: scope[name] for name in PLAIN if name in scope}
-    return found | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]]}
+    """A scope without the objects that only its own process understands."""
+    kept = {name: value for name, value in scope.items() if isinstance(value, str | bytes | tuple)}
+    return kept | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]]}

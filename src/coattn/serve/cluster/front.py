@@ -1,4 +1,4 @@
-"""Takes HTTP from Ray's proxies and sends it to replicas. It has no model: any machine will do."""
+"""Takes HTTP from Ray's proxies and relays it to replicas. It has no model and runs on any machine."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ LOST = (
 class RayStream:
     """A replica's answer, with Ray's errors by our names."""
 
-    def __init__(self, handle: Any, asked: Forwarded) -> None:
-        self._found = handle.answer.remote(asked)
+    def __init__(self, handle: Any, request: Forwarded) -> None:
+        self._parts = handle.answer.remote(request)
 
     async def __anext__(self) -> list[Message]:
         try:
-            found: list[Message] = await self._found.__anext__()
-            return found
+            part: list[Message] = await self._parts.__anext__()
+            return part
         except (BackPressureError, DeploymentUnavailableError) as error:
             raise FullError from error
         except LOST as error:
-            if isinstance(error, RayTaskError):  # the replica lives and tells of somebody else's death
+            if isinstance(error, RayTaskError):  # the replica lives and reports the death of another process
                 raise
             raise LostError from error
 
     def cancel(self) -> None:
-        self._found.cancel()
+        self._parts.cancel()
 
 
 class Front:
@@ -60,14 +60,14 @@ class Front:
     def __init__(self, options: Options, replicas: Any) -> None:
         settings = options.settings(read_keys(options.api_key_file))
         handle = replicas.options(stream=True)
-        relay = Relay(settings, lambda asked: RayStream(handle, asked), options.retries, options.line)
+        relay = Relay(settings, lambda request: RayStream(handle, request), options.retries, options.line)
         self.gate = Gate(relay, settings.keys, local_hosts(settings.host))
 
     async def __call__(self, request: Request) -> Response:
-        return _Passed(self.gate)
+        return _GateResponse(self.gate)
 
 
-class _Passed(Response):
+class _GateResponse(Response):
     """A response that an ASGI app writes."""
 
     def __init__(self, gate: Gate) -> None:

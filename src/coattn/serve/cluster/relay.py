@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from coattn.serve.body import read_raw
 from coattn.serve.cluster.affinity import affinity
 from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, plain
-from coattn.serve.errors import ApiError, unavailable
+from coattn.serve.errors import BROKEN, ApiError, unavailable
 from coattn.serve.gate import TENANT
 from coattn.serve.settings import Settings
 from coattn.serve.sse import DONE, GoneError, event, unless_gone
@@ -25,14 +25,14 @@ log = logging.getLogger("coattn.serve")
 
 
 class Stream(Protocol):
-    """A replica's answer: lists of ASGI messages, after `taken`."""
+    """A replica's answer: `taken`, then lists of ASGI messages."""
 
     async def __anext__(self) -> list[Message]: ...
     def cancel(self) -> object: ...
 
 
 class LostError(Exception):
-    """The replica is gone."""
+    """The replica has died."""
 
 
 class FullError(Exception):
@@ -43,11 +43,8 @@ class Relay:
     """An ASGI app. open: sends a request to a replica; its stream raises `LostError` and `FullError`."""
 
     def __init__(self, settings: Settings, open: Callable[[Forwarded], Stream], retries: int, line: float) -> None:
-        self.settings, self._open = settings, open
-        self.retries = retries
-        """Further replicas that are tried."""
-        self.line = line
-        """Seconds that a request waits for a replica."""
+        """retries: how many other replicas are tried. line: seconds that a request waits for a replica."""
+        self.settings, self._open, self.retries, self.line = settings, open, retries, line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -55,53 +52,48 @@ class Relay:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        known = affinity(scope["path"], raw, scope.get(TENANT, b""))
-        asked = Forwarded(plain(scope), raw, known, wanted=Headers(scope=scope).get(REPLICA, ""))
+        keys = affinity(scope["path"], raw, scope.get(TENANT, b""))
+        request = Forwarded(plain(scope), raw, keys, wanted=Headers(scope=scope).get(REPLICA, ""))
         with suppress(GoneError):
-            await unless_gone(receive, self._answer(asked, Outward(scope, receive, send)))
+            await unless_gone(receive, self._answer(request, Outward(scope, receive, send)))
 
-    async def _answer(self, asked: Forwarded, out: Outward) -> None:
+    async def _answer(self, request: Forwarded, out: Outward) -> None:
         for left in range(self.retries, -1, -1):
+            failed: ApiError | None = None
             try:
-                refused = await self._try(asked, out, final=not left)
+                if await self._try(request, out, final=not left):
+                    return
             except LostError:
-                if left and not out.told:
-                    log.warning("A replica was lost before its answer began; another one is asked.")
-                    if out.replica:
-                        asked = replace(asked, avoid=(*asked.avoid, out.replica))
-                    continue
-                log.warning("A replica was lost and its answer given up.")
-                failed = unavailable("The replica that answered was lost. Send the request again.", "replica_lost")
+                log.warning("A replica was lost %s.", "in its answer" if out.begun else "before its answer began")
+                if not left or out.begun:
+                    failed = unavailable("The replica that answered was lost. Send the request again.", "replica_lost")
             except FullError:
                 failed = unavailable("Too many requests wait for a replica.", "queue_full")
             except TimeoutError:
                 failed = unavailable(f"No replica took the request within {self.line:g} s.", "no_replica")
             except Exception:
                 log.exception("A request failed between the front and a replica.")
-                failed = ApiError(500, "The server made a mistake. Its log says more.", code="internal_error")
-            else:
-                if refused is None:
-                    return
-                asked = replace(asked, avoid=(*asked.avoid, refused))
-                continue
-            await out.fail(failed)
-            return
+                failed = ApiError(500, BROKEN, code="internal_error")
+            if failed is not None:
+                await out.fail(failed)
+                return
+            if out.replica:
+                request = replace(request, avoid=(*request.avoid, out.replica))
 
-    async def _try(self, asked: Forwarded, out: Outward, final: bool) -> str | None:
-        """None: answered. Else the replica that takes no requests now."""
-        stream, ended = self._open(asked), False
+    async def _try(self, request: Forwarded, out: Outward, final: bool) -> bool:
+        """False: the replica takes no requests now, and another one may."""
+        stream, ended = self._open(request), False
         out.replica = ""
         try:
             for taken in await asyncio.wait_for(stream.__anext__(), self.line):
                 out.replica = taken.get(REPLICA, "")
-            while True:
+            while not ended:
                 for message in await stream.__anext__():
                     ended = await out.take(message) or ended
-                if ended:
-                    if out.status == 503 and not final:
-                        return out.replica
-                    await out.flush()
-                    return None
+            if out.status == 503 and not final:
+                return False
+            await out.flush()
+            return True
         except StopAsyncIteration:
             raise LostError from None
         finally:
@@ -110,12 +102,12 @@ class Relay:
 
 
 class Outward:
-    """What a client gets. A stream is passed on as it comes; anything else once it is whole."""
+    """What a client gets. A stream is relayed as it comes, any other answer when it is complete."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self.told = False
-        """Whether an event has been sent: from then on nobody else can go on with the answer."""
+        self.begun = False
+        """Whether an event has been sent: from then on no other replica can continue the answer."""
         self.status, self.replica = 0, ""
         self._started = self._streams = False
         self._head: Message = {}
@@ -134,14 +126,14 @@ class Outward:
             return False
         body, last = message.get("body", b""), not message.get("more_body", False)
         if self._streams:
-            self.told = self.told or b"data:" in body
+            self.begun = self.begun or b"data:" in body
             await self._send(message)
         else:
             self._parts.append(body)
         return last
 
     async def flush(self) -> None:
-        """Sends what was kept until it was whole. On a stream that another replica began, as an event."""
+        """Sends an answer that is not a stream; as an event, if a replica that was lost had begun a stream."""
         if self._streams:
             return
         body = b"".join(self._parts)

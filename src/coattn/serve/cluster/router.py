@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from coattn.serve.cluster.forwarded import HELD, Forwarded
-from coattn.serve.cluster.rank import Candidate, Memory, rank
+from coattn.serve.cluster.forwarded import Forwarded
+from coattn.serve.cluster.rank import Candidate, rank
 
-MOST = 1 << 16
-"""Keys that a router remembers."""
+MAX_KEYS = 1 << 16
+"""Keys whose replica a router remembers."""
 
 
 class AffinityRouter(RequestRouter):
@@ -18,47 +19,37 @@ class AffinityRouter(RequestRouter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sent = Memory(MOST)
-        self._said: dict[str, tuple[object, frozenset[str]]] = {}
+        self._sent: OrderedDict[str, str] = OrderedDict()
+        """The replica that last got a key, the most recently used key last."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks; where all replicas of all ranks are full, this is asked again after a pause."""
-        asked = _asked(pending_request)
-        if asked is None or pending_request is None:
+        """Replicas in ranks. If all are full, Ray asks again after a pause."""
+        request = _forwarded(pending_request)
+        if request is None or pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         known = {each.replica_id.unique_id: each for each in candidate_replicas}
-        if asked.wanted in known and asked.wanted not in asked.avoid:
-            return [[known[asked.wanted]]]
-        ranks = rank(
-            asked.affinity, [self._candidate(each) for each in candidate_replicas], self._sent.places, asked.avoid
-        )
+        if request.wanted in known and request.wanted not in request.avoid:
+            return [[known[request.wanted]]]
+        candidates = [
+            Candidate(name, self.replica_queue_len_cache.get(each.replica_id) or 0, each.max_ongoing_requests)
+            for name, each in known.items()
+        ]
+        ranks = rank(request.affinity, candidates, self._sent, request.avoid)
         return [[known[name] for name in names] for names in ranks]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Called when a replica has taken a request."""
-        asked = _asked(pending_request)
-        if asked is not None:
-            self._sent.note(asked.affinity.keys, replica_id.unique_id)
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called when replicas come, go, or say something new."""
-        super().update_replicas(replicas)
-        names = {each.replica_id.unique_id for each in replicas}
-        self._said = {name: said for name, said in self._said.items() if name in names}
-
-    def _candidate(self, replica: RunningReplica) -> Candidate:
-        name: str = replica.replica_id.unique_id
-        stats = replica.routing_stats
-        before = self._said.get(name)
-        if before is None or before[0] is not stats:
-            before = self._said[name] = (stats, frozenset((stats or {}).get(HELD, ())))
-        load = self.replica_queue_len_cache.get(replica.replica_id)
-        return Candidate(name, load or 0, replica.max_ongoing_requests, before[1])
+        """Ray calls this when a replica has taken a request."""
+        request = _forwarded(pending_request)
+        for key in () if request is None else request.affinity.keys:
+            self._sent[key] = replica_id.unique_id
+            self._sent.move_to_end(key)
+        while len(self._sent) > MAX_KEYS:
+            self._sent.popitem(last=False)
 
 
-def _asked(pending: PendingRequest | None) -> Forwarded | None:
+def _forwarded(pending: PendingRequest | None) -> Forwarded | None:
     given = pending.args[0] if pending is not None and pending.args else None
     return given if isinstance(given, Forwarded) else None
