@@ -46,16 +46,19 @@ def test_generate_on_two_devices() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("generate", "a", "--devices", "cpu:0,"), "has a name that is empty"),
-        (("generate", "a", "--device-shares", "1,2"), "without --devices"),
-        (("generate", "a", "--devices", "cpu:0,cpu:1", "--device-shares", "1,x"), "are not numbers"),
+        (("generate", "a", "--devices", "cpu:0,"), "has an empty name"),
+        (("generate", "a", "--device-shares", "1,2"), "needs --devices"),
+        (("generate", "a", "--devices", "cpu:0,cpu:1", "--device-shares", "1,x"), "is not a list of numbers"),
         (("generate", "a", "--devices", "cpu:0,cpu:1", "--device-shares", "1"), "1 device_shares for 2 devices"),
         (("generate", "a", "--devices", "cpu:0,cpu:1", "--device", "cpu"), "Both devices and device"),
         (("generate", "a", "--devices", "cpu:0,cpu:1", "--weights-on-gpu", "0.5"), "Both devices and weights_on_gpu"),
         (("generate", "a", "--devices", "cpu:0,cpu:1", "--gpu-kv", "1MiB,2MiB,3MiB"), "3 sizes for 2 devices"),
         (("generate", "a", "--devices", "cuda:0,tpu:1"), "device"),
         ((*PLAN, "--devices", "cuda:0,what"), "has no device"),
-        ((*PLAN, "--devices", "cuda:0,cuda:1", "--weights-on-gpu", "0.5"), "Both --devices and --weights-on-gpu"),
+        (
+            (*PLAN, "--devices", "cuda:0,cuda:1", "--weights-on-gpu", "0.5"),
+            "--devices and --weights-on-gpu exclude each other",
+        ),
     ],
 )
 def test_bad_input_ends_with_2(arguments: tuple[str, ...], said: str) -> None:

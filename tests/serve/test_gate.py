@@ -73,7 +73,7 @@ def test_the_command_refuses_before_anything_is_loaded(tmp_path: Path, monkeypat
         (["--max-body", "much"], "--max-body"),
         (["--api-key-file", str(tmp_path / "none")], "no file"),
         (["--api-key-file", str(empty)], "holds no API key"),
-        (["--disk-memory", "1GiB"], "no folder for it"),
+        (["--disk-memory", "1GiB"], "needs --disk-cache"),
         (["--disk-cache", str(tmp_path), "--disk-memory", "much"], "--disk-memory"),
         (["--api-key-file", str(keys), "--host", "no.such.host.invalid"], "cannot be listened on"),
     ):

@@ -9,7 +9,7 @@ import click
 from coattn.cli.evaluate import text_options
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True})
 def lab() -> None:
     """Measurements of coattn itself: papers' figures, task suites, peers, driven benchmarks.
 

@@ -10,22 +10,33 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.options import Count, Number, json_option, model_options, parse_settings, weights_option
+from coattn.cli.options import (
+    Number,
+    count_option,
+    gpu_kv_option,
+    host_kv_option,
+    join,
+    json_option,
+    model_options,
+    out_option,
+    parse_settings,
+    settings_option,
+    text_option,
+    weights_option,
+)
 from coattn.cli.output import keep, model_progress, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST, MOST_BATCH
 from coattn.text import read_text
 from coattn.units import format_bytes
 
-SETTINGS = "A parameter of every method in the list but full, such as budget=2048; repeatable."
-
 
 @click.group()
 def bench() -> None:
-    """Measure speed with your model, on this machine, through the engine that serves it.
+    """Measure the speed of your model on this machine, through the engine that serves it.
 
-    Weights are the model's own, prompts are stretches of a text, and every choice is the method's. The first method is
-    the one that the others' answers are compared with.
+    Prompts are pieces of a text. The answers of all methods are compared with those of the first. --set, --gpu-kv and
+    --host-kv apply to all methods except full.
     """
 
 
@@ -46,32 +57,28 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
     return made
 
 
-def shared_options(command: Any) -> Any:
-    """--model to --json, the same for every benchmark."""
-    for option in (
-        json_option,
-        click.option("--out", "target", metavar="FILE", help="Also write the JSON there."),
-        click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python."),
-        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=SETTINGS),
-        click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
-        click.option("--gpu-kv", metavar="SIZE", help='Most KV memory in the GPU tier, such as "2GiB"; not for full.'),
-        click.option("--methods", default="full,auto", show_default=True, help="Of `coattn methods`, with commas."),
-        model_options,
-    ):
-        command = option(command)
-    return command
+shared_options = join(
+    model_options,
+    click.option("--methods", default="full,auto", help="Names from `coattn methods`, with commas."),
+    gpu_kv_option,
+    host_kv_option,
+    settings_option,
+    text_option,
+    out_option,
+    json_option,
+)
 
 
 @bench.command()
 @shared_options
-@click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences at a time.")
-@click.option("--context", default=4096, show_default=True, type=Count(8), help="Tokens of each.")
-@click.option("--steps", default=32, show_default=True, type=Count(2), help="Decode steps, the last of the context.")
-@click.option("--chunk", default=2048, show_default=True, type=Count(1), help="Prompt tokens per step.")
+@count_option("--batch", 1, "Sequences that decode together.", most=MOST_BATCH)
+@count_option("--context", 4096, "Length of each in tokens.", 8)
+@count_option("--steps", 32, "Decode steps, at the end of the context.", 2)
+@count_option("--chunk", 2048, "Prompt tokens read in a step.")
 def decode(batch: int, context: int, steps: int, chunk: int, **options: Any) -> None:
-    """The decode step of sequences of one length, and how close its predictions stay to the first method's."""
+    """Measure the decode step of sequences of one length, and how far its predictions are from the first method's."""
     if steps >= context:
-        raise ConfigError(f"--steps is {steps}, but --context only {context}.", "Give a longer context.")
+        raise ConfigError(f"--steps {steps} needs a longer context than {context}.", "Raise --context.")
     run = Run(options)
     import torch
 
@@ -88,9 +95,9 @@ def decode(batch: int, context: int, steps: int, chunk: int, **options: Any) -> 
 @bench.command()
 @shared_options
 @weights_option
-@click.option("--lengths", default="1024,4096", show_default=True, callback=numbers, help="Tokens of each prompt.")
+@click.option("--lengths", default="1024,4096", callback=numbers, help="Lengths of the prompts in tokens.")
 def prefill(lengths: list[int], **options: Any) -> None:
-    """Time to the first token of prompts that are read one after another, each alone."""
+    """Measure the time to the first token of prompts that are read one after another."""
     run = Run(options)
     made = [run.measure.Request(ids, 2) for ids in run.prompts(lengths)]
     with run.bar(sum(lengths)) as report:
@@ -107,20 +114,20 @@ def prefill(lengths: list[int], **options: Any) -> None:
 @bench.command()
 @shared_options
 @weights_option
-@click.option("--requests", "count", default=16, show_default=True, type=Count(1), help="How many.")
-@click.option("--rate", type=Number(0, min_open=True), help="Arrivals per second; default: all at once.")
-@click.option("--lengths", default="512,2048", show_default=True, callback=numbers, help="Of prompts, in turns.")
-@click.option("--new-tokens", default=64, show_default=True, type=Count(2), help="Tokens of each answer.")
-@click.option("--max-batch", default=8, show_default=True, type=Count(1, MOST_BATCH), help="Requests that run at once.")
-@click.option("--seed", default=0, show_default=True, type=Count(0), help="Decides when requests arrive.")
+@count_option("--requests", 16, "Number of requests.", as_name="count")
+@click.option("--rate", type=Number(0, min_open=True), help="Requests that arrive per second.  [default: all at once]")
+@click.option("--lengths", default="512,2048", callback=numbers, help="Lengths of the prompts in tokens, used in turn.")
+@count_option("--new-tokens", 64, "Length of each answer in tokens.", 2)
+@count_option("--max-batch", 8, "Requests that run at the same time.", most=MOST_BATCH)
+@count_option("--seed", 0, "Seed of the arrival times.", 0)
 def requests(
     count: int, rate: float | None, lengths: list[int], new_tokens: int, max_batch: int, seed: int, **options: Any
 ) -> None:
-    """A stream of requests through the engine: tokens per second, and how long users wait."""
+    """Measure a stream of requests: tokens per second, and how long users wait."""
     run = Run(options)
     each = [lengths[i % len(lengths)] for i in range(count)]
-    times = run.measure.arrivals(count, rate, seed)
-    items = [run.measure.Request(ids, new_tokens, at) for ids, at in zip(run.prompts(each), times, strict=True)]
+    arrivals = run.measure.arrivals(count, rate, seed)
+    items = [run.measure.Request(ids, new_tokens, at) for ids, at in zip(run.prompts(each), arrivals, strict=True)]
     with run.bar(sum(each) + count * new_tokens) as report:
         measured = run.measure.serve(run.loaded, run.candidates, items, max_batch, options["weights_on_gpu"], report)
         rows = run.rows(measured)
@@ -128,27 +135,17 @@ def requests(
     result = run.finish(rows, requests=count, **said)
     if options["as_json"]:
         return
-    titles = (
-        "method",
-        "seconds",
-        "tokens/s",
-        "first token, s",
-        "p99",
-        "between, ms",
-        "p99",
-        "same",
-        "GPU KV",
-        "DRAM KV",
-    )
+    times = ("seconds", "tokens/s", "first token, s", "p99", "between, ms", "p99")
+    titles = ("method", *times, "same", "GPU KV", "DRAM KV")
     show(f"{run.title}, {count} requests", titles, result["rows"], _served)
-    out.print("same: share of an answer's tokens before it parts from the first method's", highlight=False)
+    out.print("same: share of an answer's tokens before it differs from the first method's", highlight=False)
 
 
 class Run:
-    """What the benchmarks share: the model, the text, the candidates, and where rows go."""
+    """The model, the text, the candidates and the output of a benchmark."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Checks everything that was given before it loads the model."""
+        """Checks all options before it loads the model."""
         from coattn.hf.load import load
         from coattn.method.row import compose
         from coattn.method.table import find_method

@@ -23,10 +23,12 @@ ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights
 
 @click.command()
 @engine_options
-@length_option("the conversation")
-@click.option("--url", help="Talk to this server instead, such as http://127.0.0.1:8000; COATTN_API_KEY holds its key.")
-@click.option("--session", metavar="NAME", help="Go on with the session of this name, and save it at the end.")
-@click.option("--system", metavar="TEXT", help="A message that comes before the conversation.")
+@length_option("conversation")
+@click.option(
+    "--url", help="Use this server instead, such as http://127.0.0.1:8000. Its API key is read from COATTN_API_KEY."
+)
+@click.option("--session", metavar="NAME", help="Continue the session of this name, and save it at the end.")
+@click.option("--system", metavar="TEXT", help="Begin the conversation with this system message.")
 @sampling_options(1024, 0.7, 0.95)
 def chat(
     engine: Engine,
@@ -38,10 +40,10 @@ def chat(
     temperature: float,
     top_p: float,
 ) -> None:
-    """Talk to a model. Answers go to stdout, everything else to stderr.
+    """Chat with a model. Answers go to stdout, everything else to stderr.
 
-    /help lists the commands: files, other methods, statistics. Lines from a pipe or a file are messages, too; the exit
-    code is 2 if one of them failed.
+    /help lists the commands: files, other methods, statistics. If messages come from a pipe or a file, the exit code is
+    2 if one of them failed.
     """
     from coattn.tools.chat.base import Asked
     from coattn.tools.chat.talk import Talk
@@ -51,7 +53,7 @@ def chat(
         wrong = next((name for name in ENGINE if is_given(name)), None)
         if wrong is not None:
             option = "set" if wrong == "settings" else wrong.replace("_", "-")
-            raise ConfigError(f"--{option} is for an engine, but --url names a server.", "Leave one of them out.")
+            raise ConfigError(f"--{option} has no effect on the server at --url.", "Omit one of them.")
         from coattn.tools.chat.remote import Remote
 
         named = engine.model if is_given("model") else None
@@ -83,8 +85,8 @@ def local(engine: Engine, max_length: int | None, session: str | None) -> Partne
     loaded = engine.load()
     if not getattr(loaded.tokenizer, "chat_template", None):
         raise InputError(
-            f"{loaded.name} has no chat template, so nobody can chat with it.",
-            "Take a model that was tuned for chats, or go on with a text by `coattn generate --raw`.",
+            f"{loaded.name} has no chat template.",
+            "Use a model that was tuned for chats, or continue a text with `coattn generate --raw`.",
         )
 
     def open_engine(name: str | None) -> LLM:

@@ -20,16 +20,15 @@ from coattn.units import format_bytes
 
 @click.command()
 @model_options
-@click.option("--tokens", default=3000, show_default=True, type=click.IntRange(512), help="Length of the document.")
-@click.option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(2), help="Longest answer.")
+@click.option("--tokens", default=3000, type=click.IntRange(512), help="Length of the document in tokens.")
+@click.option("--max-new-tokens", default=24, type=click.IntRange(2), help="Longest answer in tokens.")
 @click.option(
     "--gpu-share",
     default=0.125,
-    show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
-    help="Cap of the GPU tier, as a share of the KV; not for full and hcattention.",
+    help="Limit the KV cache in GPU memory to this share of the document's; full and hcattention have no limit.",
 )
-@click.option("--out", "folder", default="demo", show_default=True, help="Folder for demo.json and demo.png.")
+@click.option("--out", "folder", default="demo", help="Write demo.json and demo.png to this folder.")
 @json_option
 def demo(
     model: str,
@@ -41,18 +40,18 @@ def demo(
     folder: str,
     as_json: bool,
 ) -> None:
-    """Ask seven methods about a fact in a long document, most of them with an eighth of the KV in the GPU tier.
+    """Ask seven methods about a fact in a long document, most of them with an eighth of the KV cache in GPU memory.
 
-    The document is read once; every method answers from the same keys and values. The exact methods answer as full
-    attention does, wherever the KV lies. The lossy ones attend to a part of it, and may miss the fact. A picture shows
-    where the KV lies and what was attended.
+    The document is read once, and every method answers from the same keys and values. Exact methods give the answer of
+    full attention, wherever the KV cache lies. Lossy methods attend to a part of it and may miss the fact. A picture
+    shows where the KV cache lies and what each method attended to.
     """
     from coattn.tools.demo.run import check_cap
 
     check_cap(tokens + max_new_tokens, gpu_share)
     target = writable(str(Path(folder) / "demo.json"))
     assert target is not None
-    err.print("Loading the model; the first time it is fetched and converted, which takes about a minute.")
+    err.print("Loading the model. The first time it is fetched and converted, which takes about a minute.")
 
     from coattn.hf.load import load
     from coattn.provenance import provenance

@@ -14,7 +14,7 @@ from coattn.cli.output import out, print_json
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Show GPU, cores, instruction sets and memory, what coattn will use of them and why, and hints."""
+    """Show this machine's GPU, cores, instruction sets and memory, and what coattn uses of them and why."""
     from coattn.engine.plan.machine import examine
 
     found = examine()

@@ -1,4 +1,4 @@
-"""What evaluations share that let the model answer: options and the engine."""
+"""Options and engine of evaluations in which the model answers prompts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import Count, json_option, model_options, parse_settings
+from coattn.cli.options import (
+    Count,
+    count_option,
+    gpu_kv_option,
+    host_kv_option,
+    join,
+    json_option,
+    method_option,
+    model_options,
+    parse_settings,
+    settings_option,
+)
 from coattn.cli.output import model_progress
 from coattn.errors import ConfigError
 from coattn.units import parse_share
@@ -19,40 +30,30 @@ if TYPE_CHECKING:
 
 def answer_options(out_help: str) -> Callable[[Any], Any]:
     """--model to --json, the same for every such evaluation."""
-
-    def decorate(command: Any) -> Any:
-        for option in (
-            json_option,
-            click.option("--out", "target", metavar="FILE", help=out_help),
-            click.option("--batch", default=8, show_default=True, type=Count(1), help="Prompts at a time."),
-            click.option(
-                "--chunk", type=Count(1), help="Prompt tokens per step; default: whole prompts, read exactly."
-            ),
-            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method."),
-            click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
-            click.option(
-                "--gpu-share", metavar="SHARE", help="GPU KV memory as a share of each prompt's, such as 1/8."
-            ),
-            click.option("--gpu-kv", metavar="SIZE", help='Most KV memory in the GPU tier, such as "2GiB".'),
-            click.option(
-                "--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name]."
-            ),
-            model_options,
-        ):
-            command = option(command)
-        return command
-
-    return decorate
+    share = "Limit the KV cache in GPU memory to this share of each prompt's, such as 1/8."
+    chunk = "Prompt tokens per step.  [default: whole prompts, read exactly]"
+    return join(
+        model_options,
+        method_option(),
+        gpu_kv_option,
+        click.option("--gpu-share", metavar="SHARE", help=share),
+        host_kv_option,
+        settings_option,
+        click.option("--chunk", type=Count(1), help=chunk),
+        count_option("--batch", 8, "Prompts answered together."),
+        click.option("--out", "target", metavar="FILE", help=out_help),
+        json_option,
+    )
 
 
 def composed_method(options: dict[str, Any]) -> Composed:
-    """The method with its parameters, checked before anything is loaded; --gpu-share becomes a number."""
+    """Checks the method and its parameters before the model is loaded, and makes --gpu-share a number."""
     from coattn.method.row import compose
     from coattn.method.table import find_method
 
     options["gpu_share"] = parse_share(options["gpu_share"], "--gpu-share")
     if options["gpu_share"] is not None and options["gpu_kv"] is not None:
-        raise ConfigError("Both --gpu-kv and --gpu-share are given.", "Leave one out.")
+        raise ConfigError("--gpu-kv and --gpu-share exclude each other.", "Give one of them.")
     return compose(find_method(options["method"]), **parse_settings(options["settings"]))
 
 

@@ -16,13 +16,15 @@ QUICK = {"prefill": 2048, "decode": 32, "stride": 8192, "length": 16384}
 
 @evaluate.command()
 @shared_options
-@click.option("--quick", is_flag=True, help="Two windows of 2,048 tokens and 32 steps, unless other options say so.")
+@click.option(
+    "--quick", is_flag=True, help="Use two windows of 2,048 tokens and 32 steps, unless other options are given."
+)
 def fidelity(**options: Any) -> None:
-    """How close predictions and attention stay to those of full attention, step by step.
+    """Compare predictions and attention with those of full attention, step by step.
 
-    KL divergence, top-1 and top-5 agreement of the predictions; per layer the cosine of the attention output, the share
-    of the softmax's mass that was attended, the share of the entries, and how much of it the CPU did. The first tokens
-    of each window (--prefill) are prefilled exactly; the next (--decode) are decode steps under the method.
+    Predictions: KL divergence, top-1 and top-5 agreement. Attention, per layer: cosine of the output, attended share of
+    the softmax's mass and of the entries, and the CPU's part of it. The first tokens of each window (--prefill) are
+    prefilled exactly; the next (--decode) are decode steps under the method.
     """
     if options["quick"]:
         options = quick(options)
@@ -39,7 +41,7 @@ def fidelity(**options: Any) -> None:
 def quick(options: dict[str, Any]) -> dict[str, Any]:
     """The options with those of --quick where none was given."""
     if options["length"] is not None and options["prefill"] is None:
-        raise InputError("--quick says how long a window is, and so does --length.", "Leave one of them out.")
+        raise InputError("--quick and --length both set the length of a window.", "Give one of them.")
     return {**options, **{name: value for name, value in QUICK.items() if options[name] is None}}
 
 

@@ -1,4 +1,4 @@
-"""`coattn eval needle`: what a method still finds, at which depth and length."""
+"""`coattn eval needle`: which keys a method finds, by depth and length."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ from rich.table import Table
 from coattn.cli.bench import numbers
 from coattn.cli.eval_answers import answer_options, composed_method, open_asker
 from coattn.cli.evaluate import evaluate
-from coattn.cli.options import Count
+from coattn.cli.options import count_option
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.text import read_text
 
 GRID = {"lengths": [1024, 2048, 4096], "depths": 5}
-MOST_DEPTHS = 1000
+MAX_DEPTHS = 1000
 QUICK = {"lengths": [1024, 2048], "depths": 3}
 """A minute or two for the embedded model on two cores."""
 
 
 @evaluate.command()
-@click.option("--lengths", callback=numbers, help="Tokens of the prompts.  [default: 1024,2048,4096]")
-@click.option("--depths", type=Count(1, MOST_DEPTHS), help="Places from beginning to end.  [default: 5]")
-@click.option("--keys", default=1, show_default=True, type=Count(1), help="Keys hidden; one is asked for, by name.")
-@click.option("--haystack", metavar="FILE", help="A UTF-8 text to hide in; default: the help topics of Python.")
-@click.option("--text", "text_file", metavar="FILE", help="The same as --haystack.")
-@click.option("--needles", metavar="FILE", help="JSONL with needle, question, answer; default: pass keys.")
-@click.option("--seed", default=0, show_default=True, type=Count(0), help="Decides the keys.")
-@click.option("--quick", is_flag=True, help="1,024 and 2,048 tokens, three depths, unless other options say so.")
-@answer_options("Also write the JSON there.")
+@click.option("--lengths", callback=numbers, help="Lengths of the prompts in tokens.  [default: 1024,2048,4096]")
+@count_option("--depths", None, "Number of places from beginning to end.  [default: 5]", most=MAX_DEPTHS)
+@count_option("--keys", 1, "Number of hidden keys; the question asks for one of them by name.")
+@click.option(
+    "--haystack", metavar="FILE", help="Hide the key in this UTF-8 text instead of the help topics of Python."
+)
+@click.option("--text", "text_file", metavar="FILE", help="Same as --haystack.")
+@click.option(
+    "--needles", metavar="FILE", help="Read needles, questions and answers from this JSONL file.  [default: pass keys]"
+)
+@count_option("--seed", 0, "Seed of the keys.", 0)
+@click.option(
+    "--quick", is_flag=True, help="Use 1,024 and 2,048 tokens and three depths, unless other options are given."
+)
+@answer_options("Also write the JSON to FILE.")
 def needle(**options: Any) -> None:
-    """Hide a key in a long text, ask for it, and count how often it is found: depth x length."""
+    """Hide a key in a long text, ask for it, and show at which depths and lengths it is found."""
     composed = composed_method(options)
     options |= {name: options[name] or value for name, value in (QUICK if options["quick"] else GRID).items()}
     text, target = read_text(haystack_file(options)), writable(options["target"])
@@ -46,7 +52,7 @@ def needle(**options: Any) -> None:
 
     needles = read_needles(options["needles"]) if options["needles"] else []
     if needles and options["keys"] > 1:
-        raise ConfigError("Both --needles and --keys are given.", "Leave one out.")
+        raise ConfigError("--needles and --keys exclude each other.", "Give one of them.")
     cells = grid_of.grid(
         options["lengths"], options["depths"], keys=options["keys"], needles=needles, seed=options["seed"]
     )
@@ -85,7 +91,7 @@ def haystack_file(options: dict[str, Any]) -> str | None:
     """The haystack by either of its names."""
     given = [options[name] for name in ("haystack", "text_file") if options[name]]
     if len(given) > 1:
-        raise ConfigError("Both --haystack and --text are given.", "They mean the same: leave one out.")
+        raise ConfigError("--haystack and --text mean the same.", "Give one of them.")
     return given[0] if given else None
 
 

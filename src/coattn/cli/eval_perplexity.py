@@ -11,11 +11,10 @@ from coattn.cli.evaluate import evaluate, shared_options
 @evaluate.command()
 @shared_options
 def perplexity(**options: Any) -> None:
-    """Perplexity of a text, over all of it and over the decode steps alone.
+    """Measure the perplexity of a text, over all of it and over the decode steps alone.
 
-    The first tokens of each window (--prefill) are prefilled exactly; the next (--decode) are read one decode step at a
-    time under the method, whatever it would have said itself. The interval of the ratio is from paired differences of
-    the tokens' losses.
+    The first tokens of each window (--prefill) are prefilled exactly. The method reads the next ones (--decode) one
+    decode step at a time. The confidence interval of the ratio comes from paired differences of the tokens' losses.
     """
     from coattn.tools.evaluate.perplexity import summarise, window
 

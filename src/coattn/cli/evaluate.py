@@ -1,4 +1,4 @@
-"""`coattn eval`: what a method costs in quality. The commands are in `eval_*.py`; this is what they share."""
+"""`coattn eval`: the quality of a method. The commands are in `eval_*.py`; this is what they share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import Count, json_option, method_options, model_options
+from coattn.cli.options import count_option, join, json_option, method_options, model_options, out_option, text_option
 from coattn.cli.output import model_progress
 from coattn.errors import InputError
 from coattn.text import Text, read_text
@@ -19,45 +19,39 @@ if TYPE_CHECKING:
     from coattn.tools.evaluate.windows import Windows
 
 LENGTH, DECODE = 2048, 128
-"""Tokens of a window, and those of them that are decode steps, where no option says otherwise."""
+"""Default length of a window in tokens, and how many of them are decode steps."""
 
 
 @click.group("eval")
 def evaluate() -> None:
-    """Measure what a method costs in quality, with your model and text, against full attention in the same run."""
+    """Compare the quality of a method with full attention, on your model and text."""
 
 
-def text_options(command: Any) -> Any:
-    """Options of every evaluation that forces a text through a model."""
-    for option in (
-        json_option,
-        click.option("--out", "target", metavar="FILE", help="Also write the JSON there."),
-        click.option("--batch", default=4, show_default=True, type=Count(1), help="Windows at a time, at most."),
-        click.option("--start", default=0, show_default=True, type=Count(0), help="Where windows begin."),
-        click.option("--stride", type=Count(1), help="A window every so many tokens; default: one window."),
-        click.option("--decode", type=Count(1), help=f"Decode steps of a window.  [default: {DECODE}]"),
-        click.option("--prefill", type=Count(1), help="Tokens that each window prefills exactly."),
-        click.option(
-            "--length",
-            type=Count(4),
-            help="Tokens of the text; without --stride and --prefill, of the one window.  "
-            f"[default: {LENGTH}, or what the other options need]",
-        ),
-        click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python."),
-        model_options,
-    ):
-        command = option(command)
-    return command
-
-
-def shared_options(command: Any) -> Any:
-    """`text_options` and those of a method."""
-    return text_options(method_options()(command))
+text_options = join(
+    model_options,
+    text_option,
+    count_option(
+        "--length",
+        None,
+        "Length of the text in tokens; without --stride and --prefill, of the only window.  "
+        f"[default: {LENGTH}, or what the other options need]",
+        4,
+    ),
+    count_option("--prefill", None, "Tokens of each window that are prefilled exactly."),
+    count_option("--decode", None, f"Decode steps of each window.  [default: {DECODE}]"),
+    count_option("--stride", None, "Distance between windows in tokens.  [default: one window]"),
+    count_option("--start", 0, "Token at which the first window begins.", 0),
+    count_option("--batch", 4, "Windows evaluated together, at most."),
+    out_option,
+    json_option,
+)
+"""Options of every evaluation that forces a text through a model."""
+shared_options = join(text_options, method_options())
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and the windows of a text that it will be measured on."""
+    """A model, and the windows of a text that it is evaluated on."""
 
     loaded: Loaded
     text: Text
@@ -70,7 +64,7 @@ class Subject:
         return str(self.loaded.model.dtype).removeprefix("torch.")
 
     def config(self) -> dict[str, Any]:
-        """What of a result its subject decides."""
+        """The subject's part of a result."""
         return {
             "model": self.loaded.name,
             "dtype": self.dtype,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import Count, Engine, engine_options, json_option, sampling_options
+from coattn.cli.options import Engine, count_option, engine_options, json_option, sampling_options
 from coattn.cli.output import err, is_piped, print_json
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
@@ -17,13 +17,13 @@ from coattn.units import format_bytes
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--file", "file", metavar="FILE", help="Read the prompt from a file; with PROMPT, the file comes first.")
+@click.option("--file", "file", metavar="FILE", help="Read the prompt from FILE. PROMPT, if given, follows it.")
 @engine_options
 @sampling_options(128, 0.0, None)
-@click.option("--top-k", type=Count(1), help="Sample from so many of the likeliest tokens.")
-@click.option("--seed", type=Count(0), help="Makes sampling repeatable.")
-@click.option("--raw", is_flag=True, help="Send the prompt as it is, without the model's chat template.")
-@click.option("--fidelity", is_flag=True, help="Also measure how close the answer's predictions are to full attention.")
+@count_option("--top-k", None, "Sample from this many of the most likely tokens.")
+@count_option("--seed", None, "Seed of the sampling, to repeat an answer.", 0)
+@click.option("--raw", is_flag=True, help="Send the prompt unchanged, without the model's chat template.")
+@click.option("--fidelity", is_flag=True, help="Also measure how far the answer's predictions are from full attention.")
 @json_option
 def generate(
     engine: Engine,
@@ -40,8 +40,8 @@ def generate(
 ) -> None:
     """Answer a prompt, streaming the text to stdout.
 
-    The prompt is PROMPT, a file, or standard input. At the end: tokens per second, KV bytes per tier and, if asked
-    for, the fidelity to full attention, on stderr.
+    The prompt is PROMPT, a file, or standard input. At the end, stderr shows tokens per second, the bytes of the KV
+    cache in GPU memory and DRAM and, with --fidelity, the difference from full attention.
     """
     row, params = engine.row, engine.params
     text = read_prompt(prompt, file)
@@ -96,7 +96,7 @@ def generate(
         return
     click.echo()
     if result.finish_reason == "length" and len(result.new_ids) < max_new_tokens:
-        err.print("The answer ends where the model's positions do.", style="dim", highlight=False)
+        err.print("The answer ended because it reached the model's context length.", style="dim", highlight=False)
     err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
 
 
@@ -115,14 +115,16 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise InputError("The prompt is not text (UTF-8).", "Write it in UTF-8, or give a file.")
     if not text.strip():
-        raise InputError("There is no prompt.", "Give one as an argument, with --file, or on standard input.")
+        raise InputError("There is no prompt.", "Give it as an argument, with --file, or on standard input.")
     return text
 
 
 def check_sampling(temperature: float, top_p: float | None, top_k: int | None) -> None:
     """Refuses options that would do nothing."""
     if temperature == 0 and (top_p is not None or top_k is not None):
-        raise ConfigError("--top-p and --top-k do nothing at --temperature 0.", "Set --temperature above 0 to sample.")
+        raise ConfigError(
+            "--top-p and --top-k have no effect at --temperature 0.", "Set --temperature above 0 to sample."
+        )
 
 
 def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, Any]:

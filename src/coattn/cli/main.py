@@ -39,7 +39,10 @@ PATHS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryErr
 """Errors of a path that somebody gave."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(context_settings=SETTINGS)
 @click.version_option(__version__, message="coattn %(version)s")
 def cli() -> None:
     """Language models on contexts whose KV cache does not fit in GPU memory.

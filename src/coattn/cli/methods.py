@@ -14,23 +14,23 @@ from coattn.errors import CoattnError, ConfigError
 
 @click.command()
 @click.argument("name", required=False)
-@click.option(
-    "--check", is_flag=True, help="Run NAME on small random tensors beside full attention: is it what it says?"
-)
+@click.option("--check", is_flag=True, help="Run NAME on small random tensors and compare it with full attention.")
 @json_option
 def methods(name: str | None, check: bool, as_json: bool) -> None:
     """List the methods, or explain one.
 
-    NAME is a method of the table, or a TOML file with rows of your own (rows.toml or rows.toml:name). With --check it
-    is run: prompts, decode steps, turns and tokens taken back, once with parameters that leave nothing out, and once
-    as it stands. A row that is not what it says ends with exit code 1.
+    NAME is a method of the table, or a TOML file with methods of your own (rows.toml or rows.toml:name). --check runs
+    prompts, decode steps, turns and removed tokens, once with parameters that attend to everything and once with the
+    method's own. The exit code is 1 if the method is not what it declares.
     """
     from coattn.method.registry import METHODS, registry
     from coattn.method.table import find_method
 
     if check:
         if name is None:
-            raise ConfigError("--check needs a row to run.", "Name one: coattn methods rows.toml:mine --check.")
+            raise ConfigError(
+                "--check needs the name of a method.", "Give one, such as `coattn methods rows.toml:mine --check`."
+            )
         run_check(find_method(name), as_json)
         return
     if name is not None:

@@ -19,7 +19,7 @@ from coattn.units import format_bytes
 def models(context: click.Context, as_json: bool) -> None:
     """List the models that coattn can fetch by itself.
 
-    Any local folder, GGUF file or hub name works wherever one of their names does.
+    Every --model option also takes a local folder, a GGUF file or a name on the Hugging Face hub.
     """
     if context.invoked_subcommand is not None:
         return
@@ -40,10 +40,13 @@ def models(context: click.Context, as_json: bool) -> None:
 
 @models.command("get")
 @click.argument("name")
-@click.option("--verify", is_flag=True, help="Read every file again and compare its hash.")
+@click.option("--verify", is_flag=True, help="Compare the hash of every file again.")
 @json_option
 def get(name: str, verify: bool, as_json: bool) -> None:
-    """Fetch smollm2, check it and convert it once; or fetch a hub name (owner/model). A no-op when it is there."""
+    """Fetch NAME and check it: smollm2, which is also converted, or a hub name (owner/model).
+
+    Does nothing if the model is already there.
+    """
     from coattn.hf.models import get_model
 
     start = time.perf_counter()

@@ -28,7 +28,7 @@ WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
 
 
 class Count(click.IntRange):
-    """A whole number; one that no count can reach is refused like one that is too small."""
+    """A whole number, at most `MOST`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not WHOLE.fullmatch(value.strip()):
@@ -49,85 +49,92 @@ class Number(click.FloatRange):
         return found
 
 
-def model_options(command: F) -> F:
-    """--model, --dtype, --device."""
-    for option in (
-        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
-        click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
-        click.option(
-            "--model", default="smollm2", show_default=True, help="smollm2, a model folder, a GGUF file or a hub name."
-        ),
-    ):
-        command = option(command)
-    return command
+def count_option(
+    name: str, default: int | None, text: str, least: int = 1, most: int | None = None, as_name: str | None = None
+) -> Callable[[Any], Any]:
+    """An option for a whole number from `least` to `most`. as_name: of the argument."""
+    names = (name,) if as_name is None else (name, as_name)
+    return click.option(*names, default=default, type=Count(least, most), help=text)
 
 
-def devices_options(command: F) -> F:
-    """--devices, --device-shares."""
-    for option in (
-        click.option("--device-shares", metavar="LIST", help="How much of the bytes each device holds, such as 3,1."),
-        click.option("--devices", metavar="LIST", help="Layers on several devices, such as cuda:0,cuda:1."),
-    ):
-        command = option(command)
-    return command
-
-
-def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], list[float] | None] | None:
-    """What `devices_options` were given; None: one device."""
-    if devices is None:
-        if shares is not None:
-            raise ConfigError("--device-shares is given without --devices.", "Give both, or neither.")
-        return None
-    names = [name.strip() for name in devices.split(",")]
-    if not all(names):
-        raise ConfigError(f"--devices {devices!r} has a name that is empty.", "Write it like --devices cuda:0,cuda:1.")
-    try:
-        return names, None if shares is None else [float(share) for share in shares.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--device-shares {shares!r} are not numbers.", "Write it like --device-shares 3,1."
-        ) from None
-
-
-CHOSEN = "full where the KV fits in GPU memory or there is none, else auto"
-
-
-def method_options(default: str | None = "full") -> Callable[[F], F]:
-    """--method, --gpu-kv, --host-kv, --set. default: of the method; None: the engine chooses."""
+def join(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator; help lists them in this order."""
 
     def decorate(command: F) -> F:
-        for option in (
-            click.option(
-                "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable."
-            ),
-            click.option("--host-kv", metavar="SIZE", help='Most KV memory in DRAM, such as "8GiB".'),
-            click.option("--gpu-kv", metavar="SIZE", help='Most KV memory in the GPU tier, such as "512MiB".'),
-            click.option(
-                "--method",
-                default=default,
-                show_default=CHOSEN if default is None else True,
-                help="A name from `coattn methods`, or rows.toml[:name].",
-            ),
-        ):
+        for option in reversed(options):
             command = option(command)
         return command
 
     return decorate
 
 
-def weights_option(command: F) -> F:
-    """--weights-on-gpu."""
+model_options = join(
+    click.option(
+        "--model",
+        default="smollm2",
+        help="The model: smollm2, a folder, a GGUF file or a name on the Hugging Face hub.",
+    ),
+    click.option("--dtype", default="auto", help="Numbers it computes in: auto, float32, bfloat16 or float16."),
+    click.option("--device", default="auto", help="Where it runs: auto, cpu, cuda or cuda:N."),
+)
+devices_options = join(
+    click.option("--devices", metavar="LIST", help="Split the layers over devices, such as cuda:0,cuda:1."),
+    click.option("--device-shares", metavar="LIST", help="Share of the bytes that each device holds, such as 3,1."),
+)
+settings_option = click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the method. May be repeated."
+)
+gpu_kv_option = click.option("--gpu-kv", metavar="SIZE", help="Limit the KV cache in GPU memory, such as 512MiB.")
+host_kv_option = click.option("--host-kv", metavar="SIZE", help="Limit the KV cache in DRAM, such as 8GiB.")
+text_option = click.option(
+    "--text", "text_file", metavar="FILE", help="Read this UTF-8 text instead of the help topics of Python."
+)
+out_option = click.option("--out", "target", metavar="FILE", help="Also write the JSON to FILE.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+weights_option = click.option(
+    "--weights-on-gpu",
+    type=Number(0, 1),
+    metavar="SHARE",
+    help="Keep this share of the layers' weights in GPU memory and copy the others from DRAM in every step.",
+)
+CHOSEN = "full if the KV cache fits in GPU memory or there is no GPU, else auto"
+
+
+def method_option(default: str | None = "full") -> Callable[[F], F]:
+    """--method. default None: the engine chooses."""
     return click.option(
-        "--weights-on-gpu",
-        type=Number(0, 1),
-        metavar="SHARE",
-        help="Share of the layers' weights that GPU memory holds at a time; the others are brought in from DRAM.",
-    )(command)
+        "--method",
+        default=default,
+        show_default=CHOSEN if default is None else None,
+        help="The method: a name from `coattn methods`, or a file with your own, as rows.toml[:name].",
+    )
+
+
+def method_options(default: str | None = "full") -> Callable[[F], F]:
+    """--method, --gpu-kv, --host-kv, --set. default: of the method; None: the engine chooses."""
+    return join(method_option(default), gpu_kv_option, host_kv_option, settings_option)
+
+
+def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], list[float] | None] | None:
+    """The values of `devices_options`; None: one device."""
+    if devices is None:
+        if shares is not None:
+            raise ConfigError("--device-shares needs --devices.", "Give both, or neither.")
+        return None
+    names = [name.strip() for name in devices.split(",")]
+    if not all(names):
+        raise ConfigError(f"--devices {devices!r} has an empty name.", "Write it like --devices cuda:0,cuda:1.")
+    try:
+        return names, None if shares is None else [float(share) for share in shares.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--device-shares {shares!r} is not a list of numbers.", "Write it like --device-shares 3,1."
+        ) from None
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What `engine_options` were given: a model, and the method it runs under."""
+    """The values of `engine_options`: a model, and the method it runs under."""
 
     model: str
     dtype: str
@@ -142,7 +149,7 @@ class Engine:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What of the model and its KV may lie where."""
+        """Limits of GPU memory and DRAM, and the devices."""
         found = {"gpu_kv": self.gpu_kv, "host_kv": self.host_kv, "weights_on_gpu": self.weights_on_gpu}
         asked = parse_devices(self.devices, self.device_shares)
         return found if asked is None else {**found, "devices": asked[0], "device_shares": asked[1]}
@@ -154,8 +161,7 @@ class Engine:
 
     @cached_property
     def row(self) -> Method | None:
-        """The method; None: the engine's choice. Raises what is wrong with it, its parameters or the sizes, before a
-        model is loaded."""
+        """The method; None: the engine chooses. Raises before a model is loaded if an option is wrong."""
         from coattn.engine.choose import candidates
         from coattn.method.row import compose
         from coattn.method.table import find_method
@@ -176,7 +182,7 @@ class Engine:
         return found
 
     def load(self) -> Loaded:
-        """The model, with a bar on stderr while it is fetched or converted."""
+        """Loads the model, with a progress bar on stderr while it is fetched or converted."""
         from coattn.hf.load import load
 
         with model_progress() as show:
@@ -187,53 +193,41 @@ class Engine:
 
 
 def engine_options(command: F) -> F:
-    """The options of a model and of a method, as one argument `engine`."""
+    """The options of a model and of a method as one argument, `engine`."""
     names = [each.name for each in fields(Engine)]
 
     @wraps(command)
     def run(**given: Any) -> Any:
         return command(engine=Engine(**{name: given.pop(name) for name in names}), **given)
 
-    return model_options(devices_options(method_options(None)(weights_option(cast("F", run)))))
+    return join(model_options, devices_options, method_options(None), weights_option)(cast("F", run))
 
 
 def length_option(what: str) -> Callable[[F], F]:
     """--max-length."""
-    return click.option("--max-length", type=Count(2), help=f"Tokens of {what}; by default the model's, at most 8,192.")
+    return count_option(
+        "--max-length", None, f"Longest {what} in tokens.  [default: the model's context length, at most 8,192]", 2
+    )
 
 
 def sampling_options(tokens: int, temperature: float, top_p: float | None) -> Callable[[F], F]:
     """--max-new-tokens, --temperature, --top-p, with these defaults."""
-
-    def decorate(command: F) -> F:
-        for option in (
-            click.option(
-                "--top-p",
-                default=top_p,
-                show_default=top_p is not None,
-                type=Number(0, 1, min_open=True),
-                help="Sample from the likeliest tokens of this mass.",
-            ),
-            click.option("--temperature", default=temperature, show_default=True, type=Number(0), help="0 is greedy."),
-            click.option("--max-new-tokens", default=tokens, show_default=True, type=Count(1), help="Longest answer."),
-        ):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def json_option(command: F) -> F:
-    """--json."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
-    )(command)
+    return join(
+        count_option("--max-new-tokens", tokens, "Longest answer in tokens."),
+        click.option("--temperature", default=temperature, type=Number(0), help="Randomness; 0 is greedy."),
+        click.option(
+            "--top-p",
+            default=top_p,
+            type=Number(0, 1, min_open=True),
+            help="Sample from the most likely tokens whose probabilities add up to this.",
+        ),
+    )
 
 
 def seconds_option(default: float) -> Callable[[F], F]:
     """--seconds of a benchmark of decode steps."""
-    text = "Most time per row, but three steps at least."
-    return click.option("--seconds", default=default, show_default=True, type=Number(0), help=text)
+    text = "Longest time for a row; it always runs three steps."
+    return click.option("--seconds", default=default, type=Number(0), help=text)
 
 
 def is_given(name: str) -> bool:
@@ -251,7 +245,7 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         made = _value(value)
         if name in found and found[name] != made:
-            raise ConfigError(f"--set gives {name} twice: {found[name]!r} and {made!r}.", "Leave one out.")
+            raise ConfigError(f"--set gives {name} twice: {found[name]!r} and {made!r}.", "Give one value.")
         found[name] = made
     return found
 

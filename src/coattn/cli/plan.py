@@ -9,12 +9,14 @@ import click
 from rich.table import Table
 
 from coattn.cli.options import (
-    Count,
     Number,
+    count_option,
     devices_options,
     json_option,
+    method_option,
     parse_devices,
     parse_settings,
+    settings_option,
     weights_option,
 )
 from coattn.cli.output import out, print_json
@@ -25,37 +27,35 @@ SHAPES = "llama-3-8b"
 
 
 @click.command()
-@click.option("--method", default="full", show_default=True, help="A name from `coattn methods`, or rows.toml[:name].")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the method; repeatable.")
-@click.option("--shapes", help="Model shapes by name.  [default: llama-3-8b]")
-@click.option("--model", help="smollm2, a model folder, a GGUF file or a hub name; only its config is read.")
-@click.option("--dtype", default="bfloat16", show_default=True, help="auto, float32, bfloat16 or float16.")
-@click.option("--context", default=131072, show_default=True, type=Count(1), help="Tokens of each sequence.")
-@click.option("--batch", default=1, show_default=True, type=Count(1), help="Sequences.")
+@method_option()
+@settings_option
+@click.option("--shapes", help="Plan for these model shapes, by name.  [default: llama-3-8b]")
+@click.option(
+    "--model",
+    help="Plan for this model instead: smollm2, a folder, a GGUF file or a hub name. Only its config is read.",
+)
+@click.option("--dtype", default="bfloat16", help="Numbers of the model: auto, float32, bfloat16 or float16.")
+@count_option("--context", 131072, "Length of each sequence in tokens.")
+@count_option("--batch", 1, "Number of sequences.")
 @weights_option
 @devices_options
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of the GPU, or of each: do weights and KV fit?")
-@click.option("--host-memory", metavar="SIZE", help="Memory of the host: does the KV there fit?")
+@click.option("--gpu-memory", metavar="SIZE", help="Check whether weights and KV cache fit in this memory of each GPU.")
+@click.option("--host-memory", metavar="SIZE", help="Check whether the KV cache in DRAM fits in this memory.")
 @click.option(
-    "--hbm",
-    default=4200.0,
-    show_default=True,
-    type=Number(0, min_open=True),
-    help="GB/s at which the GPU reads its memory.",
+    "--hbm", default=4200.0, type=Number(0, min_open=True), help="Speed at which the GPU reads its memory, in GB/s."
 )
 @click.option(
     "--pcie",
     default=40.0,
-    show_default=True,
     type=Number(0, min_open=True),
-    help="GB/s at which it gathers single tokens over PCIe.",
+    help="Speed at which the GPU gathers single tokens over PCIe, in GB/s.",
 )
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
-    """Bytes per tier of a method at a model's shapes and a context, and whether they fit. Takes no memory.
+    """Show how many bytes a method needs in GPU memory and DRAM, and whether they fit. Loads no model.
 
-    Of `full` and `auto` also what a decode step takes at best: its bytes over --hbm and --pcie, whose defaults were
-    measured on an NVIDIA H200. With --gpu-memory, which method would be taken where none is named.
+    For `full` and `auto` it also shows the shortest possible decode step: bytes divided by --hbm and --pcie, whose
+    defaults were measured on an NVIDIA H200. With --gpu-memory it shows which method the engine would choose.
     """
     import torch
 
@@ -73,7 +73,7 @@ def plan(as_json: bool, **options: Any) -> None:
     gpu, host = limits
     asked = parse_devices(options["devices"], options["device_shares"])
     if asked is not None and options["weights_on_gpu"] is not None:
-        raise ConfigError("Both --devices and --weights-on-gpu are given.", "Leave one out.")
+        raise ConfigError("--devices and --weights-on-gpu exclude each other.", "Give one of them.")
     division = None if asked is None else _divide(model, composed, options["batch"], options["context"], *asked)
     found = found_by(model, composed, options["batch"], options["context"], gpu, host, share, division)
     found |= predict(model, composed, found, gpu, Rates(1e9 * options["hbm"], 1e9 * options["pcie"]))
@@ -112,7 +112,7 @@ def plan(as_json: bool, **options: Any) -> None:
             highlight=False,
         )
     if found["taken"] is not None:
-        out.print(f"where no method is named: {found['taken']} ({found['taken_why']})", highlight=False)
+        out.print(f"the engine would choose: {found['taken']} ({found['taken_why']})", highlight=False)
 
 
 def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]:
@@ -126,7 +126,7 @@ def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]
     if model is None:
         return shapes or SHAPES, random_model(shapes or SHAPES, torch.device("meta"), dtype)
     if shapes is not None:
-        raise ConfigError("Both --model and --shapes are given.", "Leave one out.")
+        raise ConfigError("--model and --shapes exclude each other.", "Give one of them.")
     found = ghost(model, dtype)
     check_family(found)
     return Path(model).name, found

@@ -43,13 +43,13 @@ class Role:
         from coattn.transfer.address import Address
 
         if self.name == "both" and self.addresses:
-            raise ConfigError("--prefill-at is given, but this process reads its prompts itself.", "Give --role, too.")
+            raise ConfigError("--prefill-at needs --role.", "Give --role decode or --role prefill.")
         if self.name != "both" and not self.addresses:
             raise ConfigError(
                 f"--role {self.name} needs an address.", "Give --prefill-at, such as tcp://127.0.0.1:8100."
             )
         if self.prefill and len(self.addresses) > 1:
-            raise ConfigError("A process that reads prompts listens at one address.", "Give --prefill-at once.")
+            raise ConfigError("--role prefill listens at one address.", "Give --prefill-at once.")
         for each in self.addresses:
             Address.of(each).check_key(self.key)
 
@@ -71,27 +71,34 @@ class Role:
 def role_options(command: F) -> F:
     """--role, --prefill-at, --transfer-key-file, --lease, --no-fallback."""
     for option in (
-        click.option("--no-fallback", is_flag=True, help="With --role decode: fail where nobody else reads a prompt."),
+        click.option(
+            "--no-fallback",
+            is_flag=True,
+            help="With --role decode: fail a request whose prompt no other process can read.",
+        ),
         click.option(
             "--lease",
             default=5.0,
-            show_default=True,
             type=Number(0.2, 600),
-            help="Seconds until a process that is not heard of is gone.",
+            help="Seconds of silence after which the other process counts as gone.",
         ),
-        click.option("--transfer-key-file", metavar="FILE", help=f"The secret that both sides share; or set {KEY}."),
+        click.option(
+            "--transfer-key-file",
+            metavar="FILE",
+            help=f"Read the secret that both sides share from FILE, or set {KEY}.",
+        ),
         click.option(
             "--prefill-at",
             multiple=True,
             metavar="ADDRESS",
-            help="Where prompts are read: tcp://HOST:PORT, shm:///PATH or nixl://HOST:PORT; repeatable for decode.",
+            help="Address of the process that reads prompts: tcp://HOST:PORT, shm:///PATH or nixl://HOST:PORT. "
+            "May be repeated with --role decode.",
         ),
         click.option(
             "--role",
             default="both",
-            show_default=True,
             type=click.Choice(["both", "prefill", "decode"]),
-            help="prefill reads prompts for others; decode has them read.",
+            help="prefill: read prompts for other processes. decode: have other processes read the prompts.",
         ),
     ):
         command = option(command)
@@ -103,7 +110,7 @@ def run_prefill(role: Role, engine: Engine, chunk: int | None, drain: float) -> 
     from coattn.transfer.prefill import PrefillServer, exact_row
 
     if engine.weights_on_gpu is not None:
-        raise ConfigError("--weights-on-gpu is given, but --role prefill does not know it.", "Leave it out.")
+        raise ConfigError("--role prefill does not support --weights-on-gpu.", "Omit --weights-on-gpu.")
     row = engine.row or "full"  # what is read is exact whoever decodes
     exact_row(row, **engine.params)
     budgets: dict[str, Any] = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv, **engine.params}

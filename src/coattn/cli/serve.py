@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import Count, Engine, Number, engine_options, length_option
+from coattn.cli.options import Engine, Number, count_option, engine_options, length_option
 from coattn.cli.output import err
 from coattn.cli.roles import Role, role_options, run_prefill
 from coattn.errors import ConfigError
@@ -25,27 +25,38 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 @click.command()
 @engine_options
-@click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
-@length_option("a sequence")
-@click.option("--chunk", type=Count(1), help="Tokens read between two decode steps; unset: as the engine chooses.")
-@click.option("--max-waiting", default=256, show_default=True, type=Count(0), help="Requests in line; more get a 503.")
-@click.option("--no-reuse", is_flag=True, help="Share nothing between prompts that begin alike.")
-@click.option("--disk-cache", metavar="DIR", help="Folder for stored blocks that memory has no room for; unset: none.")
-@click.option("--disk-memory", metavar="SIZE", help='Most bytes in that folder, such as "64GiB"; unset: 16 GiB.')
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=Count(0), help="Port to listen on; 0 takes a free one.")
-@click.option("--api-key-file", metavar="FILE", help=f"API keys, one on each line; {KEY} holds one more.")
-@click.option("--no-key", is_flag=True, help="Listen beyond this machine without any key.")
-@click.option("--name", "names", multiple=True, metavar="NAME", help="A name the model answers to; repeatable.")
-@click.option("--origin", "origins", multiple=True, metavar="URL", help="Let pages of this origin ask; repeatable.")
-@click.option("--max-body", default="32MiB", show_default=True, metavar="SIZE", help="Longest body of a request.")
-@click.option("--timeout", type=Number(0, min_open=True), help="Most seconds of a request; by default no limit.")
-@click.option("--drain", default=30.0, show_default=True, type=Number(0), help="Seconds that SIGTERM leaves requests.")
+@count_option("--max-batch", 16, "Requests that run at the same time.")
+@length_option("sequence, prompt and answer,")
+@count_option("--chunk", None, "Prompt tokens read between two decode steps.  [default: chosen by the engine]")
+@count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
+@click.option("--no-reuse", is_flag=True, help="Do not share the KV cache of prompts that begin alike.")
+@click.option("--disk-cache", metavar="DIR", help="Store KV blocks that memory has no room for in this folder.")
+@click.option("--disk-memory", metavar="SIZE", help="Limit the size of --disk-cache, such as 64GiB.  [default: 16GiB]")
+@click.option("--host", default="127.0.0.1", help="Listen on this address.")
+@count_option("--port", 8000, "Listen on this port; 0 takes a free one.", 0)
 @click.option(
-    "--stall", default=120.0, show_default=True, type=Number(0, min_open=True), help="Seconds until a step is given up."
+    "--api-key-file", metavar="FILE", help=f"Require one of the API keys in FILE, one a line, or the key in {KEY}."
 )
-@click.option("--warm-up", is_flag=True, help="Capture all decode steps before the first request.")
-@click.option("--verbose", is_flag=True, help="Also log what is of interest to developers.")
+@click.option("--no-key", is_flag=True, help="Let other machines use the server without an API key.")
+@click.option(
+    "--name", "names", multiple=True, metavar="NAME", help="Serve the model under this name. May be repeated."
+)
+@click.option(
+    "--origin", "origins", multiple=True, metavar="URL", help="Allow web pages of this origin (CORS). May be repeated."
+)
+@click.option("--max-body", default="32MiB", metavar="SIZE", help="Refuse request bodies longer than this.")
+@click.option(
+    "--timeout", type=Number(0, min_open=True), help="End a request after this many seconds.  [default: no limit]"
+)
+@click.option("--drain", default=30.0, type=Number(0), help="Seconds that running requests get after SIGTERM.")
+@click.option(
+    "--stall",
+    default=120.0,
+    type=Number(0, min_open=True),
+    help="Fail the requests of a step that takes longer, in seconds.",
+)
+@click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
+@click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @role_options
 def serve(
     engine: Engine,
@@ -77,9 +88,9 @@ def serve(
     """Serve a model over HTTP with OpenAI's API, and a page at /.
 
     /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
-    /v1/coattn/status and /v1/coattn/live. SIGTERM lets running requests end; a second one does not.
+    /v1/coattn/status and /v1/coattn/live. After SIGTERM running requests may end; a second SIGTERM aborts them.
 
-    With --role prefill there is no HTTP: prompts are read for processes with --role decode.
+    With --role prefill there is no HTTP: this process reads prompts for processes with --role decode.
     """
     part = Role(role, prefill_at, transfer_key_file, lease, not no_fallback)
     part.check()
@@ -99,17 +110,19 @@ def serve(
     from coattn.transfer.address import is_local
 
     if port > 65535:
-        raise ConfigError(f"--port is {port}, but ports end at 65535.", "Give a smaller one.")
+        raise ConfigError(f"--port is {port}, but the largest port is 65535.", "Give a smaller one.")
     if not keys and not no_key and not is_local(host):
         raise ConfigError(
-            f"Whoever reaches {host} could use this server: there is no API key.",
-            f"Give --api-key-file or set {KEY}; or say --no-key.",
+            f"Anyone who can reach {host} could use this server, because it has no API key.",
+            f"Give --api-key-file or set {KEY}; or allow it with --no-key.",
         )
     if not all(name.strip() for name in names):
-        raise ConfigError("--name is empty.", "Give a name that clients can ask for, or leave it out.")
+        raise ConfigError("--name is empty.", "Give the name that clients send as `model`, or omit --name.")
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
-            raise ConfigError(f"--origin is {origin!r}, which is not an origin.", "Write it like https://chat.example.")
+            raise ConfigError(
+                f"--origin is {origin!r}, which is not an origin.", "Give one such as https://chat.example."
+            )
     chosen = Settings(
         host=host,
         port=port,
@@ -154,9 +167,7 @@ def read_disk(folder: str | None, memory: str | None) -> dict[str, Any]:
     """The engine's options for a disk tier. Raises ConfigError before a model is loaded."""
     parse_bytes(memory, "--disk-memory")
     if folder is None and memory is not None:
-        raise ConfigError(
-            "--disk-memory is given, but no folder for it.", "Give --disk-cache as well, or leave it out."
-        )
+        raise ConfigError("--disk-memory needs --disk-cache.", "Give both, or neither.")
     return {} if folder is None else {"disk": folder, "disk_memory": memory}
 
 

@@ -1,4 +1,4 @@
-"""`coattn sessions`: what is saved, and deleting it."""
+"""`coattn sessions`: lists and deletes saved sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coattn.units import format_bytes
 @json_option
 @click.pass_context
 def sessions(context: click.Context, as_json: bool) -> None:
-    """List the sessions that are saved; `coattn chat --session NAME` goes on with one."""
+    """List the saved sessions. `coattn chat --session NAME` continues one."""
     if context.invoked_subcommand is not None:
         return
     from coattn.engine.session_file import Sessions

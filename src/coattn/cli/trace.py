@@ -7,31 +7,31 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import Count, json_option, method_options, model_options, parse_settings
+from coattn.cli.options import count_option, json_option, method_options, model_options, parse_settings, text_option
 from coattn.cli.output import err, model_progress, out, print_json, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.text import read_text
 
-WARM = 3
-"""Decode steps before the first that is shown."""
-CHUNK = 2048
+WARM_UP_STEPS = 3
+"""Decode steps before the first one in the trace."""
+CHUNK_TOKENS = 2048
 """Prompt tokens per step."""
 
 
 @click.command()
 @model_options
 @method_options("cpu")
-@click.option("--batch", default=1, show_default=True, type=Count(1, MOST_BATCH), help="Sequences.")
-@click.option("--context", default=2048, show_default=True, type=Count(8), help="Tokens of each.")
-@click.option("--text", "text_file", metavar="FILE", help="A UTF-8 text; default: the help topics of Python.")
-@click.option("--steps", default=4, show_default=True, type=Count(1, 1000), help="Steps in the Chrome trace.")
-@click.option("--out", "target", default="trace.json", show_default=True, metavar="FILE", help="The Chrome trace.")
+@count_option("--batch", 1, "Number of sequences.", most=MOST_BATCH)
+@count_option("--context", 2048, "Length of each in tokens.", 8)
+@text_option
+@count_option("--steps", 4, "Decode steps in the Chrome trace.", most=1000)
+@click.option("--out", "target", default="trace.json", metavar="FILE", help="Write the Chrome trace here.")
 @json_option
 def trace(target: str, as_json: bool, **options: Any) -> None:
-    """One decode step's timeline: GPU, CPU workers and PCIe, and the bytes over each link.
+    """Show where the time of a decode step goes: GPU, CPU workers and PCIe, and the bytes over each link.
 
-    Writes a Chrome trace (open it in chrome://tracing or Perfetto) and a picture beside it.
+    Writes a Chrome trace (open it in chrome://tracing or Perfetto), and a picture next to it.
     """
     path = writable(target)
     assert path is not None
@@ -51,21 +51,21 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     method = find_method(options["method"])
     compose(method, **params)
     text, batch, context = read_text(options["text_file"]), options["batch"], options["context"]
-    first = context - WARM - options["steps"]
+    first = context - WARM_UP_STEPS - options["steps"]
     if first < 1:
-        raise ConfigError(f"--context {context} is too short for {options['steps']} steps.", "Give a longer one.")
+        raise ConfigError(f"--context {context} is too short for {options['steps']} steps.", "Give a longer context.")
     with model_progress() as show:
         loaded = load(options["model"], dtype=options["dtype"], device=options["device"], on_progress=show)
     if loaded.model.device.type == "cpu":
-        err.print("On the CPU alone: what would run on a GPU runs there too, layer by layer, and is called GPU.")
+        err.print('This runs on the CPU alone: "GPU" in the trace is the part that a GPU would run.')
     windows = torch.tensor(prompts(loaded, text, [context] * batch))
     steps = []
     with Steps(loaded.model, windows, method, options["gpu_kv"], options["host_kv"], params) as runner:
-        runner.read(first, CHUNK)
+        runner.read(first, CHUNK_TOKENS)
         for at in range(first, context):
             runner.decode(at)
             step = runner.runner.trace()
-            if at >= first + WARM and step is not None:
+            if at >= first + WARM_UP_STEPS and step is not None:
                 steps.append(step)
     title = f"{options['method']}, {loaded.name}, batch {options['batch']}, {options['context']:,} tokens"
     picture = path.with_suffix(".png")

@@ -52,8 +52,9 @@ def rank(
 def _prefix_home(request: Affinity, usable: Iterable[str], sent: Mapping[str, str]) -> str:
     """The replica that got the longest beginning, if that is a large enough share of the prompt."""
     for key, border in reversed(list(zip(request.prefix, BORDERS, strict=False))):
-        if border * MIN_SHARE >= request.size and sent.get(key) in usable:
-            return sent[key]
+        name = sent.get(key, "")
+        if border * MIN_SHARE >= request.size and name in usable:
+            return name
     return ""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 
@@ -97,7 +97,11 @@ class Server:
         from coattn.hf.load import load
 
         given = self.options
-        memory = {"gpu_kv": given.gpu_kv, "host_kv": given.host_kv, "weights_on_gpu": given.weights_on_gpu}
+        memory: dict[str, Any] = {
+            "gpu_kv": given.gpu_kv,
+            "host_kv": given.host_kv,
+            "weights_on_gpu": given.weights_on_gpu,
+        }
         if self._loaded is None:  # after a failure the weights are still there
             on_host = given.weights_on_gpu is not None
             self._loaded = load(given.model, dtype=given.dtype, device=given.device, on_host=on_host)
