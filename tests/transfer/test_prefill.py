@@ -17,7 +17,7 @@ from tests.transfer.local import local
 from coattn.errors import EngineError, TransferError
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
-from coattn.transfer import prefill, tcp, transport
+from coattn.transfer import prefill, transport
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel
 from coattn.transfer.decode import RemotePrefill
@@ -49,24 +49,26 @@ def while_hashing(patch: Patch) -> None:
 
 
 def before_a_frame(patch: Patch) -> None:
-    patch.setattr(tcp.TcpSource, "put", broken)
+    patch.setattr(transport.Source, "put", broken)
 
 
 def before_the_last_frame(patch: Patch) -> None:
-    real = tcp.TcpSource.put
+    real = transport.Source.put
 
     def put(self: Any, channel: Any, frame: Any, *more: Any) -> None:
         (broken if frame["op"] == "done" else real)(self, channel, frame, *more)
 
-    patch.setattr(tcp.TcpSource, "put", put)
+    patch.setattr(transport.Source, "put", put)
 
 
 def within_a_frame(patch: Patch) -> None:
     def half(parts: Any) -> Iterator[memoryview]:
-        yield tcp.raw(parts[0][1])
+        yield transport.raw(parts[0][1])
         raise RuntimeError("broken")
 
-    patch.setattr(tcp.TcpSource, "put", lambda _, channel, frame, parts, tick: channel.send(frame, tick, half(parts)))
+    patch.setattr(
+        transport.Source, "put", lambda _, channel, frame, parts, tick: channel.send(frame, tick, half(parts))
+    )
 
 
 def with_a_request(patch: Patch) -> None:

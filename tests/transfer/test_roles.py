@@ -18,7 +18,7 @@ from tests.transfer.processes import Process, address, reading
 from coattn.errors import ConfigError, DeadlineError, InputError, TransferError
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
-from coattn.transfer import decode, tcp
+from coattn.transfer import decode, transport
 from coattn.transfer.decode import RemotePrefill
 from coattn.transfer.prefill import PrefillServer
 
@@ -120,7 +120,7 @@ def test_another_model_key_or_dtype_is_refused(local: PrefillServer) -> None:
 
 def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
     landed: list[int] = []
-    real = tcp.TcpTarget.land
+    real = transport.Target.land
 
     def damage(self: Any, channel: Any, parts: Any, tick: Any) -> None:
         real(self, channel, parts, tick)
@@ -129,7 +129,7 @@ def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pyte
             parts[0].view(torch.uint8)[0, 0, 0] ^= 1
 
     taken = watch_taken(monkeypatch)
-    monkeypatch.setattr(tcp.TcpTarget, "land", damage)
+    monkeypatch.setattr(transport.Target, "land", damage)
     with llm() as engine, remote(engine, local) as made:
         gc.collect()
         gc.disable()

@@ -78,7 +78,7 @@ shared_options = join(
 def decode(batch: int, context: int, steps: int, chunk: int, **options: Any) -> None:
     """Measure the decode step of sequences of one length, and how far its predictions are from the first method's."""
     if steps >= context:
-        raise ConfigError(f"--steps {steps} needs a longer context than {context}.", "Raise --context.")
+        raise ConfigError(f"--steps is {steps}, but --context is only {context}.", "Raise --context.")
     run = Run(options)
     import torch
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, under vLLM's names with `coattn:` in front. Reading them costs the engine nothing."""
+"""Metrics for Prometheus, under vLLM's names with the prefix `coattn:`. Reading them costs the engine nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from coattn.engine.request import RequestOutput
 from coattn.serve.engine import EngineThread
 
 Values = Iterable[tuple[tuple[str, ...], float]]
+Table = tuple[tuple[str, str, str], ...]
+"""Metrics of one kind: `(name, key of the report, help)`"""
 FIRST = (
     0.001,
     0.005,
@@ -39,6 +41,48 @@ FIRST = (
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = tuple(float(1 << power) for power in range(21))
+
+GAUGES: Table = (
+    ("num_requests_running", "running", "Requests that run."),
+    ("num_requests_waiting", "waiting", "Requests that wait."),
+)
+COUNTERS: Table = (
+    ("prompt_tokens", "prefill_tokens", "Tokens of prompts that were read."),
+    ("generation_tokens", "new_tokens", "Tokens that were drawn."),
+    ("num_preemptions", "preemptions", "How often a request's memory was given to others."),
+    ("prefix_cache_queries", "asked_tokens", "Tokens of prompts that were looked for among the stored."),
+    ("prefix_cache_hits", "cached_tokens", "Tokens of prompts that were stored already."),
+    ("prefix_cache_evictions", "prefix_evicted", "Stored blocks of prompts that were given up."),
+    ("decode_steps", "decode_steps", "Decode steps."),
+    ("prefill_steps", "prefill_steps", "Steps that read prompts."),
+    ("failed_steps", "failed_steps", "Steps that failed."),
+    ("remote_prefill_prompts", "elsewhere_prompts", "Prompts that another process has read."),
+    ("remote_prefill_tokens", "elsewhere_tokens", "Tokens of these prompts."),
+    ("remote_prefill_failures", "elsewhere_failed", "Prompts that another process was to read and did not."),
+)
+DISK_COUNTERS: Table = (
+    ("disk_cache_hits", "read_tokens", "Tokens of prompts that were read from the disk."),
+    ("disk_cache_refusals", "refused_tokens", "Tokens on the disk that were computed sooner than read."),
+    ("disk_cache_read_bytes", "read_bytes", "Bytes that were read from the disk."),
+    ("disk_cache_written_bytes", "written_bytes", "Bytes that were written to the disk."),
+    ("disk_cache_skipped_blocks", "skipped", "Blocks that were given up since the disk was too slow or full."),
+    ("disk_cache_deleted_blocks", "deleted", "Blocks that were deleted to keep to the limit."),
+    ("disk_cache_damaged_blocks", "damaged", "Blocks on the disk that were damaged."),
+)
+DISK_GAUGES: Table = (
+    ("disk_cache_bytes", "bytes", "Bytes of blocks on the disk."),
+    ("disk_cache_read_bytes_per_second", "read_bytes_per_s", "Measured speed of reading blocks from the disk."),
+    ("prompt_tokens_per_second", "prompt_tokens_per_s", "Measured speed of computing prompts."),
+)
+SPREAD = "in units of the values' spread."
+AUDIT_GAUGES: Table = (
+    ("audit_error_target", "error_target", f"Error of attention's output that is allowed, {SPREAD}"),
+    ("audit_floor_factor", "floor_factor", "What the rule's floor is multiplied by to keep it."),
+)
+AUDITED: Table = (
+    ("audit_error", "error", f"Error of attention's output as audited, {SPREAD}"),
+    ("audit_missed_mass", "missed_mass", "Share of the softmax that was not attended by its own keys, as audited."),
+)
 
 
 class Metrics:
@@ -104,25 +148,11 @@ class _Engine:
         if llm is None:
             return
         report, name = llm.report(), self._name()
-        for what, key, text in (
-            ("num_requests_running", "running", "Requests that run."),
-            ("num_requests_waiting", "waiting", "Requests that wait."),
-        ):
-            yield _gauge(what, text, [((name,), report[key])], "model_name")
-        for what, key, text in (
-            ("prompt_tokens", "prefill_tokens", "Tokens of prompts that were read."),
-            ("generation_tokens", "new_tokens", "Tokens that were drawn."),
-            ("num_preemptions", "preemptions", "How often a request's memory was given to others."),
-            ("prefix_cache_queries", "asked_tokens", "Tokens of prompts that were looked for among the stored."),
-            ("prefix_cache_hits", "cached_tokens", "Tokens of prompts that were stored already."),
-            ("prefix_cache_evictions", "prefix_evicted", "Stored blocks of prompts that were given up."),
-            ("decode_steps", "decode_steps", "Decode steps."),
-            ("prefill_steps", "prefill_steps", "Steps that read prompts."),
-            ("failed_steps", "failed_steps", "Steps that failed."),
-        ):
-            yield _counter(what, text, [((name,), report[key])], "model_name")
-        yield from _elsewhere(name, report)
-        yield from _disk(name, report["disk"])
+        yield from _table(_gauge, GAUGES, report, name)
+        yield from _table(_counter, COUNTERS, report, name)
+        if report["disk"] is not None:
+            yield from _table(_counter, DISK_COUNTERS, report["disk"], name)
+            yield from _table(_gauge, DISK_GAUGES, report["disk"], name)
         ended = [((name, reason), count) for reason, count in report["requests"].items()]
         yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
         yield from _audit(report["audit"], name)
@@ -141,77 +171,38 @@ class _Engine:
         yield _gauge("kv_cache_usage_perc", "Share of a tier's KV memory that sequences have. 1 is full.", used, "tier")
 
 
-def _audit(found: dict[str, Any] | None, name: str) -> Iterator[Metric]:
-    """What was measured of a method that promises an error."""
-    if found is None:
+def _audit(audit: dict[str, Any] | None, name: str) -> Iterator[Metric]:
+    """What was measured of a method that promises an error; nothing of others."""
+    if audit is None:
         return
-    yield _counter(
-        "audits", "Cases that were compared with exact attention.", [((name,), found["audits"])], "model_name"
-    )
-    yield _gauge(
-        "audit_error_target",
-        "Error of attention's output that is allowed, in units of the values' spread.",
-        [((name,), found["error_target"])],
-        "model_name",
-    )
-    yield _gauge(
-        "audit_floor_factor",
-        "What the rule's floor is multiplied by to keep it.",
-        [((name,), found["floor_factor"])],
-        "model_name",
-    )
-    for what, text in (
-        ("error", "Error of attention's output as audited, in units of the values' spread."),
-        ("missed_mass", "Share of the softmax that was not attended by its own keys, as audited."),
-    ):
-        low, high = found[f"{what}_95"] or (None, None)
-        values = (("mean", found[what]), ("low_95", low), ("high_95", high))
-        shown = [((name, key), value) for key, value in values if value is not None]
-        yield _gauge(f"audit_{what}", text, shown, "model_name", "value")
+    counted = (("audits", "audits", "Cases that were compared with exact attention."),)
+    yield from _table(_counter, counted, audit, name)
+    yield from _table(_gauge, AUDIT_GAUGES, audit, name)
+    for what, key, text in AUDITED:
+        low, high = audit[f"{key}_95"] or (None, None)
+        values = (("mean", audit[key]), ("low_95", low), ("high_95", high))
+        shown = [((name, which), value) for which, value in values if value is not None]
+        yield _gauge(what, text, shown, "model_name", "value")
 
 
-def _elsewhere(name: str, report: dict[str, Any]) -> Iterator[Metric]:
-    """Of prompts that other processes read; zeros where none does."""
-    for what, key, text in (
-        ("remote_prefill_prompts", "elsewhere_prompts", "Prompts that another process has read."),
-        ("remote_prefill_tokens", "elsewhere_tokens", "Tokens of these prompts."),
-        ("remote_prefill_failures", "elsewhere_failed", "Prompts that another process was to read and did not."),
-    ):
-        yield _counter(what, text, [((name,), report.get(key, 0))], "model_name")
-
-
-def _disk(name: str, found: dict[str, Any] | None) -> Iterator[Metric]:
-    """Of the disk tier, where there is one."""
-    if found is None:
-        return
-    for what, key, text in (
-        ("disk_cache_hits", "read_tokens", "Tokens of prompts that were read from the disk."),
-        ("disk_cache_refusals", "refused_tokens", "Tokens on the disk that were computed sooner than read."),
-        ("disk_cache_read_bytes", "read_bytes", "Bytes that were read from the disk."),
-        ("disk_cache_written_bytes", "written_bytes", "Bytes that were written to the disk."),
-        ("disk_cache_skipped_blocks", "skipped", "Blocks that were given up since the disk was too slow or full."),
-        ("disk_cache_deleted_blocks", "deleted", "Blocks that were deleted to keep to the limit."),
-        ("disk_cache_damaged_blocks", "damaged", "Blocks on the disk that were damaged."),
-    ):
-        yield _counter(what, text, [((name,), found[key])], "model_name")
-    for what, key, text in (
-        ("disk_cache_bytes", "bytes", "Bytes of blocks on the disk."),
-        ("disk_cache_read_bytes_per_second", "read_bytes_per_s", "Measured speed of reading blocks from the disk."),
-        ("prompt_tokens_per_second", "prompt_tokens_per_s", "Measured speed of computing prompts."),
-    ):
-        if found[key] is not None:
-            yield _gauge(what, text, [((name,), found[key])], "model_name")
+def _table(kind: Callable[..., Metric], table: Table, report: dict[str, Any], name: str) -> Iterator[Metric]:
+    """A metric of each row; a count that the report lacks is zero, and a speed that is not known yet is left out."""
+    for what, key, text in table:
+        value = report.get(key, 0)
+        if value is not None:
+            yield kind(what, text, [((name,), value)], "model_name")
 
 
 def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:
-    found = GaugeMetricFamily(f"coattn:{what}", text, labels=labels)
-    for key, value in values:
-        found.add_metric(key, float(value))
-    return found
+    return _filled(GaugeMetricFamily(f"coattn:{what}", text, labels=labels), values)
 
 
 def _counter(what: str, text: str, values: Values, *labels: str) -> Metric:
-    found = CounterMetricFamily(f"coattn:{what}", text, labels=labels)
+    return _filled(CounterMetricFamily(f"coattn:{what}", text, labels=labels), values)
+
+
+def _filled(family: Any, values: Values) -> Metric:
     for key, value in values:
-        found.add_metric(key, float(value))
-    return found
+        family.add_metric(key, float(value))
+    metric: Metric = family
+    return metric

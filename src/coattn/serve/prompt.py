@@ -1,4 +1,4 @@
-"""What clients say -> token ids. Runs beside the event loop: a long text takes a while."""
+"""Prompts and messages -> token ids. Runs outside the event loop: a long text takes a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import invalid
-from coattn.serve.schema.chat import Message, Part, Tool
+from coattn.serve.schema.chat import Message, Tool, join_text
 from coattn.serve.tools.family import knows_tools
 from coattn.serve.tools.tell import tell
 
@@ -70,7 +70,8 @@ def longest_token(tokenizer: Any) -> int:
 def _plain(message: Message, param: str) -> dict[str, Any]:
     """A message as templates know it."""
     role = "system" if message.role == "developer" else message.role
-    found: dict[str, Any] = {"role": role, "content": _text(message.content, f"{param}.content")}
+    text = None if message.content is None else join_text(message.content, f"{param}.content")
+    found: dict[str, Any] = {"role": role, "content": text}
     if message.content is None and not message.tool_calls and message.role != "assistant":
         raise invalid(f"{param}.content", f"{param} has no content.")
     for name in ("name", "tool_call_id"):
@@ -88,18 +89,6 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
     if found["content"] is None:
         found["content"] = ""
     return found
-
-
-def _text(content: str | list[Part] | None, param: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    pieces = []
-    for i, part in enumerate(content):
-        text = part.text if part.type in ("text", "input_text") else part.refusal if part.type == "refusal" else None
-        if text is None:
-            raise invalid(f"{param}.{i}", f"{param}.{i} is of type {part.type[:40]!r}, but only text can be read here.")
-        pieces.append(text)
-    return "\n".join(pieces)
 
 
 def _arguments(given: str | None, param: str) -> Any:

@@ -4,7 +4,7 @@ layout      where K, V, queries and logits of a prompt lie in one piece of memor
 address     tcp://, shm:// and nixl:// addresses
 channel     frames over a socket: who may talk, what was said, unchanged
 lease       how long the other side may still be believed to be there
-transport   what the ways of the bytes have in common; shm, tcp and nixl are the ways
+transport   how the bytes cross: over the socket; shm and nixl are the other ways
 handshake   what both sides say of themselves first, and whether they fit
 job         one prompt on its way: each layer is sent while the next ones compute
 prefill     reads prompts, one after the other, for whoever calls

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from coattn.errors import UnsupportedError
 from coattn.transfer.channel import Channel, ChannelError, GoneError, Tick
-from coattn.transfer.transport import Frame, Parts, mark
+from coattn.transfer.transport import Frame, Parts, Source, Target, mark
 
-POLL = 2e-4
-"""Seconds between two looks at what comes and goes."""
+POLL_S = 2e-4
+"""Between two looks at the state of a transfer."""
 
 
 def _agent() -> Any:
@@ -44,8 +44,8 @@ def _agent() -> Any:
         raise UnsupportedError(f"NIXL does not run here: {error}.", "Use tcp:// or shm://.") from error
 
 
-class NixlTarget:
-    """An agent, and memory that is registered with it while a prompt is read; meanwhile a thread keeps it going."""
+class NixlTarget(Target):
+    """An agent, its thread, and memory that is registered with it while a prompt is read."""
 
     def __init__(self) -> None:
         self._agent = _agent()
@@ -63,7 +63,8 @@ class NixlTarget:
         self._thread.start()
         return memory, told, None
 
-    def land(self, channel: Channel, parts: Sequence[Tensor], tick: Tick) -> None: ...
+    def land(self, channel: Channel, parts: Sequence[Tensor], tick: Tick) -> None:
+        """The bytes are there before the frame."""
 
     def drop(self) -> None:
         self._rest()
@@ -79,18 +80,18 @@ class NixlTarget:
 
     def _go_on(self) -> None:
         agent = self._agent
-        while not self._stop.wait(POLL):
+        while not self._stop.wait(POLL_S):
             agent.get_new_notifs()
 
     def _rest(self) -> None:
-        """Nobody uses the agent any more."""
+        """Stops the thread that uses the agent."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None
 
 
-class NixlSource:
+class NixlSource(Source):
     """An agent, and memory from which it writes."""
 
     def __init__(self) -> None:
@@ -129,8 +130,6 @@ class NixlSource:
             raise ChannelError(f"NIXL could not write ({type(error).__name__})") from None
         channel.send(mark(frame, here), tick)
 
-    def end(self) -> None: ...
-
     def close(self) -> None:
         self._forget()
         self._agent = self._staging = None
@@ -157,7 +156,7 @@ class NixlSource:
             state = agent.transfer(handle)
             while state == "PROC":
                 tick(0)
-                time.sleep(POLL)
+                time.sleep(POLL_S)
                 state = agent.check_xfer_state(handle)
             if state != "DONE":
                 raise ChannelError(f"NIXL says {state}")

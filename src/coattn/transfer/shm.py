@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from coattn.transfer.channel import Channel, ChannelError, Tick
-from coattn.transfer.transport import Frame, Parts, mark
+from coattn.transfer.transport import Frame, Parts, Source, Target, mark
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class ShmTarget:
-    """A file for each prompt: who writes late writes to one that nobody reads."""
+class ShmTarget(Target):
+    """A file for each prompt: a late write goes to a file that this side no longer reads."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -33,18 +33,16 @@ class ShmTarget:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
         return _map(self._fd, nbytes), {}, self._fd
 
-    def land(self, channel: Channel, parts: Sequence[Tensor], tick: Tick) -> None: ...
+    def land(self, channel: Channel, parts: Sequence[Tensor], tick: Tick) -> None:
+        """The bytes are there before the frame."""
 
     def drop(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
-    def close(self) -> None:
-        self.drop()
 
-
-class ShmSource:
+class ShmSource(Source):
     """Copies each layer to where it belongs; from a GPU that is the only copy."""
 
     def __init__(self) -> None:
@@ -70,9 +68,6 @@ class ShmSource:
         channel.send(mark(frame, here), tick)
 
     def end(self) -> None:
-        self._memory = None
-
-    def close(self) -> None:
         self._memory = None
 
 

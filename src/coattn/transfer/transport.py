@@ -1,10 +1,14 @@
-"""What the ways of the bytes have in common. Frames go over the channel in any case."""
+"""How the bytes of a prompt cross: over the socket itself. `shm` and `nixl` override `Target` and `Source`.
+
+Frames go over the channel in any case.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from coattn.errors import UnsupportedError
@@ -15,24 +19,28 @@ Frame = dict[str, Any]
 Parts = Sequence[tuple[Span, Tensor]]
 
 
-class Target(Protocol):
+class Target:
     """The decode side: owns memory that the other side writes to. One per connection."""
 
     def take(self, nbytes: int) -> tuple[Tensor, Frame, int | None]:
         """New memory uint8 `[nbytes]` -> itself, what the other side must know of it, and its descriptor, if any."""
+        return torch.empty(nbytes, dtype=torch.uint8), {}, None
 
     def land(self, channel: Channel, parts: Sequence[Tensor], tick: Tick) -> None:
-        """A frame has named these parts of the memory: afterwards the bytes are there."""
+        """Brings the bytes of the parts of the memory that a frame has named."""
+        for part in parts:
+            channel.read_into(raw(part), tick)
 
     def drop(self) -> None:
-        """Nobody may write to the memory any more; the other side has said that it is done."""
+        """The other side has said that it is done: from here on it may not write to the memory."""
 
     def close(self) -> None:
-        """Nobody can write to any memory any more, whatever the other side does. The memory lives while it is used."""
+        """From here on the other side cannot write to any memory. The memory lives while it is used."""
+        self.drop()
 
 
-class Source(Protocol):
-    """The prefill side: writes there. One per connection, used by the thread that sends."""
+class Source:
+    """The prefill side: writes to that memory. One per connection, used by the thread that sends."""
 
     def begin(self, channel: Channel, frame: Frame, nbytes: int, tick: Tick) -> None:
         """The other side has `nbytes` for a prompt; frame: what it said of them."""
@@ -40,45 +48,41 @@ class Source(Protocol):
     def put(self, channel: Channel, frame: Frame, parts: Parts, tick: Tick) -> None:
         """Writes tensors of any device to where they belong, then sends `frame` with their digest.
 
-        tick: raises once the lease is over; asked before every write.
+        tick: raises when the lease is over; called before every write.
         """
+        here = [x.to("cpu", span.dtype).contiguous() for span, x in parts]
+        tick(0)
+        channel.send(mark(frame, here), tick, [raw(x) for x in here])
 
     def end(self) -> None:
-        """Writes no more for this prompt."""
+        """Ends the writes for this prompt."""
 
     def close(self) -> None:
-        """Writes no more at all."""
+        """Ends all writes."""
+        self.end()
 
 
 def target(kind: str) -> Target:
-    """By the kind of an address. Raises UnsupportedError where it cannot be used here."""
-    if kind == "nixl":
-        from coattn.transfer.nixl import NixlTarget
-
-        return NixlTarget()
-    if kind == "shm":
-        from coattn.transfer.shm import ShmTarget
-
-        return ShmTarget()
-    from coattn.transfer.tcp import TcpTarget
-
-    return TcpTarget()
+    """By the kind of an address. Raises UnsupportedError if it cannot be used here."""
+    return _kinds(kind)[0]()
 
 
 def source(kind: str) -> Source:
-    """By the kind of an address. Raises UnsupportedError where it cannot be used here."""
-    if kind == "nixl":
-        from coattn.transfer.nixl import NixlSource
+    """By the kind of an address. Raises UnsupportedError if it cannot be used here."""
+    return _kinds(kind)[1]()
 
-        return NixlSource()
-    if kind == "shm":
-        from coattn.transfer.shm import ShmSource
 
-        return ShmSource()
+def _kinds(kind: str) -> tuple[type[Target], type[Source]]:
     if kind == "tcp":
-        from coattn.transfer.tcp import TcpSource
+        return Target, Source
+    if kind == "shm":
+        from coattn.transfer.shm import ShmSource, ShmTarget
 
-        return TcpSource()
+        return ShmTarget, ShmSource
+    if kind == "nixl":
+        from coattn.transfer.nixl import NixlSource, NixlTarget
+
+        return NixlTarget, NixlSource
     raise UnsupportedError(f"There is no transport {kind!r}.", "Use tcp, shm or nixl.")
 
 

@@ -1,4 +1,4 @@
-"""Fields that chats and completions share."""
+"""Fields that chats, completions and responses share."""
 
 from __future__ import annotations
 
@@ -27,29 +27,19 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Sampling(Body):
-    """How answers are drawn. None stands for the default everywhere."""
+class Shared(Body):
+    """Fields of chats, completions and responses. None stands for the default everywhere."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MOST)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_progress: bool | None = None
-    """Streams tell how much of the prompt has been read."""
-    max_tokens: Count | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MOST)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
-    ignore_eos: bool | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | list[str] | None = None
     priority: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
     """A lower number is served first."""
     timeout_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
@@ -58,6 +48,21 @@ class Sampling(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Of the same API key, only requests with the same salt share what is stored."""
     user: str | None = None
+
+
+class Sampling(Shared):
+    """Fields of chats and completions."""
+
+    n: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    return_progress: bool | None = None
+    """Streams tell how much of the prompt has been read."""
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
 
 
 Json = dict[str, Any]

@@ -6,7 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from coattn.serve.errors import invalid
 from coattn.serve.schema.base import Body, Count, Json, Sampling
+
+TEXTS = ("text", "input_text", "output_text")
+"""Types of a part that has text."""
 
 
 class Part(Body):
@@ -15,6 +19,19 @@ class Part(Body):
     type: str
     text: str | None = None
     refusal: str | None = None
+
+
+def join_text(content: str | list[Part], param: str) -> str:
+    """The text of a message. Raises ApiError 400 for a part that is not text."""
+    if isinstance(content, str):
+        return content
+    pieces = []
+    for i, part in enumerate(content):
+        text = part.text if part.type in TEXTS else part.refusal if part.type == "refusal" else None
+        if text is None:
+            raise invalid(f"{param}.{i}", f"{param}.{i} is of type {part.type[:40]!r}, but only text can be read here.")
+        pieces.append(text)
+    return "\n".join(pieces)
 
 
 class Function(Body):

@@ -7,28 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from coattn.serve.errors import from_validation, invalid
-from coattn.serve.schema.base import MOST, Body, Count, Json, StreamOptions
-from coattn.serve.schema.chat import ChatRequest, Part
+from coattn.serve.schema.base import MOST, Body, Count, Json, Shared
+from coattn.serve.schema.chat import ChatRequest, Part, join_text
 
-TEXTS = ("input_text", "output_text", "text")
-SAME = (
-    "stream",
-    "temperature",
-    "top_p",
-    "parallel_tool_calls",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "priority",
-    "timeout_s",
-    "session_id",
-    "cache_salt",
-    "user",
-    "chat_template_kwargs",
-)
-"""Fields that chats have, too."""
+SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "parallel_tool_calls", "chat_template_kwargs")
+"""Fields that mean the same in a chat."""
 
 
 class Item(Body):
@@ -70,17 +53,12 @@ class Text(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Shared):
     """Something to answer."""
 
-    model: str | None = None
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: Text | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: str | Json | None = None
@@ -95,16 +73,6 @@ class ResponsesRequest(Body):
     include: list[str] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     max_tool_calls: Annotated[int, Field(ge=0, le=MOST)] | None = None
-    user: str | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: str | list[str] | None = None
-    priority: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    session_id: Annotated[str, Field(max_length=256)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     chat_template_kwargs: Json | None = None
 
 
@@ -154,7 +122,7 @@ def _add(messages: list[Json], item: Item, param: str) -> None:
     if kind == "message":
         if item.role is None or item.content is None:
             raise invalid(param, f"{param} is a message without a role or without content.")
-        messages.append({"role": item.role, "content": _text(item.content, f"{param}.content")})
+        messages.append({"role": item.role, "content": join_text(item.content, f"{param}.content")})
     elif kind == "function_call":
         if item.call_id is None or item.name is None:
             raise invalid(param, f"{param} is a call without a call_id or a name.")
@@ -165,22 +133,10 @@ def _add(messages: list[Json], item: Item, param: str) -> None:
     elif kind == "function_call_output":
         if item.call_id is None or item.output is None:
             raise invalid(param, f"{param} is the output of a call without a call_id or an output.")
-        content = _text(item.output, f"{param}.output")
+        content = join_text(item.output, f"{param}.output")
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
     elif kind != "reasoning":  # thoughts of earlier turns are not shown to a model again
         raise invalid(param, f"{param} is of type {kind[:40]!r}, which cannot be read here.")
-
-
-def _text(content: str | list[Part], param: str) -> str:
-    if isinstance(content, str):
-        return content
-    pieces = []
-    for i, part in enumerate(content):
-        text = part.text if part.type in TEXTS else part.refusal if part.type == "refusal" else None
-        if text is None:
-            raise invalid(f"{param}.{i}", f"{param}.{i} is of type {part.type[:40]!r}, but only text can be read here.")
-        pieces.append(text)
-    return "\n".join(pieces)
 
 
 def _tool(tool: FunctionTool, param: str) -> Json:
