@@ -210,7 +210,7 @@ def test_an_answer_that_ends_with_the_model_s_positions_says_so(folder: Path) ->
     found = json.loads(done.stdout)
     assert found["prompt_tokens"] + found["new_tokens"] <= 512
     assert (found["finish_reason"], found["new_tokens"] < 10) == ("length", True)
-    assert "where the model's positions do" in coattn(*command).stderr
+    assert "reached the model's context length" in coattn(*command).stderr
 
 
 def test_a_plan_for_a_model_reads_its_config_alone(folder: Path, tmp_path: Path) -> None:

@@ -109,7 +109,6 @@ def test_fidelity_of_a_lossy_method_is_worse_than_that_of_an_exact_one(smollm2: 
     assert exact["kl"] < 1e-6 < 1e-3 < lossy["kl"]
     assert exact["top1"] == 1.0 > lossy["top1"]
     assert json.loads(target.read_text())["kl"] == lossy["kl"]
-    assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert run_json(*options, "--method", "full")["kl"] == 0.0
 
 
