@@ -9,7 +9,7 @@ from coattn.errors import CoattnError
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM as LLM
-    from coattn.engine.params import SamplingParams as SamplingParams
+    from coattn.engine.sampling.params import SamplingParams as SamplingParams
     from coattn.hf.attach import attach as attach
     from coattn.hf.models import get_model as get_model
     from coattn.method.row import Method as Method
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "LLM": "coattn.engine.llm",
-    "SamplingParams": "coattn.engine.params",
+    "SamplingParams": "coattn.engine.sampling.params",
     "attach": "coattn.hf.attach",
     "get_model": "coattn.hf.models",
     "Method": "coattn.method.row",

@@ -112,7 +112,7 @@ def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pyte
         on_text("half an answ")
         raise WorkerError("It failed.", "Try again.")
 
-    monkeypatch.setattr("coattn.engine.one.generate", fail)
+    monkeypatch.setattr("coattn.engine.generate_once.generate", fail)
     done = coattn("generate", "w1 w2", "--model", str(folder))
     assert (done.returncode, done.stdout) == (2, "half an answ\n")
     assert done.stderr.startswith("error: It failed.")

@@ -210,7 +210,7 @@ class Player:
         """So many operations, then everything ends, and nothing may be left."""
         with pytest.MonkeyPatch.context() as patch:
             if self.exact:  # what a lossy row has decoded is another's once it is read again: few are preempted
-                patch.setattr(scheduler, "HEADROOM", 0)
+                patch.setattr(scheduler, "HEADROOM_TOKENS", 0)
             self._play(operations)
 
     def _play(self, operations: int) -> None:

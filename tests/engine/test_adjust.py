@@ -8,8 +8,8 @@ from tests.engine.only import Only
 from tests.engine.small import END, VOCAB, greedy, llm, prompt
 
 from coattn import SamplingParams
-from coattn.engine.adjust import Adjust, Draws, unpack
-from coattn.engine.sampler import Sampler
+from coattn.engine.sampling.logits import Adjust, Draws, unpack
+from coattn.engine.sampling.sampler import Sampler
 from coattn.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.engine.small import END, tokenizer
 from tokenizers import Tokenizer, decoders, models
 
-from coattn.engine.detokenise import HALF, Pieces, StopText, TextStream
+from coattn.engine.sampling.detokenise import HALF, Pieces, StopText, TextStream
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings

@@ -107,7 +107,7 @@ def test_requests_join_and_leave_on_devices_of_different_room() -> None:
     lengths = (60, 70, 80, 50, 90)
     with engine("full", TWO, max_batch=4, gpu_kv=room, reuse=False) as llm:
         assert llm.runner.runtime.free_bytes()["gpu"] < 2 * sum(room)
-        assert llm.engine.scheduler.room.most() <= 24 * 8
+        assert llm.engine.scheduler.admission.most() <= 24 * 8
         outs = llm.generate([prompt(n) for n in lengths], greedy(40, ignore_eos=True))
         report = llm.report()
         for row, limit in zip(report["devices"], room, strict=True):

@@ -51,7 +51,7 @@ def push_out(llm: coattn.LLM, seed: int = 50) -> None:
 def in_order(llm: coattn.LLM) -> None:
     for table in llm.store.tables:
         table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
+    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
 
 
 @pytest.mark.parametrize("method", BUDGETS)

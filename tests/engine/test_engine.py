@@ -22,8 +22,8 @@ LENGTHS = [3, 40, 17, 70, 1, 33, 8, 100, 64, 32, 5, 90]
 def assert_empty(engine: coattn.LLM) -> None:
     """Everything that sequences can have is there again."""
     scheduler = engine.engine.scheduler
-    assert (scheduler.running, list(scheduler.waiting), engine.engine.callers.live) == ([], [], {})
-    assert dict(engine.engine.runner.free()) == scheduler.room.capacity
+    assert (scheduler.running, list(scheduler.waiting), engine.engine.inbox.live) == ([], [], {})
+    assert dict(engine.engine.runner.free()) == scheduler.admission.capacity
 
 
 @pytest.mark.parametrize("method", EXACT)

@@ -71,7 +71,7 @@ def test_a_fault_in_a_step_that_reads_and_decodes_costs_nobody_anything() -> Non
             engine.step()
         reading = engine.submit(prompt(150), greedy(5))
         engine.step()
-        while not (reading.request.stored and engine.engine.scheduler.gap.spent == 0):
+        while not (reading.request.stored and engine.engine.scheduler.timer.spent == 0):
             engine.step()
         native.inject_fault("throw")
         engine.step()

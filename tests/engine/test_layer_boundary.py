@@ -12,8 +12,8 @@ from tests.engine.test_mixed import LENGTHS
 from tests.engine.test_pace import World
 
 import coattn
-from coattn.engine.pace import Pace
-from coattn.engine.work import Decode, Extend
+from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.scheduler_output import Decode, Extend
 from coattn.errors import BudgetError
 from coattn.method.table import METHODS
 
@@ -26,7 +26,7 @@ def open_llm(method: str, between: bool, **more: Any) -> coattn.LLM:
     made = coattn.LLM((small(LAYERS), tokenizer()), method, **given)
     if between:
         # a time that no step keeps: a decode step comes after every layer
-        made.engine.pace.layers, made.engine.pace.target_s = LAYERS, 1e-9
+        made.engine.chunk_policy.layers, made.engine.chunk_policy.target_s = LAYERS, 1e-9
     return made
 
 
@@ -89,7 +89,7 @@ def test_no_room_between_layers_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
         run, inside = engine.runner.decode, []
 
         def refuse(*given: Any) -> Any:
-            inside.append(engine.engine.scheduler.gap.passed > 0)
+            inside.append(engine.engine.scheduler.timer.passed > 0)
             if inside[-1]:
                 raise BudgetError("Full.", "Wait.")
             return run(*given)
@@ -114,12 +114,12 @@ class Layered(World):
             return True
         self.chunks += 1
         size = work.end - work.request.stored
-        for layer in range(self.pace.layers):
+        for layer in range(self.chunk_policy.layers):
             requests = self.scheduler.passed(size) if layer else ()
             while requests:
                 self.decode_for(requests)
-                requests = self.scheduler.waiting_for_token() if self.pace.unsure else ()
-            self.now += self.token * size / self.pace.layers
+                requests = self.scheduler.waiting_for_token() if self.chunk_policy.unsure else ()
+            self.now += self.token * size / self.chunk_policy.layers
         self.scheduler.done(work)
         if work.last:
             self.firsts.setdefault(work.request.id, self.now)
@@ -138,9 +138,9 @@ class Layered(World):
 
 @pytest.mark.parametrize("fixed", [None, 4096])
 def test_the_promised_time_holds_in_chunks_of_any_size(monkeypatch: pytest.MonkeyPatch, fixed: int | None) -> None:
-    pace = Pace(fixed)
-    pace.layers = 36
-    world = Layered(monkeypatch, pace, decode=0.010, token=0.00004)
+    policy = ChunkPolicy(fixed)
+    policy.layers = 36
+    world = Layered(monkeypatch, policy, decode=0.010, token=0.00004)
     for i in range(8):
         world.add(i, 16)
     for _ in range(40):
@@ -158,5 +158,5 @@ def test_the_promised_time_holds_in_chunks_of_any_size(monkeypatch: pytest.Monke
 def test_a_gpu_decodes_between_layers() -> None:
     with coattn.LLM((small(LAYERS), tokenizer()), "streaming", block=8, max_length=256) as engine:
         captured = torch.cuda.is_available() and engine.not_captured is None
-        assert engine.engine.pace.layers == (LAYERS if captured else 1)
-        assert engine.engine.pace.fixed == (4096 if captured else 2048)
+        assert engine.engine.chunk_policy.layers == (LAYERS if captured else 1)
+        assert engine.engine.chunk_policy.fixed == (4096 if captured else 2048)

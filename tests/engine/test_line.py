@@ -118,11 +118,11 @@ def test_failed_steps_are_counted_until_one_works(monkeypatch: pytest.MonkeyPatc
 def test_the_longest_that_fits_is_what_the_budget_says() -> None:
     padding = int(torch.cuda.is_available())  # a block for the padding rows of captured steps
     with llm(gpu_kv=(16 + padding) * 8 * 256, max_batch=1) as engine:
-        most = engine.engine.scheduler.room.most()
+        most = engine.engine.scheduler.admission.most()
         assert most == 16 * 8 + 1, "sixteen blocks, and a last token that is never stored"
         assert engine.generate(prompt(5), greedy(most - 5, ignore_eos=True))[0].new_tokens == most - 5
     with llm() as engine:
-        assert engine.engine.scheduler.room.most() == engine.max_length
+        assert engine.engine.scheduler.admission.most() == engine.max_length
 
 
 def test_tokens_that_cannot_be_drawn_for_one_are_drawn_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import pytest
 from tests.engine.memory import Boundless
 from tests.engine.small import by_transformers, greedy, llm, prompt, small
 
-from coattn.engine.pace import Pace
-from coattn.engine.params import SamplingParams
+from coattn.engine.admission import Admission
+from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.request import Request
-from coattn.engine.room import Room
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.work import Decode, Mixed
+from coattn.engine.scheduler_output import Decode, Mixed
 
 LENGTHS = (30, 5, 90, 17, 61, 3)
 ROWS: list[tuple[str, dict[str, Any]]] = [
@@ -67,7 +67,7 @@ def request(name: int, tokens: int) -> Request:
 
 def test_decoding_never_waits_for_a_prompt() -> None:
     """Every step but the first ones holds a token of everyone who decodes."""
-    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, 0.05, most=256), mixes=True)
+    scheduler = Scheduler(Admission(Boundless(), 1 << 20), 8, ChunkPolicy(None, 0.05, most=256), mixes=True)
     for i in range(3):
         scheduler.add(request(i, 10))
     first = scheduler.next()

@@ -38,7 +38,7 @@ def engine(method: str, folder: Path | None = None, **more: Any) -> coattn.LLM:
 def in_order(llm: coattn.LLM) -> None:
     for table in llm.store.tables:
         table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
+    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
 
 
 def give_all_back(llm: coattn.LLM) -> None:

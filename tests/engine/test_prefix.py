@@ -29,7 +29,7 @@ def in_order(llm: coattn.LLM) -> None:
     """Counts of blocks are right, and with nobody running all of them are free."""
     for table in llm.store.tables:
         table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
+    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
 
 
 def questions() -> list[list[int]]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
-from coattn.engine.filters import PREFIXES, drop_unlikely, keep_top, penalise, pick
-from coattn.engine.params import SamplingParams
-from coattn.engine.sampler import Draws, Sampler
+from coattn.engine.sampling.filters import PREFIXES, drop_unlikely, keep_top, penalise, pick
+from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.sampling.sampler import Draws, Sampler
 
 VOCABS = (50, 500, 2 * PREFIXES[1] + 500, 2 * PREFIXES[-1] + 500)
 """One that is sorted whole, and some whose most likely tokens are looked at first."""

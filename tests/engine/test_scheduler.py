@@ -7,11 +7,11 @@ import random
 import pytest
 from tests.engine.memory import Blocks
 
-from coattn.engine.params import SamplingParams
+from coattn.engine.admission import Admission
 from coattn.engine.request import Request
-from coattn.engine.room import Room
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.work import Decode, Extend, Refuse
+from coattn.engine.scheduler_output import Decode, Extend, Refuse
 from coattn.errors import BudgetError, InputError
 
 pytest.importorskip("hypothesis")
@@ -24,7 +24,7 @@ class Play:
 
     def __init__(self, gpu: int | None, host: int | None, slots: int, chunk: int) -> None:
         self.memory = Blocks(gpu, host)
-        self.scheduler = Scheduler(Room(self.memory, 200), slots, chunk)
+        self.scheduler = Scheduler(Admission(self.memory, 200), slots, chunk)
         self.slots, self.chunk = slots, chunk
         self.made: list[Request] = []
         self.ended: list[Request] = []
@@ -35,7 +35,7 @@ class Play:
         limit = min(prompt + new, 200)
         request = Request(len(self.made), [0] * prompt, SamplingParams(max_new_tokens=new), limit)
         try:
-            self.scheduler.room.check(request)
+            self.scheduler.admission.check(request)
         except (BudgetError, InputError):
             return False
         self.made.append(request)
@@ -136,7 +136,7 @@ def test_everyone_gets_through(
         assert steps < 50 * (left + 10), "it never ends"
     assert sorted(r.id for r in play.ended) == [r.id for r in play.made]
     assert play.memory.held == {}
-    assert play.memory.free() == play.scheduler.room.capacity
+    assert play.memory.free() == play.scheduler.admission.capacity
     assert play.admitted == sorted(play.admitted), "first come, first served"
 
 

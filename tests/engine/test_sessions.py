@@ -284,4 +284,4 @@ def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:
         session.close()
         assert handle.result().finish_reason == "cancelled"
         assert llm.report()["sessions_stored"] == 0
-        assert dict(llm.runner.free()) == llm.engine.scheduler.room.capacity
+        assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity

@@ -93,7 +93,7 @@ def test_chat_and_stop_string() -> None:
 
 def test_preempted_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room in DRAM for the longest and little more, and no headroom when one is let in."""
-    monkeypatch.setattr(scheduler, "HEADROOM", 0)
+    monkeypatch.setattr(scheduler, "HEADROOM_TOKENS", 0)
     blocks, block_bytes = (5 if DEVICE.type == "cpu" else 20), 32 * 30 * 2 * 3 * 64 * 4
     expected, params = want()[1:], [greedy(count) for count in ANSWERS[1:]]
     options = {"max_batch": len(LENGTHS) - 1, "max_length": 640, "chunk": 64, "host_kv": blocks * block_bytes}
@@ -104,7 +104,7 @@ def test_preempted_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pieces_of_arbitrary_tokens_add_up() -> None:
-    from coattn.engine.detokenise import Pieces
+    from coattn.engine.sampling.detokenise import Pieces
 
     tokenizer, generator = loaded().tokenizer, torch.Generator().manual_seed(0)
     for _ in range(20):

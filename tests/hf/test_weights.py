@@ -77,7 +77,9 @@ def test_the_engine_says_the_same(share: float) -> None:
             want = [output.token_ids for output in engine.generate(prompts, count)]
         with coattn.LLM((model, tokenizer()), method, weights_on_gpu=share, **given) as engine:
             assert [output.token_ids for output in engine.generate(prompts, count)] == want
-            assert engine.engine.pace.layers == 1, "a captured step between the layers of a prompt would take its slots"
+            assert engine.engine.chunk_policy.layers == 1, (
+                "a captured step between the layers of a prompt would take its slots"
+            )
 
 
 def beside_a_fault(model: Any, at: int | None, after: bool) -> tuple[tuple[int, ...], Any]:

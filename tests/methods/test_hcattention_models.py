@@ -27,7 +27,7 @@ def test_an_engine_without_loss_equals_transformers(params: dict[str, Any]) -> N
         got = engine.generate(ids, greedy(30))
         assert engine.report()["exact"]
         assert engine.report()["requests"]["error"] == 0
-        assert dict(engine.engine.runner.free()) == engine.engine.scheduler.room.capacity
+        assert dict(engine.engine.runner.free()) == engine.engine.scheduler.admission.capacity
     assert [each.token_ids for each in got] == want
     assert engine.ledger.held == {"gpu": 0, "host": 0}
 

@@ -59,7 +59,7 @@ class Running:
 
     def until_idle(self) -> None:
         """Nobody runs or waits."""
-        self.until(lambda: not len(self.llm.engine.callers))
+        self.until(lambda: not len(self.llm.engine.inbox))
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         """What comes back has the published form."""

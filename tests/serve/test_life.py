@@ -163,7 +163,7 @@ def test_draining_lets_the_running_end_and_takes_nobody_new(monkeypatch: pytest.
         threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
         for each in threads:
             each.start()
-        server.until(lambda: len(server.llm.engine.callers.live) == 3)
+        server.until(lambda: len(server.llm.engine.inbox.live) == 3)
         server.stop()
         server.until(lambda: server.client.get("/ready").status_code == 503)
         assert server.client.get("/ready").json()["status"] == "draining"
@@ -188,7 +188,7 @@ def test_draining_ends_at_its_limit_and_a_second_signal_at_once(
         found: list[str] = []
         asks = threading.Thread(target=lambda: found.append(server.post(CHAT, {**LONG, "stream": True}).text))
         asks.start()
-        server.until(lambda: bool(server.llm.engine.callers.live))
+        server.until(lambda: bool(server.llm.engine.inbox.live))
         server.until(lambda: server.llm.report()["new_tokens"] > 1)
         start = time.monotonic()
         for _ in range(stops):
@@ -219,7 +219,7 @@ def test_an_engine_that_breaks_tells_everybody_and_comes_back(monkeypatch: pytes
     threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
     for each in threads:
         each.start()
-    server.until(lambda: len(server.llm.engine.callers.live) == 6 and server.llm.report()["new_tokens"] > 20)
+    server.until(lambda: len(server.llm.engine.inbox.live) == 6 and server.llm.report()["new_tokens"] > 20)
 
     def fail() -> None:
         raise RuntimeError("a wire came loose")

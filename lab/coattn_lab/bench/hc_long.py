@@ -96,7 +96,7 @@ def _floor(bench: Bench, gpu: int, host: int, lists: float, row: float) -> dict[
 def prompt(model: Any, tokens: int, block: int, anchor: int, steps: int, params: dict[str, Any]) -> dict[str, Any]:
     """A prompt of random tokens through the engine, read block by block, and the answer's decode steps."""
     from coattn.engine.llm import LLM
-    from coattn.engine.params import SamplingParams
+    from coattn.engine.sampling.params import SamplingParams
 
     ids = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     given = {"prefill_block": block, "anchor": anchor, **params}

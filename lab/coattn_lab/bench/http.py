@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, EngineError
 from coattn_lab.bench.requests import Setting, Track, counted, open_llm, summary
 from coattn_lab.bench.stream import Item

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.random_model import weight_bytes

@@ -75,7 +75,7 @@ def run(
     """Both benchmarks: read, ask, score, report."""
     composed, target = composed_method(options), writable(options["target"])
 
-    from coattn.engine.params import SamplingParams
+    from coattn.engine.sampling.params import SamplingParams
     from coattn.hf.generate import positions
     from coattn.tools.evaluate.asking import Ask
     from coattn_lab.evaluate.bench_item import encode, judge, summarise

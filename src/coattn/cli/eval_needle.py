@@ -43,7 +43,7 @@ def needle(**options: Any) -> None:
     options |= {name: options[name] or value for name, value in (QUICK if options["quick"] else GRID).items()}
     text, target = read_text(haystack_file(options)), writable(options["target"])
 
-    from coattn.engine.params import SamplingParams
+    from coattn.engine.sampling.params import SamplingParams
     from coattn.provenance import provenance
     from coattn.tools.evaluate import needle as grid_of
     from coattn.tools.evaluate.asking import Ask

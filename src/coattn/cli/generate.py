@@ -47,8 +47,8 @@ def generate(
     text = read_prompt(prompt, file)
     check_sampling(temperature, top_p, top_k)
 
-    from coattn.engine.one import generate as run
-    from coattn.engine.params import SamplingParams
+    from coattn.engine.generate_once import generate as run
+    from coattn.engine.sampling.params import SamplingParams
     from coattn.hf.generate import encode_prompt
 
     sampling = SamplingParams(

@@ -162,7 +162,7 @@ class Engine:
     @cached_property
     def row(self) -> Method | None:
         """The method; None: the engine chooses. Raises before a model is loaded if an option is wrong."""
-        from coattn.engine.choose import candidates
+        from coattn.engine.method_choice import candidates
         from coattn.method.row import compose
         from coattn.method.table import find_method
 

@@ -134,8 +134,8 @@ def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]
 
 def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, rates: Any) -> dict[str, Any]:
     """step: what a decode step takes, where that is known; taken: the method that an engine would choose, and why."""
-    from coattn.engine.choose import candidates, choose
     from coattn.engine.devices import SHARE
+    from coattn.engine.method_choice import candidates, choose
     from coattn.engine.plan.speed import step
     from coattn.hf.architectures import describe_layers
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coattn.engine.layer_boundary import LayerBoundaryDecode
 from coattn.engine.runner.runner import Chunk, Runner
-from coattn.engine.work import Decode, Extend, Forward, Mixed, rows
+from coattn.engine.scheduler_output import Decode, Extend, Forward, Mixed, rows
 
 
 def dispatch(work: Forward, runner: Runner, boundaries: LayerBoundaryDecode, counts: Counter[str]) -> Tensor | None:

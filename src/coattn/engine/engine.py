@@ -11,22 +11,22 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.engine.adjust import Guide
-from coattn.engine.callers import Callers
+from coattn.engine.admission import Admission
+from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.dispatch import dispatch
-from coattn.engine.explain import explain
+from coattn.engine.failures import explain
 from coattn.engine.handle import Handle
+from coattn.engine.inbox import RequestInbox
 from coattn.engine.layer_boundary import LayerBoundaryDecode
-from coattn.engine.pace import Pace
-from coattn.engine.params import SamplingParams
 from coattn.engine.request import FinishReason, Request
-from coattn.engine.room import Room
 from coattn.engine.runner.runner import Runner
-from coattn.engine.sampler import Drawn, Sampler
+from coattn.engine.sampling.logits import Guide
+from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
+from coattn.engine.scheduler_output import Decode, Forward, Refuse
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.sequence_store import SequenceStore
-from coattn.engine.work import Decode, Forward, Refuse
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
 from coattn.hf.prefilled import Prefilled
 
@@ -46,7 +46,7 @@ class Engine:
         runner: Runner,
         tokenizer: Any,
         *,
-        chunk: int | Pace,
+        chunk: int | ChunkPolicy,
         longest: int,
         ends: frozenset[int],
         max_waiting: int | None = None,
@@ -60,14 +60,14 @@ class Engine:
         """
         self.runner, self.tokenizer, self.mixes, self.tail = runner, tokenizer, mixes, tail
         self.store = store
-        self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
+        self.chunk_policy = chunk if isinstance(chunk, ChunkPolicy) else ChunkPolicy(chunk)
         self.longest, self.ends = longest, ends
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
-        self.callers = Callers(runner.slots, max_waiting)
-        self.boundaries = LayerBoundaryDecode(self, self.pace, self.counts)
+        self.inbox = RequestInbox(runner.slots, max_waiting)
+        self.boundaries = LayerBoundaryDecode(self, self.chunk_policy, self.counts)
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._ids = itertools.count()
@@ -79,7 +79,7 @@ class Engine:
     @property
     def room(self) -> int | None:
         """Requests that may still be submitted; None: no limit."""
-        return self.callers.room
+        return self.inbox.room
 
     def prepare(
         self,
@@ -94,7 +94,7 @@ class Engine:
         """A request that could run. Raises InputError or BudgetError."""
         limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
         request = Request(next(self._ids), prompt, params, limit, given, priority, deadline, salt, session)
-        self.scheduler.room.check(request)
+        self.scheduler.admission.check(request)
         return request
 
     def submit(
@@ -116,12 +116,12 @@ class Engine:
         if not request.params.ignore_eos:
             ends |= self.ends
         handle = Handle(request, self.tokenizer, ends, streams, notify, self.step, self.cancel, guide)
-        self.callers.arrive(handle)
+        self.inbox.arrive(handle)
         return handle
 
     def cancel(self, handle: Handle, later: bool = False) -> None:
         """Ends a request at the next border between steps; at once if no step runs, unless it is for `later`."""
-        self.callers.cancel(handle)
+        self.inbox.cancel(handle)
         if not later and self._lock.acquire(blocking=False):
             try:
                 self._take_mail()
@@ -130,7 +130,7 @@ class Engine:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until there is something to do, or for `timeout` seconds. False when there is still nothing."""
-        return self.callers.wait(timeout)
+        return self.inbox.wait(timeout)
 
     def step(self) -> bool:
         """Does one piece of work. False when there was none."""
@@ -142,7 +142,7 @@ class Engine:
                 if work is None:
                     return False
                 if isinstance(work, Refuse):
-                    self._end(self.callers.live[work.request.id], "error", work.error)
+                    self._end(self.inbox.live[work.request.id], "error", work.error)
                 else:
                     self._do(work)
             except BaseException as error:
@@ -164,7 +164,7 @@ class Engine:
     def close(self) -> None:
         """Cancels what is left and gives everything back."""
         with self._lock:
-            if not self.callers.close():
+            if not self.inbox.close():
                 return
             with ExitStack() as rest:  # each runs, whatever another raises
                 for close in reversed(self.closers):
@@ -261,7 +261,7 @@ class Engine:
         return bool(lost)
 
     def _handles(self, requests: Sequence[Request]) -> list[Handle]:
-        return [self.callers.live[request.id] for request in requests]
+        return [self.inbox.live[request.id] for request in requests]
 
     def _note_step(self, spans: Sequence[tuple[int, int]], begun: float, waited: bool) -> None:
         """A step is over that has read these tokens of prompts. waited: whether anybody waited for the device."""
@@ -299,24 +299,24 @@ class Engine:
         self._leave(handle)
 
     def _leave(self, handle: Handle) -> None:
-        del self.callers.live[handle.id]
+        del self.inbox.live[handle.id]
         self.counts[f"requests_{handle.request.finish_reason}"] += 1
         self.scheduler.finish(handle.request)
-        if not self.callers.live:
+        if not self.inbox.live:
             self.sampler.forget()
 
     def _take_mail(self) -> None:
-        arrived, cancelled = self.callers.take()
+        arrived, cancelled = self.inbox.take()
         for handle in arrived:
             self.scheduler.add(handle.request)
         # ending one may wait for the device, and whoever submits must not wait with us
         for handle in cancelled:
-            if handle.id in self.callers.live:
+            if handle.id in self.inbox.live:
                 self._end(handle, "cancelled")
 
     def _expire(self) -> None:
-        for late in self.callers.late():
-            handle = self.callers.live.get(late)
+        for late in self.inbox.late():
+            handle = self.inbox.live.get(late)
             if handle is not None:
                 error = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
                 self._end(handle, "error", error)
@@ -326,7 +326,7 @@ class Engine:
 
         error: why, where something failed; else the requests are cancelled.
         """
-        handles = self.callers.clear()
+        handles = self.inbox.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)
         if self.store is not None:
@@ -343,5 +343,5 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         runner = self.runner
-        room = Room(runner, self.longest, runner.runtime.fullest)
-        return Scheduler(room, runner.slots, self.pace, self.mixes, runner.busy, self.tail, self.store)
+        admission = Admission(runner, self.longest, runner.runtime.fullest)
+        return Scheduler(admission, runner.slots, self.chunk_policy, self.mixes, runner.busy, self.tail, self.store)

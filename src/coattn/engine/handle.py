@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coattn.engine.adjust import Guide
-from coattn.engine.detokenise import TextStream
 from coattn.engine.request import Request, RequestOutput, TokenLogprobs, output_of
-from coattn.engine.sampler import Drawn, Draws
+from coattn.engine.sampling.detokenise import TextStream
+from coattn.engine.sampling.logits import Guide
+from coattn.engine.sampling.sampler import Drawn, Draws
 from coattn.errors import EngineError
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from coattn.engine.pace import Pace
+from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.request import Request
 from coattn.engine.scheduler import Scheduler
 from coattn.types import nothing_to_wait_for
@@ -24,15 +24,15 @@ class Loop(Protocol):
 class LayerBoundaryDecode:
     """Runs a decode step between two layers of a chunk where the time between tokens asks for one."""
 
-    def __init__(self, loop: Loop, pace: Pace, counts: Counter[str]) -> None:
-        self._loop, self._pace, self._counts = loop, pace, counts
+    def __init__(self, loop: Loop, policy: ChunkPolicy, counts: Counter[str]) -> None:
+        self._loop, self._policy, self._counts = loop, policy, counts
         self.flush_outputs: Callable[[], object] = nothing_to_wait_for
         """Passes on what the last step gave: called where a prompt begins, and at each of its layer boundaries."""
 
     def hook(self, tokens: int) -> Callable[[], None] | None:
         """A chunk of so many tokens is about to be read -> what to call between two of its layers."""
         self._flush()
-        return None if self._pace.layers == 1 else lambda: self._decode(tokens)
+        return None if self._policy.layers == 1 else lambda: self._decode(tokens)
 
     def _flush(self) -> None:
         try:
@@ -46,4 +46,4 @@ class LayerBoundaryDecode:
         while requests:
             self._loop.decode_inside(requests)
             self._counts["between_steps"] += 1
-            requests = self._loop.scheduler.waiting_for_token() if self._pace.unsure else ()
+            requests = self._loop.scheduler.waiting_for_token() if self._policy.unsure else ()

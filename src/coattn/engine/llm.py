@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coattn.engine.adjust import Guide
-from coattn.engine.choose import Wanted
-from coattn.engine.chunks import Chunks
+from coattn.engine.chunk_config import ChunkConfig
 from coattn.engine.conversations import Conversations
 from coattn.engine.devices import Devices
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
+from coattn.engine.method_choice import Wanted
 from coattn.engine.model import open_model, sequence_length
-from coattn.engine.params import SamplingParams
 from coattn.engine.progress import Bar
 from coattn.engine.prompts import Prompt, encode, split, spread
 from coattn.engine.protocols import PromptReader
 from coattn.engine.request import Request, RequestOutput
 from coattn.engine.runner.choose import choose_runner
+from coattn.engine.sampling.logits import Guide
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
 from coattn.engine.store.config import DiskConfig
@@ -123,7 +123,7 @@ class LLM:
         # what is wrong is said before a model is loaded
         wanted, chunks, tier = (
             Wanted.of(method, method_params),
-            Chunks(chunk, target_ms),
+            ChunkConfig(chunk, target_ms),
             DiskConfig.of(disk, disk_memory),
         )
         share = check_share(weights_on_gpu, wanted.named)
@@ -168,7 +168,7 @@ class LLM:
             self.engine = Engine(
                 self.runner,
                 loaded.tokenizer,
-                chunk=chunks.pace(self.composed.exact, on_gpu, len(session.layers) if between else None),
+                chunk=chunks.policy(self.composed.exact, on_gpu, len(session.layers) if between else None),
                 longest=self.max_length,
                 ends=end_tokens(loaded.model, loaded.tokenizer),
                 max_waiting=max_waiting,
@@ -329,7 +329,7 @@ class LLM:
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "preemptions": counts["preemptions"] + scheduler.preemptions,
-            "chunk": self.engine.pace.budget(any(request.decodes for request in scheduler.running)),
+            "chunk": self.engine.chunk_policy.budget(any(request.decodes for request in scheduler.running)),
             **{name: counts[name] for name in names},
             "failed_steps": counts["failed_steps"],
             **self.store.describe(),

@@ -13,7 +13,7 @@ from coattn.hf.forward import longest
 from coattn.hf.load import Loaded, load
 from coattn.part import check_count
 
-DEFAULT_LENGTH = 8192
+DEFAULT_MAX_TOKENS = 8192
 """max_length when neither the caller nor the model asks for less."""
 
 
@@ -42,7 +42,7 @@ def sequence_length(loaded: Loaded, wanted: int | None) -> int:
     """The longest sequence: what was asked for, checked against the model's positions."""
     most = longest(loaded.model)
     if wanted is None:
-        return DEFAULT_LENGTH if most is None else min(most, DEFAULT_LENGTH)
+        return DEFAULT_MAX_TOKENS if most is None else min(most, DEFAULT_MAX_TOKENS)
     check_count("max_length", wanted, 2)
     if most is not None and wanted > most:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError, InputError
 from coattn.hf.prefilled import Prefilled
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coattn.auto.audit.tally import Tally
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.store.cursor import PrefixCursor
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled

@@ -6,15 +6,15 @@ import time
 from bisect import insort
 from collections.abc import Callable, Collection
 
-from coattn.engine.gap import Gap
-from coattn.engine.pace import Pace
-from coattn.engine.readers import Readers
+from coattn.engine.admission import Admission
+from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.prefill_queue import PrefillQueue
 from coattn.engine.request import Request
-from coattn.engine.room import Room
+from coattn.engine.scheduler_output import Decode, Extend, Forward, Mixed, Refuse, Work
+from coattn.engine.step_timer import StepTimer
 from coattn.engine.store.sequence_store import SequenceStore
-from coattn.engine.work import Decode, Extend, Forward, Mixed, Refuse, Work
 
-HEADROOM = 64
+HEADROOM_TOKENS = 64
 """Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
 
 
@@ -29,24 +29,24 @@ class Scheduler:
 
     def __init__(
         self,
-        room: Room,
+        admission: Admission,
         slots: int,
-        chunk: int | Pace,
+        chunk: int | ChunkPolicy,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
         store: SequenceStore | None = None,
     ) -> None:
-        """room: says what fits. chunk: prompt tokens between two decode steps, or who decides how many.
+        """admission: says what fits. chunk: prompt tokens between two decode steps, or who decides how many.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         store: what is stored outside the slots.
         """
-        self.room, self._busy, self.store, self.mixes = room, busy, store, mixes
-        self.pace = chunk if isinstance(chunk, Pace) else Pace(chunk)
-        self.gap, self._readers = Gap(self.pace), Readers(self.pace, tail)
+        self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
+        self.chunk_policy = chunk if isinstance(chunk, ChunkPolicy) else ChunkPolicy(chunk)
+        self.timer, self._prompts = StepTimer(self.chunk_policy), PrefillQueue(self.chunk_policy, tail)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
@@ -62,37 +62,37 @@ class Scheduler:
         self._admit()
         while self.running:
             work = self._choose()
-            excess = self.room.excess(_growth(work))
+            excess = self.admission.excess(_growth(work))
             if excess is None:
                 return work
             if not self.preempt():
-                return Refuse(self.running[0], self.room.too_small(self.running[0], excess))
-        self.gap.stop()
+                return Refuse(self.running[0], self.admission.too_small(self.running[0], excess))
+        self.timer.stop()
         return None
 
     def done(self, work: Forward) -> None:
         """The tokens of `work` are stored."""
         if work.chunks:
-            self.gap.read(sum(chunk.size for chunk in work.chunks))
+            self.timer.read(sum(chunk.size for chunk in work.chunks))
         for chunk in work.chunks:
             start, chunk.request.stored = chunk.request.stored, chunk.end
             if self.store is not None:
                 self.store.note_read(chunk.request, start)
         if work.requests:
-            self.gap.decode()
+            self.timer.decode()
         for request in work.requests:
             request.stored += 1
 
     def passed(self, tokens: int) -> tuple[Request, ...]:
         """Another layer of a chunk of so many tokens has begun -> who decodes before it goes on."""
-        self.gap.layer(tokens)
-        return self.waiting_for_token() if self.gap.late(tokens) else ()
+        self.timer.layer(tokens)
+        return self.waiting_for_token() if self.timer.late(tokens) else ()
 
     def waiting_for_token(self) -> tuple[Request, ...]:
         """Who can get a token in the middle of a chunk: nobody has to give way for it."""
         busy = self._busy()
         found = tuple(request for request in self.running if request.decodes and request.slot not in busy)
-        return found if self.room.excess(_growth(Decode(found))) is None else ()
+        return found if self.admission.excess(_growth(Decode(found))) is None else ()
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its memory back."""
@@ -135,7 +135,7 @@ class Scheduler:
         slot, stored = request.slot, request.stored
         request.slot, request.stored = None, 0
         self._slots.append(slot)
-        self.room.memory.forget(slot, stored)
+        self.admission.memory.forget(slot, stored)
 
     def _admit(self) -> None:
         while self.waiting and self._slots:
@@ -158,11 +158,11 @@ class Scheduler:
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
         saved = {} if self.store is None else self.store.shared_bytes(newcomer)
-        return self.room.fits(_ahead(newcomer), saved, [(each.stored, _ahead(each)) for each in self.running])
+        return self.admission.fits(_ahead(newcomer), saved, [(each.stored, _ahead(each)) for each in self.running])
 
     def _choose(self) -> Forward:
         """At most a budget of reading between two decode steps, or in one."""
-        self.gap.choose()
+        self.timer.choose()
         decoding = tuple(request for request in self.running if request.decodes)
         readers = [request for request in self.running if not request.decodes]
         if readers and self.store is not None:
@@ -171,28 +171,28 @@ class Scheduler:
         ready = tuple(request for request in decoding if request.slot not in busy)
         decoding = ready if ready or readers else decoding
         if not decoding:
-            self.gap.clear()
+            self.timer.clear()
         return (self._read(readers, decoding) if readers else None) or Decode(decoding)
 
     def _read(self, readers: list[Request], decoding: tuple[Request, ...]) -> Extend | Mixed | None:
         """What comes next of prompts, with a token for those that decode where steps are mixed; None: they come
         first."""
-        between = self.pace.layers > 1  # decode steps run between the layers of chunks
-        self.pace.crowded = len(readers) > 1 or bool(self.waiting)
-        budget = self.pace.budget(bool(decoding))
+        between = self.chunk_policy.layers > 1  # decode steps run between the layers of chunks
+        self.chunk_policy.crowded = len(readers) > 1 or bool(self.waiting)
+        budget = self.chunk_policy.budget(bool(decoding))
         apart = next((request for request in readers if request.alone or _is_known(request)), None)
         if self.mixes and budget and apart is None:
-            chunks, rows = self._readers.share(readers, budget), () if between else decoding
-            if between and decoding and self.gap.late(sum(chunk.size for chunk in chunks)):
+            chunks, rows = self._prompts.share(readers, budget), () if between else decoding
+            if between and decoding and self.timer.late(sum(chunk.size for chunk in chunks)):
                 return None
-            if self.pace.fixed is not None:
-                self._readers.note(chunks[0], readers)
+            if self.chunk_policy.fixed is not None:
+                self._prompts.note(chunks[0], readers)
             return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
-        chunk = self._readers.chunk(self._readers.next(readers) if apart is None else apart, budget)
-        late = self.gap.late(chunk.size) if between else self.gap.spent + chunk.size > budget
-        if not budget or (decoding and self.gap.spent and late):
+        chunk = self._prompts.chunk(self._prompts.next(readers) if apart is None else apart, budget)
+        late = self.timer.late(chunk.size) if between else self.timer.spent + chunk.size > budget
+        if not budget or (decoding and self.timer.spent and late):
             return None
-        self._readers.note(chunk, readers)
+        self._prompts.note(chunk, readers)
         return chunk
 
 
@@ -212,4 +212,4 @@ def _rank(request: Request) -> tuple[int, int]:
 
 
 def _ahead(request: Request) -> int:
-    return min(request.total + HEADROOM, request.limit)
+    return min(request.total + HEADROOM_TOKENS, request.limit)

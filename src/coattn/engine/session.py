@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from coattn.engine.handle import Handle
-from coattn.engine.params import SamplingParams
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
 from coattn.engine.protocols import SessionHost
 from coattn.engine.request import RequestOutput
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.session_file import SAVED_HINT
 from coattn.errors import ConfigError, InputError, SessionBusyError
 

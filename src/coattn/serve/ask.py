@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
 from coattn.serve.schema.base import Sampling
@@ -53,7 +53,7 @@ def params(
             "context_length_exceeded",
         )
     if tokens is None:
-        fits = max(1, llm.engine.scheduler.room.most() - longest)
+        fits = max(1, llm.engine.scheduler.admission.most() - longest)
         tokens = fits if default is None else min(default, fits)
         tokens = max(tokens, min(body.min_tokens or 0, room))
     if (body.min_tokens or 0) > tokens:

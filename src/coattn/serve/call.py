@@ -10,12 +10,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coattn.engine.adjust import Guide
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
 from coattn.engine.protocols import PromptReader
 from coattn.engine.request import RequestOutput
+from coattn.engine.sampling.logits import Guide
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BusyError, CoattnError
 from coattn.hf.prefilled import Prefilled
 from coattn.serve.engine import EngineThread
@@ -54,7 +54,7 @@ class Call:
 
     def __init__(self, engine: EngineThread, wanted: int) -> None:
         self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
-        room, waiting = self.llm.engine.room, self.llm.engine.callers.max_waiting
+        room, waiting = self.llm.engine.room, self.llm.engine.inbox.max_waiting
         most = None if waiting is None else self.llm.runner.slots + waiting
         if most is not None and wanted > most:
             said = f"This asks for {wanted:,} answers, but the server takes at most {most:,} at a time."

@@ -161,7 +161,7 @@ class _Engine:
     def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
         held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
         yield _gauge("kv_bytes", "KV memory that the engine holds.", held, "tier")
-        sample, capacity = self.engine.sample, llm.engine.scheduler.room.capacity
+        sample, capacity = self.engine.sample, llm.engine.scheduler.admission.capacity
         free = {} if sample is None else sample.free
         used = [
             ((tier,), 1 - (free.get(tier) or 0) / whole)

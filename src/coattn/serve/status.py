@@ -43,7 +43,7 @@ def status(context: Context) -> Json:
             **llm.devices.report(llm.ledger),
             "max_length": llm.max_length,
             "max_batch": llm.runner.slots,
-            "max_waiting": llm.engine.callers.max_waiting,
+            "max_waiting": llm.engine.inbox.max_waiting,
             "captured": llm.not_captured is None,
         }
     return {**found, "live": live(context)}
@@ -59,7 +59,7 @@ def live(context: Context) -> Json:
         return {**found, "tiers": {}, "counts": {}, "requests": [], "step": None}
     report, scheduler = llm.report(), llm.engine.scheduler
     tiers = {}
-    for tier, capacity in scheduler.room.capacity.items():
+    for tier, capacity in scheduler.admission.capacity.items():
         free = None if sample is None else sample.free.get(tier)
         tiers[tier] = {
             "held_bytes": report[f"{tier}_kv_bytes"],

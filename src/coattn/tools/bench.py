@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, InputError
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded

@@ -97,10 +97,10 @@ def test_who_leaves_frees_the_engine(folder: Path) -> None:
         for _ in range(3):
             await anext(stream)
         assert server.engine.llm is not None
-        assert server.engine.llm.engine.callers.live
+        assert server.engine.llm.engine.inbox.live
         await stream.aclose()
         for _ in range(500):
-            if not server.engine.calls and not server.engine.llm.engine.callers.live:
+            if not server.engine.calls and not server.engine.llm.engine.inbox.live:
                 return
             await asyncio.sleep(0.02)
         pytest.fail("the request still runs")

@@ -11,7 +11,7 @@ from tests.cli.run import coattn
 from tests.engine.small import tokenizer
 from tests.tools.evaluate.tiny import save_model, save_rows
 
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import InputError
 from coattn.text import Text
 from coattn.tools.evaluate import needle

@@ -10,7 +10,7 @@ from typing import Any
 
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn_lab.evaluate.tasks.budget import Size, limit_of, reading_bytes

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coattn.engine.adjust import Guide
 from coattn.engine.llm import LLM
+from coattn.engine.sampling.logits import Guide
 from coattn.serve.errors import ApiError, invalid
 from coattn.serve.guide import FORM, Grammars
 from coattn.serve.schema.chat import ChatRequest, Tool

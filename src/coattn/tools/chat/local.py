@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import EngineError, InputError
 from coattn.tools.chat.base import Asked, Messages, Stats
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.generate import positions

@@ -165,7 +165,7 @@ def test_a_session_that_goes_back_answers_as_if_the_turn_had_never_been(
             table.check_integrity()
         session.close()
         made.generate(prompt(20, seed=5), greedy(2))
-        assert dict(made.runner.free()) == made.engine.scheduler.room.capacity
+        assert dict(made.runner.free()) == made.engine.scheduler.admission.capacity
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.engine.memory import GPU, HOST, Blocks
 
-from coattn.engine.params import SamplingParams
+from coattn.engine.admission import Admission, Excess
 from coattn.engine.request import Request
-from coattn.engine.room import Excess, Room
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BudgetError, InputError
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
-    room = Room(Blocks(None, 100 * 10), 200)
+    room = Admission(Blocks(None, 100 * 10), 200)
     request = Request(0, [0] * 30, SamplingParams(), 80)
     with pytest.raises(BudgetError, match=r"30 tokens with up to 50 new ones needs 1\.9 KiB .* in DRAM") as caught:
         room.check(request)
@@ -22,7 +22,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_of_several_devices_the_fullest_is_named() -> None:
-    room = Room(Blocks(100 * 2, None), 200, lambda tier: ("cuda:1", 0.25))
+    room = Admission(Blocks(100 * 2, None), 200, lambda tier: ("cuda:1", 0.25))
     with pytest.raises(BudgetError, match=r"needs 100 B .* of cuda:1 to itself, but 50 B are left"):
         room.check(Request(0, [0] * 30, SamplingParams(), 80))
 
@@ -30,13 +30,13 @@ def test_of_several_devices_the_fullest_is_named() -> None:
 @pytest.mark.parametrize("blocks", [0, 1, 7, 1000])
 def test_the_longest_sequence_fits_and_one_token_more_does_not(blocks: int) -> None:
     """The last token of a sequence is never stored."""
-    room = Room(Blocks(None, 100 * blocks), 200)
+    room = Admission(Blocks(None, 100 * blocks), 200)
     assert room.most() == min(200, HOST * blocks + HOST)
 
 
 def test_growing_sequences_take_what_they_do_not_hold_yet() -> None:
     memory = Blocks(100 * 4, 100 * 5)
-    room = Room(memory, 200)
+    room = Admission(memory, 200)
     memory.store(0, 0, 12)
     assert room.excess([]) is None
     assert room.excess([(12, 16)]) is None, "a block in DRAM, and none on the GPU"
@@ -47,7 +47,7 @@ def test_growing_sequences_take_what_they_do_not_hold_yet() -> None:
 
 def test_a_newcomer_fits_beside_those_that_grow() -> None:
     memory = Blocks(None, 100 * 5)
-    room = Room(memory, 200)
+    room = Admission(memory, 200)
     memory.store(0, 0, 12)
     assert room.fits(8, {}, [])
     assert not room.fits(8, {}, [(12, 16)])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.engine.memory import Boundless
 
-from coattn.engine.pace import Pace
-from coattn.engine.params import SamplingParams
-from coattn.engine.readers import Readers
+from coattn.engine.admission import Admission
+from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.prefill_queue import PrefillQueue
 from coattn.engine.request import Request
-from coattn.engine.room import Room
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.work import Extend, Mixed
+from coattn.engine.scheduler_output import Extend, Mixed
 
 
 def request(name: int, tokens: int) -> Request:
@@ -19,20 +19,20 @@ def request(name: int, tokens: int) -> Request:
 
 
 def test_a_short_prompt_takes_half_of_what_a_long_one_has() -> None:
-    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, None, most=256), mixes=True)
+    scheduler = Scheduler(Admission(Boundless(), 1 << 20), 8, ChunkPolicy(None, None, most=256), mixes=True)
     scheduler.add(request(0, 5000))
     scheduler.add(request(1, 40))
     scheduler.add(request(2, 600))
     work = scheduler.next()
     assert isinstance(work, Mixed)
     assert [(chunk.request.id, chunk.end) for chunk in work.chunks] == [(0, 128), (1, 40), (2, 88)]
-    alone = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(None, None, most=256), mixes=True)
+    alone = Scheduler(Admission(Boundless(), 1 << 20), 8, ChunkPolicy(None, None, most=256), mixes=True)
     alone.add(request(0, 5000))
     assert alone.next() == Extend(alone.running[0], 256)
 
 
 def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
-    scheduler = Scheduler(Room(Boundless(), 1 << 20), 8, Pace(100), mixes=True)
+    scheduler = Scheduler(Admission(Boundless(), 1 << 20), 8, ChunkPolicy(100), mixes=True)
     for name, tokens in ((0, 250), (1, 130), (2, 30)):
         scheduler.add(request(name, tokens))
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
@@ -49,9 +49,9 @@ def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
 
 
 def test_prompts_are_cut_at_tiles() -> None:
-    pace = Pace()
-    pace.tile = 2048
-    line = Scheduler(Room(Boundless(), 1 << 20), 4, pace, mixes=True)
+    policy = ChunkPolicy()
+    policy.tile = 2048
+    line = Scheduler(Admission(Boundless(), 1 << 20), 4, policy, mixes=True)
     for name, length in enumerate((9000, 3000, 20000)):
         line.add(Request(name, [0] * length, SamplingParams(max_new_tokens=1), length + 1))
     ends: dict[int, list[int]] = {}
@@ -71,11 +71,11 @@ def test_prompts_are_cut_at_tiles() -> None:
 @pytest.mark.parametrize(("most", "tail", "end"), [(100, 0, 100), (249, 0, 248), (250, 0, 250), (100, 200, 50)])
 def test_where_a_prompt_is_cut(most: int, tail: int, end: int) -> None:
     """Not before its last token, which would be a decode step, and not within its tail."""
-    assert Readers(Pace(), tail).chunk(request(0, 250), most).end == end
+    assert PrefillQueue(ChunkPolicy(), tail).chunk(request(0, 250), most).end == end
 
 
 def test_the_oldest_and_the_shortest_take_turns() -> None:
-    readers, line = Readers(Pace(100), 0), [request(0, 900), request(1, 500), request(2, 300)]
+    readers, line = PrefillQueue(ChunkPolicy(100), 0), [request(0, 900), request(1, 500), request(2, 300)]
     turns = []
     for _ in range(4):
         chunk = readers.chunk(readers.next(line), 100)

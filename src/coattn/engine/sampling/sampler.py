@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coattn.engine.adjust import Adjust, Draws
-from coattn.engine.filters import drop_unlikely, keep_top, pick
 from coattn.engine.request import TokenLogprobs
+from coattn.engine.sampling.filters import drop_unlikely, keep_top, pick
+from coattn.engine.sampling.logits import Adjust, Draws
 
 __all__ = ["Drawn", "Draws", "Sampler"]
 

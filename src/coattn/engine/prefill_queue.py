@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coattn.engine.pace import Pace
+from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.request import Request
-from coattn.engine.work import Extend
+from coattn.engine.scheduler_output import Extend
 
 
-class Readers:
+class PrefillQueue:
     """Divides what may be read between two decode steps among those whose prompts are read, the oldest first."""
 
-    def __init__(self, pace: Pace, tail: int) -> None:
+    def __init__(self, policy: ChunkPolicy, tail: int) -> None:
         """tail: last tokens of a prompt that are read in one chunk, whatever the budget."""
-        self._pace, self._tail = pace, tail
+        self._policy, self._tail = policy, tail
         self._oldest_read = False
         """Whether the oldest prompt was the last to be read from."""
 
@@ -44,7 +44,7 @@ class Readers:
 
         A fixed chunk is never cut further: where a prompt is cut must not depend on who reads beside it.
         """
-        fixed = self._pace.fixed is not None
+        fixed = self._policy.fixed is not None
         first = self.next(readers) if fixed else readers[0]
         chunks = [self.chunk(first, budget if fixed or len(readers) == 1 else -(-budget // 2))]
         for request in sorted(readers, key=_left):
@@ -61,7 +61,7 @@ class Readers:
 
     @property
     def _tile(self) -> int:
-        return self._pace.tile if self._pace.fixed is None else 1
+        return self._policy.tile if self._policy.fixed is None else 1
 
 
 def _left(request: Request) -> int:

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from coattn.engine.callers import Callers
 from coattn.engine.handle import Handle
-from coattn.engine.params import SamplingParams
+from coattn.engine.inbox import RequestInbox
 from coattn.engine.request import Request
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BusyError, EngineError
 
 
@@ -20,7 +20,7 @@ def handle(name: int, deadline: float | None = None) -> Handle:
 
 
 def test_there_is_room_for_those_that_run_and_those_that_may_wait() -> None:
-    callers = Callers(2, 1)
+    callers = RequestInbox(2, 1)
     for name in range(3):
         assert callers.room == 3 - name
         callers.arrive(handle(name))
@@ -30,11 +30,11 @@ def test_there_is_room_for_those_that_run_and_those_that_may_wait() -> None:
     del callers.live[1]
     callers.arrive(handle(4))
     assert (len(callers), callers.room) == (3, 0)
-    assert Callers(2, None).room is None
+    assert RequestInbox(2, None).room is None
 
 
 def test_who_comes_and_who_goes_is_told_once() -> None:
-    callers, first, second = Callers(4, None), handle(0), handle(1)
+    callers, first, second = RequestInbox(4, None), handle(0), handle(1)
     callers.arrive(first)
     callers.arrive(second)
     callers.cancel(first)
@@ -45,7 +45,7 @@ def test_who_comes_and_who_goes_is_told_once() -> None:
 
 
 def test_deadlines_come_in_their_order_and_once() -> None:
-    callers, now = Callers(4, None), time.perf_counter()
+    callers, now = RequestInbox(4, None), time.perf_counter()
     for name, deadline in enumerate((now - 1, None, now + 1000, now - 2)):
         callers.arrive(handle(name, deadline))
     assert list(callers.late()) == [], "nobody has been taken"
@@ -55,7 +55,7 @@ def test_deadlines_come_in_their_order_and_once() -> None:
 
 
 def test_whoever_waits_hears_of_a_request_and_of_the_end() -> None:
-    callers = Callers(4, None)
+    callers = RequestInbox(4, None)
     assert not callers.wait(0.01)
     threading.Timer(0.05, callers.arrive, [handle(0)]).start()
     assert callers.wait(60)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from coattn.engine.llm import LLM
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError
 from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
 from coattn.method.row import Method
 
-CHUNK = 8192
+GPU_CHUNK_TOKENS = 8192
 """Tokens of a prompt per step on a GPU; elsewhere the prompt is read at once."""
 
 
@@ -67,7 +67,7 @@ def generate(
         )
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
     on_gpu = loaded.model.device.type == "cuda" or weights_on_gpu is not None or (devices or [""])[0][:4] == "cuda"
-    chunk = CHUNK if on_gpu else len(ids)
+    chunk = GPU_CHUNK_TOKENS if on_gpu else len(ids)
     with LLM(
         loaded,
         method,

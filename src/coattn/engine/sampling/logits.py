@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coattn.engine.filters import penalise
-from coattn.engine.params import SamplingParams
+from coattn.engine.sampling.filters import penalise
+from coattn.engine.sampling.params import SamplingParams
 
 BITS = 32
 """Tokens per number of a guide's mask."""

@@ -12,7 +12,7 @@ from coattn.engine.handle import Handle
 from coattn.errors import BusyError, EngineError
 
 
-class Callers:
+class RequestInbox:
     """What others leave for the thread that steps: it takes both, and says who is live."""
 
     def __init__(self, slots: int, max_waiting: int | None) -> None:

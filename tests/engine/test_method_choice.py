@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coattn.engine.choose import candidates, choose, kv_bytes
+from coattn.engine.method_choice import candidates, choose, kv_bytes
 from coattn.errors import CoattnError
 from coattn.types import LayerShape
 

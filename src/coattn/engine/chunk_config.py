@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coattn.engine.pace import FIRST, Pace
+from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, ChunkPolicy
 from coattn.errors import ConfigError
 from coattn.kernels.prompt.kernels import TILES
 from coattn.part import check_count, check_number
 
-CHUNK, LARGEST = 2048, 8192
+DEFAULT_CHUNK_TOKENS, GPU_CHUNK_TOKENS = 2048, 8192
 """Prompt tokens of a step where nothing else decides; on a GPU, where larger steps are faster, when nobody decodes."""
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkConfig:
     """Tokens of prompts in one step, or the time between two tokens that holds while prompts are read; or neither."""
 
     chunk: int | None = None
@@ -28,26 +28,26 @@ class Chunks:
         if self.chunk is not None:
             check_count("chunk", self.chunk, 1)
 
-    def pace(self, exact: bool, on_gpu: bool, layers: int | None) -> Pace:
+    def policy(self, exact: bool, on_gpu: bool, layers: int | None) -> ChunkPolicy:
         """Who decides how much is read at a time.
 
         layers: how many there are, where decode steps are captured and run between them: a step that reads is not, and
             its launches take longer than many decode steps.
         """
-        pace = self._asked(exact)
-        pace.most = LARGEST if on_gpu else CHUNK
-        pace.tile = TILES[-1] if on_gpu else 1
+        policy = self._asked(exact)
+        policy.most = GPU_CHUNK_TOKENS if on_gpu else DEFAULT_CHUNK_TOKENS
+        policy.tile = TILES[-1] if on_gpu else 1
         if layers is not None:
-            pace.layers = layers
-            if self.chunk is None and pace.fixed is not None:
-                pace.fixed = LARGEST  # 24 requests took 0.91 of the time that half of it took
+            policy.layers = layers
+            if self.chunk is None and policy.fixed is not None:
+                policy.fixed = GPU_CHUNK_TOKENS
         elif on_gpu and self.target_ms is None:
             # fewer tokens save little time beside the launches of a step that is not captured
-            pace.least = FIRST
-        return pace
+            policy.least = FIRST_CHUNK_TOKENS
+        return policy
 
-    def _asked(self, exact: bool) -> Pace:
+    def _asked(self, exact: bool) -> ChunkPolicy:
         if self.target_ms is not None:
-            return Pace(None, self.target_ms / 1e3)
+            return ChunkPolicy(None, self.target_ms / 1e3)
         # what others forget of a prompt may depend on where it is cut, which should not depend on a clock
-        return Pace(CHUNK if self.chunk is None and not exact else self.chunk)
+        return ChunkPolicy(DEFAULT_CHUNK_TOKENS if self.chunk is None and not exact else self.chunk)

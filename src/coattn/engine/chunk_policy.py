@@ -5,22 +5,22 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-FIRST, LEAST = 512, 64
+FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
-SLOWER, CROWDED = 2.5, 40.0
+SLOWDOWN, CROWDED_SLOWDOWN = 2.5, 40.0
 """The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
 where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
 long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch: about one
 step for each of the largest chunks, a fortieth of the time."""
-KEPT = 5
+MEDIAN_SAMPLES = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""
-SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
+CHUNK_SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
 """Chunks that decode steps run between the layers of, and about how fast tokens are in them: for tiles."""
-RENEW = 32
+REMEASURE_STEPS = 32
 """Decode steps after which one runs without reading before it, so that its own time stays known."""
 
 
-class Pace:
+class ChunkPolicy:
     """A fixed number of tokens, or one that follows a target. Knows times alone, no tensors.
 
     The time from one decode step to the next is that of the decode step and of what was read before it. Steps without
@@ -30,15 +30,15 @@ class Pace:
     """
 
     def __init__(self, fixed: int | None = None, target_s: float | None = None, most: int = 8192) -> None:
-        self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, LEAST
+        self.fixed, self.target_s, self.most, self.least = fixed, target_s, most, MIN_CHUNK_TOKENS
         self.crowded = False
         """Whether several prompts are read or wait to be: set by who knows."""
         self.tile = 1
         """Where a prompt is cut, it is after a multiple of so many tokens, if chunks are larger than that."""
         self.layers = 1
         """Pieces that a chunk can be left in for a decode step: the model's layers, or one."""
-        self._alone: deque[float] = deque(maxlen=KEPT)
-        self._token: deque[float] = deque(maxlen=KEPT)
+        self._alone: deque[float] = deque(maxlen=MEDIAN_SAMPLES)
+        self._token: deque[float] = deque(maxlen=MEDIAN_SAMPLES)
         self._since = 0
         """Decode steps since one without reading."""
 
@@ -52,10 +52,10 @@ class Pace:
             return 0
         room = self.room()
         if room is None:
-            return self.most if self.layers > 1 else min(FIRST, self.most)
-        fits = [size for size in SIZES if size <= min(room * self.layers, self.most)] if self.layers > 1 else []
+            return self.most if self.layers > 1 else min(FIRST_CHUNK_TOKENS, self.most)
+        fits = [size for size in CHUNK_SIZES if size <= min(room * self.layers, self.most)] if self.layers > 1 else []
         if fits:
-            return max(fits, key=lambda size: SIZES[size] * self._used(size, room))
+            return max(fits, key=lambda size: CHUNK_SIZES[size] * self._used(size, room))
         return min(self.most, _round(max(self.least, int(min(room * self.layers, self.most)))))
 
     def _used(self, size: int, room: float) -> float:
@@ -67,14 +67,14 @@ class Pace:
         if not self._alone or not self._token:
             return None
         alone = statistics.median(self._alone)
-        slower = CROWDED if self.crowded else SLOWER
+        slower = CROWDED_SLOWDOWN if self.crowded else SLOWDOWN
         target = slower * alone if self.target_s is None else self.target_s
         return (target - alone) / max(statistics.median(self._token), 1e-9)
 
     @property
     def unsure(self) -> bool:
         """Whether a decode step should come right after another one: what it takes by itself is not known any more."""
-        return (not self._alone and self._since > 0) or self._since >= RENEW
+        return (not self._alone and self._since > 0) or self._since >= REMEASURE_STEPS
 
     def note(self, tokens: float, seconds: float) -> None:
         """From one decode step to the next it took so long, with so many prompt tokens read between them."""

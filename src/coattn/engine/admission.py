@@ -40,7 +40,7 @@ class Excess(NamedTuple):
     there: int
 
 
-class Room:
+class Admission:
     """The bytes of a memory, made when no sequence is in it."""
 
     def __init__(

@@ -7,24 +7,24 @@ import torch
 from tests.engine.memory import Boundless
 from tests.engine.small import llm
 
-from coattn.engine import gap as timing
-from coattn.engine.pace import FIRST, LEAST, Pace
-from coattn.engine.params import SamplingParams
+from coattn.engine import step_timer as timing
+from coattn.engine.admission import Admission
+from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, ChunkPolicy
 from coattn.engine.request import Request
-from coattn.engine.room import Room
+from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.work import Decode, Extend
+from coattn.engine.scheduler_output import Decode, Extend
 from coattn.errors import ConfigError
 
 
 class World:
     """A machine on which a decode step takes `decode` seconds and a prompt's token `token`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Pace, decode: float, token: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: ChunkPolicy, decode: float, token: float) -> None:
         self.now, self.decode, self.token = 0.0, decode, token
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
-        self.scheduler = Scheduler(Room(Boundless(), 1 << 20), 16, pace)
-        self.pace = pace
+        self.scheduler = Scheduler(Admission(Boundless(), 1 << 20), 16, policy)
+        self.chunk_policy = policy
         self.gaps: list[float] = []
         self.firsts: dict[int, float] = {}
         self._last: float | None = None
@@ -61,7 +61,7 @@ class World:
 def test_the_promised_time_between_tokens_holds(
     monkeypatch: pytest.MonkeyPatch, target: float | None, wanted: float
 ) -> None:
-    world = World(monkeypatch, Pace(None, target), decode=0.010, token=0.00002)
+    world = World(monkeypatch, ChunkPolicy(None, target), decode=0.010, token=0.00002)
     for i in range(8):
         world.add(i, 16)
     for _ in range(40):
@@ -81,7 +81,7 @@ def test_the_promised_time_between_tokens_holds(
 
 
 def test_a_target_that_cannot_be_met_still_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, Pace(None, 0.001), decode=0.010, token=0.001)
+    world = World(monkeypatch, ChunkPolicy(None, 0.001), decode=0.010, token=0.001)
     world.add(0, 8)
     for _ in range(10):
         world.step()
@@ -89,30 +89,30 @@ def test_a_target_that_cannot_be_met_still_reads(monkeypatch: pytest.MonkeyPatch
     for _ in range(200):
         world.step()
     assert 1 in world.firsts
-    assert world.pace.budget(True) in (0, LEAST)
+    assert world.chunk_policy.budget(True) in (0, MIN_CHUNK_TOKENS)
 
 
 def test_nobody_waits_so_as_much_as_possible_is_read() -> None:
-    pace = Pace(None, 0.001, most=4096)
-    assert pace.budget(False) == 4096
-    assert pace.budget(True) == FIRST
-    pace.note(512, 0.1)
-    assert pace.budget(True) == 0, "a decode step by itself, to know its time"
-    pace.note(0, 0.05)
-    assert Pace(300).budget(True) == Pace(300).budget(False) == 300
+    policy = ChunkPolicy(None, 0.001, most=4096)
+    assert policy.budget(False) == 4096
+    assert policy.budget(True) == FIRST_CHUNK_TOKENS
+    policy.note(512, 0.1)
+    assert policy.budget(True) == 0, "a decode step by itself, to know its time"
+    policy.note(0, 0.05)
+    assert ChunkPolicy(300).budget(True) == ChunkPolicy(300).budget(False) == 300
 
 
 def test_one_slow_step_changes_nothing() -> None:
-    pace = Pace(None, 0.05)
+    policy = ChunkPolicy(None, 0.05)
     for seconds in (0.01, 0.01, 2.0, 0.01, 0.01):
-        pace.note(0, seconds)
+        policy.note(0, seconds)
     for seconds in (0.03, 0.03, 5.0, 0.03, 0.03):
-        pace.note(1000, seconds)
-    assert pace.budget(True) == 1984  # 40 ms at 20 us a token are 2,000
+        policy.note(1000, seconds)
+    assert policy.budget(True) == 1984  # 40 ms at 20 us a token are 2,000
 
 
 def test_a_short_prompt_is_not_held_up_by_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, Pace(1000), decode=0.010, token=0.001)
+    world = World(monkeypatch, ChunkPolicy(1000), decode=0.010, token=0.001)
     world.add(0, 50000)
     world.step()
     world.add(1, 500)
@@ -123,7 +123,7 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one(monkeypatch: pytest.MonkeyP
 
 
 def test_short_prompts_do_not_starve_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, Pace(1000), decode=0.0, token=0.001)
+    world = World(monkeypatch, ChunkPolicy(1000), decode=0.0, token=0.001)
     world.add(0, 20000, 1)
     for i in range(1, 200):
         world.add(i, 1000, 1)
@@ -141,15 +141,19 @@ def test_what_is_refused_and_what_is_said() -> None:
     with llm(chunk=None, target_ms=20) as engine:
         assert engine.report()["chunk"] == (8192 if torch.cuda.is_available() else 2048)
     with llm("streaming", chunk=None) as engine:
-        assert engine.report()["chunk"] == engine.engine.pace.fixed == (8192 if torch.cuda.is_available() else 2048)
+        assert (
+            engine.report()["chunk"]
+            == engine.engine.chunk_policy.fixed
+            == (8192 if torch.cuda.is_available() else 2048)
+        )
 
 
 def test_no_fewer_than_the_least() -> None:
     """Where a step that reads costs much before its first token, small chunks would starve prompts."""
-    pace = Pace()
-    pace.least = 512
-    pace.note(0, 0.01)
+    policy = ChunkPolicy()
+    policy.least = 512
+    policy.note(0, 0.01)
     for _ in range(8):
-        budget = pace.budget(True)
+        budget = policy.budget(True)
         assert budget >= 512
-        pace.note(budget, 0.04 + 1e-5 * budget)
+        policy.note(budget, 0.04 + 1e-5 * budget)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from coattn.engine.pace import Pace
+from coattn.engine.chunk_policy import ChunkPolicy
 
 
-class Gap:
-    """Tells the pace, and keeps to it: a decode step is due when what was read has taken the promised time."""
+class StepTimer:
+    """Tells the chunk policy what steps take. A decode step is due when what was read has taken the promised time."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, policy: ChunkPolicy) -> None:
+        self._policy = policy
         self.spent = 0.0
         """Tokens read since the last decode step."""
         self.passed = 0.0
@@ -33,14 +33,14 @@ class Gap:
 
     def layer(self, tokens: int) -> None:
         """Another layer of a chunk of so many tokens has begun."""
-        share = tokens / self._pace.layers
+        share = tokens / self._policy.layers
         self.spent += share
         self.passed += share
 
     def late(self, tokens: int) -> bool:
         """Whether a decode step comes before the next layer of a chunk of so many tokens."""
-        room = self._pace.room()
-        return self.spent > 0 and (room is None or self.spent + tokens / self._pace.layers > room)
+        room = self._policy.room()
+        return self.spent > 0 and (room is None or self.spent + tokens / self._policy.layers > room)
 
     def read(self, tokens: int) -> None:
         """The running chunks, of so many tokens together, are done."""
@@ -51,5 +51,5 @@ class Gap:
         """A decode step is done."""
         now = time.perf_counter()
         if self._decoded is not None:
-            self._pace.note(self.spent, now - self._decoded)
+            self._policy.note(self.spent, now - self._decoded)
         self._decoded, self.spent = now, 0.0

@@ -1,0 +1,1 @@
+"""Logits to tokens, and tokens to text."""
