@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.engine.rows import options
 from tests.engine.small import by_transformers, greedy, prompt, small, tokenizer
+from tests.engine.test_chunk_policy import World
 from tests.engine.test_mixed import LENGTHS
-from tests.engine.test_pace import World
 
 import coattn
 from coattn.engine.chunk_policy import ChunkPolicy
