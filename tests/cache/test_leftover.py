@@ -10,10 +10,9 @@ from tests.engine.rows import options
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.cache import keep
-from coattn.cache.keep import Kept
 from coattn.cache.ledger import Ledger
-from coattn.cache.leftover import Leftovers
+from coattn.cache.leftovers import WindowLeftovers
+from coattn.cache.snapshot import Snapshot
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
@@ -58,11 +57,11 @@ def test_who_comes_back_copies_what_was_overwritten() -> None:
     ids, unit = leave(runtime, cache, 0, TOKENS), cache.gpu.memory.block_bytes
     want = window(cache, 0, 96)
     # 100 tokens: blocks 9 to 12 are there; 96 want 8 to 11
-    assert keep.put(cache, 0, 96, Kept(ids), {}) == (0, unit)
+    assert cache.gpu.put(0, 96, Snapshot(ids), {}) == (0, unit)
     assert torch.equal(window(cache, 0, 96)[1:], want[1:])
     assert torch.equal(window(cache, 0, 96), cache.host.memory[0][ids[8:12]])
     leave(runtime, cache, 0, 96)
-    assert keep.put(cache, 1, 96, Kept(ids), {}) == (0, 4 * unit), "another slot has nothing"
+    assert cache.gpu.put(1, 96, Snapshot(ids), {}) == (0, 4 * unit), "another slot has nothing"
     assert torch.equal(window(cache, 1, 96), cache.host.memory[0][ids[8:12]])
 
 
@@ -80,13 +79,13 @@ def test_what_is_not_there_any_more_is_not_taken(how: str) -> None:
         cache.host.table.drop(ids)
         ids = cache.host.table.fresh(len(ids))
         cache.host.memory[0][ids] = torch.randn_like(cache.host.memory[0][ids])
-    copied = keep.put(cache, 0, 96, Kept(ids), {})
+    copied = cache.gpu.put(0, 96, Snapshot(ids), {})
     assert copied == (0, 4 * cache.gpu.memory.block_bytes)
     assert torch.equal(window(cache, 0, 96), cache.host.memory[0][ids[8:12]])
 
 
 def test_slots_are_found_by_what_is_left() -> None:
-    left = Leftovers()
+    left = WindowLeftovers()
     left.leave(2, {0: (5, 1), 1: (6, 1)})
     left.leave(0, {0: (5, 1), 1: (7, 1)})
     left.leave(1, {0: (8, 1)})

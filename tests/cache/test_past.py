@@ -13,9 +13,11 @@ from tests.engine.rows import options
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.cache import reading as readings
+from coattn.cache import prompt_buffer
 from coattn.cache.ledger import Ledger
-from coattn.cache.past import MOST, Past
+from coattn.cache.page_cache import MAX_CACHED_PROMPTS, PageCache
+from coattn.cache.snapshot import Snapshot
+from coattn.kernels.reference.append import read_rows
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 
@@ -65,7 +67,7 @@ def test_a_sequence_that_begins_with_the_same_blocks_attends_to_it_too() -> None
     table.share(1, table.owned[0][: CUT // BLOCK])
     spoil(cache)
     turn(runtime, 1, CUT, CUT + 7)
-    assert len(cache.reading.past) == 2, "both texts go on from the same pages"
+    assert len(cache.prompts.pages) == 2, "both texts go on from the same pages"
     turn(runtime, 0, TOKENS, TOKENS + 5)
 
 
@@ -75,7 +77,7 @@ def test_blocks_that_were_given_to_others_are_not_found() -> None:
     runtime.truncate(0, TOKENS, 0)
     read_whole(runtime, 0, seed=1)
     turn(runtime, 0, CUT, CUT + 7, seed=1)
-    assert cache.host.table.marks(0, 1) == [(0, 2)]
+    assert cache.host.table.generations(0, 1) == [(0, 2)]
 
 
 def read_whole(runtime: Runtime, slot: int, seed: int) -> None:
@@ -93,35 +95,35 @@ def test_it_gives_way_to_prompts_that_are_read() -> None:
     assert runtime.ledger.held["gpu"] == before + 4 * PAGE
     read(runtime, 64, slot=1)
     assert runtime.ledger.peak["gpu"] <= before + 9 * PAGE
-    assert len(cache.reading.past) == 1
+    assert len(cache.prompts.pages) == 1
     turn(runtime, 0, TOKENS, TOKENS + 5)  # of whom nothing is remembered: out of DRAM
     runtime.release()
     assert runtime.ledger.held == {"gpu": 0, "host": 0}
 
 
 def test_the_longest_beginning_is_found_and_the_oldest_forgotten() -> None:
-    past = Past()
-    for text in range(MOST):
+    past = PageCache()
+    for text in range(MAX_CACHED_PROMPTS):
         past.add([(text, 1), (100 + text, 1)], [])
     assert past.find([(3, 1), (103, 1), (5, 1)])[0] == 2
     assert past.find([(3, 1), (103, 2)])[0] == 1
     assert past.find([(3, 2)])[0] == 0
     gone = past.add([(99, 1)], [])
-    assert [known.marks[0] for known in gone] == [(0, 1)]
+    assert [known.blocks[0] for known in gone] == [(0, 1)]
     gone = past.add([(3, 1), (103, 1), (5, 1)], [])
-    assert [known.marks for known in gone] == [[(3, 1), (103, 1)]], "what it goes on from is in it"
+    assert [known.blocks for known in gone] == [[(3, 1), (103, 1)]], "what it goes on from is in it"
 
 
 @pytest.mark.parametrize("method", ["offload", "cpu", "scout", "hgca"])
 def test_an_engine_answers_the_same_with_and_without(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, found = prompt(150, seed=3), []
-    recall = readings.Reading._recall
+    recall = prompt_buffer.PromptKVBuffer._find_cached
 
     def noted(self: Any, *given: Any) -> Any:
         found.append(recall(self, *given))
         return found[-1]
 
-    monkeypatch.setattr(readings.Reading, "_recall", noted)
+    monkeypatch.setattr(prompt_buffer.PromptKVBuffer, "_find_cached", noted)
     answers = []
     for room in (None, "64MiB"):
         given = {"max_batch": 2, "max_length": 256, "chunk": 32, "gpu_kv": room, **options(method)}
@@ -138,17 +140,15 @@ def test_an_engine_answers_the_same_with_and_without(method: str, monkeypatch: p
 @pytest.mark.parametrize("method", ["cpu", "scout"])
 def test_a_window_is_filled_from_what_is_remembered_and_from_dram(method: str) -> None:
     """With blocks at the beginning that stay: the window is not one stretch."""
-    from coattn.cache import keep
-
     for pages in (0, 16):
         runtime, cache = opened(method, pages)
         read(runtime, 64)
         table = cache.host.table
-        kept = keep.Kept(list(table.owned[0][: CUT // BLOCK]))
+        kept = Snapshot(list(table.owned[0][: CUT // BLOCK]))
         table.hold(kept.ids)
-        assert sum(keep.put(cache, 1, CUT, kept, {})) > 0
+        assert sum(cache.gpu.put(1, CUT, kept, {})) > 0
         positions = torch.cat([torch.arange(cache.gpu.sinks * BLOCK), torch.arange(cache.gpu.first(CUT) * BLOCK, CUT)])
         for layer, (_, k, v) in enumerate(numbers(0)):
-            found = keep.read_rows(cache.gpu.memory[layer], *cache.gpu.places(1, positions))
+            found = read_rows(cache.gpu.memory[layer], *cache.gpu.places(1, positions))
             torch.testing.assert_close(found[0], k[positions])
             torch.testing.assert_close(found[1], v[positions])

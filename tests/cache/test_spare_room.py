@@ -65,7 +65,7 @@ def test_a_prompt_that_follows_stored_tokens_fetches_them_once(method: str, form
     for at, end in ((0, 40), (40, 50), (50, 114), (114, 178), (178, TOKENS)):
         more = frozenset({0} if end in (114, 178) else ())
         running = runtime.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
-        assert bool(runtime.groups[0].cache.reading.held) == (at >= 50)  # type: ignore[union-attr]
+        assert bool(runtime.groups[0].cache.prompts.held) == (at >= 50)  # type: ignore[union-attr]
         for layer, (q, k, v) in enumerate(numbers(0)):
             out = runtime.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
             want = dense(q[at:end], k[:end], v[:end], 0.3, dtype=torch.float64)

@@ -77,12 +77,12 @@ def test_the_table_of_blocks_grows_and_keeps_what_it_has() -> None:
     assert table.rows.shape == (6, 20)
     for slot, owned in table.owned.items():
         assert table.rows[slot, : len(owned)].tolist() == owned
-    versions = dict(table.version)
+    versions = dict(table.list_version)
     table.ensure(0, 20)
-    assert table.version == versions
+    assert table.list_version == versions
     table.shrink(0, 2)
     table.ensure(0, 5)
-    assert table.version[0] == versions[0] + 2
+    assert table.list_version[0] == versions[0] + 2
     assert table.rows[0, :5].tolist() == table.owned[0]
     table.check_integrity()
 
@@ -93,9 +93,9 @@ def test_sequences_grow_together_or_not_at_all() -> None:
     table.tabulate(3, 8)
     table.grow([(0, 3), (1, 0), (2, 2)])
     assert {slot: len(ids) for slot, ids in table.owned.items()} == {0: 3, 1: 0, 2: 2}
-    versions = dict(table.version)
+    versions = dict(table.list_version)
     table.grow([(0, 2), (1, 0), (2, 2)])  # all have enough
-    assert table.version == versions
+    assert table.list_version == versions
     with pytest.raises(BudgetError):
         table.grow([(0, 5), (1, 1), (2, 3), (3, 1)])
     assert {slot: len(ids) for slot, ids in table.owned.items()} == {0: 3, 1: 0, 2: 2}

@@ -348,7 +348,7 @@ class Scenario:
             if self.llm.store.disk is not None:
                 self.llm.store.disk.files.flush()
             for group in self.runtime.groups:  # what spare memory remembers of prompts is nobody's either
-                while group.cache.reading is not None and group.cache.reading._forget_oldest():
+                while group.cache.prompts is not None and group.cache.prompts._drop_oldest():
                     pass
             for table in self.llm.store.tables:
                 self.llm.store.prefixes.evict(10_000)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from coattn.cache.layout import NewestBlocks
+from coattn.cache.layout.newest import NewestBlocks
 from coattn.parts.maintenance.entries.entries import Entries
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import Step

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lab.tests.run import coattn_lab
 
-from coattn.cache.layout import KeptTokens
+from coattn.cache.layout.kept import KeptTokens
 from coattn.hf.random_model import random_model
 from coattn_lab.bench.decode import Bench, Case, Row, simulated
 from coattn_lab.bench.scout import driven

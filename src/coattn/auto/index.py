@@ -13,7 +13,7 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.cache.layout import NewestBlocks
+from coattn.cache.layout.newest import NewestBlocks
 from coattn.cache.ledger import Ledger
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec

@@ -12,6 +12,9 @@ import torch
 
 from coattn.cache.blocks import BlockMemory
 
+BlockGeneration = tuple[int, int]
+"""A block's id, and how often it was given out so far: equal pairs mean the same tokens."""
+
 
 class Reclaimer(Protocol):
     """Holds blocks that are in no sequence, for requests to come."""
@@ -39,7 +42,7 @@ class BlockTable:
         self.owned: dict[int, list[int]] = {}
         self.rows = torch.zeros(0, 0, dtype=torch.int32)
         """`[slots, width]` int32: the same as a table; both grow with `owned`."""
-        self.version: dict[int, int] = {}
+        self.list_version: dict[int, int] = {}
         """Grows whenever the blocks of a sequence change."""
         self._reclaimer: Reclaimer | None = None
         self._watcher: SwapWatcher | None = None
@@ -88,12 +91,12 @@ class BlockTable:
         room = self.memory.room()
         return None if room is None else self.memory.capacity - self.used() + room
 
-    def marks(self, slot: int, blocks: int) -> list[tuple[int, int]]:
-        """Of the first blocks of a sequence: the number of each, and how often it was given out so far."""
-        return self.marked(self.owned.get(slot, [])[:blocks])
+    def generations(self, slot: int, blocks: int) -> list[BlockGeneration]:
+        """Of the first blocks of a sequence."""
+        return self.generations_of(self.owned.get(slot, [])[:blocks])
 
-    def marked(self, ids: Iterable[int]) -> list[tuple[int, int]]:
-        """The same of any blocks."""
+    def generations_of(self, ids: Iterable[int]) -> list[BlockGeneration]:
+        """Of any blocks."""
         return [(i, self._given[i]) for i in ids]
 
     def require(self, wanted: Iterable[tuple[int, int]]) -> None:
@@ -178,7 +181,7 @@ class BlockTable:
         """Gives back all but the first `blocks` blocks of `slot`."""
         owned = self.owned.get(slot, [])
         if len(owned) > blocks:
-            self.version[slot] = self.version.get(slot, 0) + 1
+            self.list_version[slot] = self.list_version.get(slot, 0) + 1
         while len(owned) > blocks:
             self._leave(owned.pop())
 
@@ -240,7 +243,7 @@ class BlockTable:
     def _write(self, slot: int, start: int) -> None:
         """The blocks of a sequence from `start` on have changed."""
         owned = self.owned[slot]
-        self.version[slot] = self.version.get(slot, 0) + 1
+        self.list_version[slot] = self.list_version.get(slot, 0) + 1
         self._widen(slot + 1, len(owned))
         self.rows[slot, start : len(owned)] = torch.tensor(owned[start:], dtype=torch.int32)
 

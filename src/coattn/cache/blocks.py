@@ -130,6 +130,20 @@ class BlockMemory:
         found = scales_of(self[layer] if packed is None else packed, self.block, shape.head_dim)
         to[upload(own, to.device)] = (found[own] if packed is None else found).to(to.device)
 
+    def contents(self, ids: Sequence[int]) -> dict[int, Tensor]:
+        """By layer: blocks as they are stored, on the host."""
+        self.settle()
+        wanted = torch.tensor(ids, dtype=torch.long)
+        return {i: self[i][wanted.to(self[i].device)].cpu().contiguous() for i in self.layers}
+
+    def replace(self, ids: Sequence[int], contents: Mapping[int, Tensor]) -> None:
+        """Blocks are from now on what `contents` said."""
+        wanted = torch.tensor(ids, dtype=torch.long)
+        for layer in self.layers:
+            memory = self[layer]
+            memory[wanted.to(memory.device)] = contents[layer].to(memory.device)
+            self.note_scales(layer, ids)
+
     def settle(self) -> None:
         """Waits until what GPUs have written has arrived."""
         for event in self.arriving.values():

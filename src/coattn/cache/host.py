@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.cache.block_table import BlockTable
+from coattn.cache.block_table import BlockGeneration, BlockTable
 from coattn.cache.blocks import BlockMemory, runs
+from coattn.cache.observer import KeySource
 from coattn.cache.spec import CacheSpec
 from coattn.types import Step
 
@@ -16,8 +17,9 @@ from coattn.types import Step
 class HostTier:
     """Block b of sequence s lies at `table.owned[s][b]` from the moment it is full."""
 
-    def __init__(self, block: int, spec: CacheSpec, memory: BlockMemory) -> None:
-        self.block, self.spec, self.memory = block, spec, memory
+    def __init__(self, block: int, spec: CacheSpec, memory: BlockMemory, keys: KeySource | None) -> None:
+        """keys: where memory has values alone."""
+        self.block, self.spec, self.memory, self.keys = block, spec, memory, keys
         self.table = BlockTable(memory)
         self._stream: Any = None
 
@@ -39,18 +41,37 @@ class HostTier:
 
     def _fit(self, room: int, longest: int) -> int:
         """Blocks that so many bytes hold, with room for one prompt that is being read, of at most `longest` blocks."""
-        beside = self.spec.prompt_token_bytes * self.block
-        blocks = int(room / (self.unit + beside))
-        return blocks if blocks <= longest else int((room - longest * beside) / self.unit)
+        prompt = self.spec.prompt_token_bytes * self.block
+        blocks = int(room / (self.unit + prompt))
+        return blocks if blocks <= longest else int((room - longest * prompt) / self.unit)
 
     def plan(self, step: Step) -> None:
         """Makes room for the blocks that the step fills."""
         self.table.grow([(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)])
 
+    def generations(self, slot: int, blocks: int) -> list[BlockGeneration]:
+        """Of a sequence's first blocks, where copies of them may be kept: what is rounded has no exact copy."""
+        return self.table.generations(slot, blocks) if self.memory.form == "model" else []
+
+    def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
+        """k, v `[tokens, kv_heads, d]` of full blocks of a sequence, on the layer's device."""
+        memory, shape = self.memory, self.spec.layers[layer]
+        memory.settle()
+        wanted = self.table.owned.get(slot, [])[blocks.start : blocks.stop]
+        if self.keys is None:
+            both = memory.brought(layer, wanted)
+            keys, values = both[:, :, 0], both[:, :, 1]
+        else:
+            ids = torch.tensor(wanted, dtype=torch.long)
+            keys = self.keys.keys(layer, ids)
+            values = memory.values(layer).read(ids, shape.dtype).to(shape.device)
+        k, v = (x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim) for x in (keys, values))
+        return k, v
+
     def write(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
         """Whole blocks of k, v `[len(ids) * block, kv_heads, d]`.
 
-        From a GPU beside what it does next; `settle` of the memory waits for them, pulls for their layer.
+        From a GPU on a stream of its own; `settle` of the memory waits for them, pulls for their layer.
         """
         memory, made = self.memory[layer], self.memory.pack(k, v)
         self.memory.note_scales(layer, ids, made)

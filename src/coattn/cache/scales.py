@@ -16,7 +16,7 @@ class ScaleMemory(BlockMemory):
 
     A block's keys share a scale and a minimum for each channel: 512 bytes at head size 128, more than an entry's codes.
     Owner: the cache. Writers: whatever writes blocks: `append`,
-    `HostTier.write`, and `keep.fill` of blocks that come from a file. Readers: kernels that fetch entries.
+    `HostTier.write`, and `replace` of blocks that come from a file. Readers: kernels that fetch entries.
     """
 
     def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger) -> None:

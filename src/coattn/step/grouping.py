@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from coattn.cache.kv import KVCache
-from coattn.cache.least import min_gpu_bytes
 from coattn.cache.spec import CacheSpec
 from coattn.method.row import Composed, Parts, compose
 from coattn.method.table import SLIDING
@@ -55,8 +54,8 @@ def _require(groups: Sequence[LayerGroup], composed: Composed, spec: CacheSpec) 
 
 def _least_bytes(group: LayerGroup) -> int:
     """Of the GPU tier, what it cannot do without."""
-    spec, config = group.cache.spec, group.cache.config
-    return min_gpu_bytes(group.cache) + group.index.gpu_bytes(spec, config) + group.executor.min_gpu_bytes(spec, config)
+    spec, config, least = group.cache.spec, group.cache.config, group.cache.gpu.min_bytes()
+    return least + group.index.gpu_bytes(spec, config) + group.executor.min_gpu_bytes(spec, config)
 
 
 def _amount(seqs: int, tokens: int | None) -> str:

@@ -325,8 +325,7 @@ class Runtime:
         """Whether a sequence is in the middle of a prompt of which more is known than its blocks say: it cannot go on
         from these alone."""
         return any(key[0] == slot for key in self.reading.prompts) or any(
-            group.cache.config.host == "v" and group.cache.reading is not None and slot in group.cache.reading.held
-            for group in self.groups
+            group.cache.gpu.midway(slot) for group in self.groups
         )
 
     def goes_back(self, slot: int, keep: int) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from coattn.baselines.evicting.weights import EntryWeights
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.cache.layout import KeptTokens
+from coattn.cache.layout.kept import KeptTokens
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.part import MOST

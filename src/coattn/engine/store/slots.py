@@ -21,21 +21,21 @@ class SlotAssignment:
         """counts: gets the bytes that are copied, and of them those that come out of DRAM."""
         self.runtime, self._tables, self._counts = runtime, tables, counts
         windows = (
-            (i, group.cache)
+            (i, group.cache.gpu.width, group.cache.gpu.leftovers)
             for i, group in enumerate(runtime.groups)
-            if group.cache.host is not None and len(tables) == len(runtime.groups)
+            if group.cache.gpu.leftovers is not None and len(tables) == len(runtime.groups)
         )
         self._window = next(windows, None)
-        """A group of layers that has a window, and its number."""
+        """Of a group of layers that has a window: its number, the window's blocks, and what is left in windows."""
 
     def choose(self, hit: Hit, free: Sequence[int]) -> int:
         """The free slot in whose window most of what is stored still is; else the one that was left first."""
         if self._window is None or len(free) == 1:
             return min(free)
-        number, cache = self._window
-        ids = hit.newest(number, cache.gpu.width)
-        found = cache.left.find(self._tables[number].marked(ids), free) if ids else None
-        return cache.left.oldest(free) if found is None else found
+        number, width, leftovers = self._window
+        ids = hit.newest(number, width)
+        slot = leftovers.find(self._tables[number].generations_of(ids), free) if ids else None
+        return leftovers.oldest(free) if slot is None else slot
 
     def fill(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
         """step: what the sequence looks like to maintenance; None: `announce` follows."""

@@ -146,7 +146,7 @@ def _gpu_numbers(group: LayerGroup, layer: int, slot: int, tokens: int) -> Tenso
     if group.cache.config.gpu == "all":
         return _inverse(layout.table, slot, none)
     first = layout.first(tokens)
-    ids = layout.list(slot, tokens).tolist()
+    ids = layout.block_list(slot, tokens).tolist()
     known = dict(zip(ids, [*range(layout.sinks), *range(first, first + layout.ring)], strict=True))
     residency = group.maintenance.residency
     found = torch.full((1, max(known) + 1), none, dtype=torch.long)

@@ -163,9 +163,9 @@ class Codes(Index):
         self.truncate(slot, keep)
 
     def truncate(self, slot: int, keep: int) -> None:
-        blocks, reading = keep // self.cache.block, self.cache.reading
-        if reading is not None:
-            blocks = reading.known(slot, blocks)
+        blocks, prompts = keep // self.cache.block, self.cache.prompts
+        if prompts is not None:
+            blocks = prompts.known(slot, blocks)
         self.means.recount(self.cache, slot, blocks)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, top: Tensor | None = None) -> Tensor:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.cache.dense import marks_of
 from coattn.parts.maintenance.entries.weighing import Weighed, weigh_host, weigh_window
 from coattn.units import ceil_div
 
@@ -47,7 +46,7 @@ class Choice:
         self._still = False
         self._stop = torch.zeros(1, dtype=torch.int32)
         """Set for a moment, or for good: what is being written ends with its piece."""
-        self.held = None if entries.cache.reading is None else self._hold()
+        self.held = None if entries.cache.prompts is None else self._hold()
         self.waited_for = False
         """Whether its sequence's step has come: the thread leaves it to that."""
         self.given_up = False
@@ -58,9 +57,10 @@ class Choice:
         """What is left to do. Whoever has ended with a piece may leave the next to another thread."""
 
     def _hold(self) -> Any:
-        reading = self.entries.cache.reading
-        assert reading is not None
-        return reading.hold(marks_of(self.entries.cache, self.slot, self.first)) if reading.spare_room else None
+        prompts, host = self.entries.cache.prompts, self.entries.cache.host
+        assert prompts is not None
+        assert host is not None
+        return prompts.hold(host.generations(self.slot, self.first)) if prompts.spare_room else None
 
     @property
     def ids(self) -> Tensor:
@@ -104,7 +104,7 @@ class Choice:
         """It is over. On the thread that runs the steps."""
         self._pieces.close()
         if self.held is not None:
-            self.entries.cache.reading.let_go(self.held)  # type: ignore[union-attr]
+            self.entries.cache.prompts.give_back(self.held)  # type: ignore[union-attr]
             self.held = None
 
     def run(self) -> None:

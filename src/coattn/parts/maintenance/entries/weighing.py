@@ -59,8 +59,8 @@ def weigh_host(choice: Choice, layer: int) -> Tensor:
     shape = entries.cache.spec.layers[layer]
     if q is None:
         return torch.zeros(shape.kv_heads, choice.first * entries.block)
-    if choice.held is not None and entries.cache.reading is not None:
-        keys = entries.cache.reading.keys(choice.held, layer, choice.first * entries.block).transpose(0, 1)
+    if choice.held is not None and entries.cache.prompts is not None:
+        keys = entries.cache.prompts.keys(choice.held, layer, choice.first * entries.block).transpose(0, 1)
     else:
         keys = read_keys(entries.host[layer], choice.ids, shape, entries.block)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.cache.layout import NewestBlocks
+from coattn.cache.layout.newest import NewestBlocks
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Keys and values of prompts that are read chunk by chunk, as they are and in one piece, for the chunks that follow."""
+"""Keys and values of prompts that are read chunk by chunk, unrounded and in one piece, for the chunks that follow."""
 
 from __future__ import annotations
 
@@ -10,40 +10,24 @@ import torch
 from torch import Tensor
 
 from coattn.cache import available
+from coattn.cache.block_table import BlockGeneration
 from coattn.cache.host_memory import host_memory
 from coattn.cache.ledger import PLACE
-from coattn.cache.past import Mark, Past
+from coattn.cache.page_cache import Page, PageCache
 from coattn.cache.spec import CacheSpec
 from coattn.errors import BudgetError
-from coattn.types import LayerShape, Step, Tier
+from coattn.types import LayerShape, Step
 
-PAGE = 8192
-"""Tokens of the largest piece of memory that is taken at a time."""
+MAX_PAGE_TOKENS = 8192
 WHAT = "Keeping a prompt's keys and values while it is read"
 
 
 @dataclass
-class Page:
-    """Room for tokens `first .. first + size` of one prompt."""
-
-    tier: Tier
-    first: int
-    size: int
-    nbytes: int
-    kv: dict[int, Tensor]
-    """By layer `[2, size, kv_heads, head_dim]`."""
-    arriving: dict[int, Any] = field(default_factory=dict)
-    """Layers of a page in DRAM that a GPU is still writing to: the event to wait for."""
-    users: int = 1
-    """Prompts that have it, being read or remembered."""
-
-
-@dataclass
-class Held:
+class BufferedPrompt:
     """One prompt."""
 
     known: int
-    """Blocks that the index had heard of before: the others it hears of together, when the prompt is over."""
+    """Blocks that the index followed before: it gets the others together, when the prompt is over."""
     pages: list[Page] = field(default_factory=list)
     """In order; one that begins before another ends is used up to there."""
 
@@ -59,43 +43,44 @@ class Held:
         ]
 
 
-class Reading:
+class PromptKVBuffer:
     """Prompts of which more is to come. Pages lie in GPU memory where the budget has room for them, else in DRAM.
 
     Where the cache has every key in DRAM anyway (`spare_room`), pages lie in GPU memory alone: they save each chunk the
-    way of all that came before over PCIe. A prompt that finds no room there any more loses its pages, and is read from
-    DRAM. Pages of prompts that are over stay in half of that room, until others
-    need it: a turn, or a second question, finds there what it would fetch again.
+    transfer of all that came before over PCIe. A prompt that finds no room there any more loses its pages, and is read
+    from DRAM. Pages of prompts that are over stay cached in half of that room until others need it: a turn, or a second
+    question, finds there what it would fetch again.
 
-    Owner and writer: the KV cache. Reader: the next chunk of the same prompt. Pages in DRAM are kept for the next
-    prompt, since memory that a GPU can read takes long to make.
+    Owner and writer: the layout, in the steps of the prompt. Reader: the next chunk of the same prompt; of a cached
+    one, the next sequence with the same blocks. A page may be overwritten when it has no users. Pages in DRAM are kept
+    for the next prompt, since memory that a GPU can read takes long to make.
     """
 
     def __init__(self, spec: CacheSpec, block: int, spare_room: bool = False) -> None:
         self.spec, self.block, self.spare_room = spec, block, spare_room
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, BufferedPrompt] = {}
         self.token_bytes = sum(shape.token_bytes for shape in spec.layers.values())
-        self.past = Past()
+        self.pages = PageCache()
         self._spare: list[Page] = []
         self._stream: Any = None
 
-    def plan(self, step: Step, marks: Callable[[int, int], list[Mark]] | None = None) -> dict[int, int]:
+    def plan(self, step: Step, blocks_of: Callable[[int, int], list[BlockGeneration]]) -> dict[int, int]:
         """Makes room for the chunks that are not the last of their prompts -> slots that are new here, with history,
         and from which token on their pages lack it.
 
-        marks: `(slot, blocks) ->` those of a sequence's first blocks, where prompts are remembered.
+        blocks_of: `(slot, blocks) ->` a sequence's first blocks.
         Raises BudgetError; what was taken so far stays until the prompt ends. In spare room there is no error.
         """
         fresh = {}
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             more, known = slot in step.more, history // self.block
             if slot not in self.held and self.spare_room and history:
-                tokens, pages = (0, []) if marks is None else self._recall(marks(slot, known), history)
+                tokens, pages = self._find_cached(blocks_of(slot, known), history)
                 if not pages and not more:
                     continue  # it would be fetched once either way
-                self.held[slot], fresh[slot] = Held(known, pages), tokens
+                self.held[slot], fresh[slot] = BufferedPrompt(known, pages), tokens
             elif slot not in self.held and more:
-                self.held[slot] = Held(known)
+                self.held[slot] = BufferedPrompt(known)
                 if history:
                     fresh[slot] = 0
             if slot in self.held and (more or self.spare_room):
@@ -115,9 +100,9 @@ class Reading:
             start = page.first + page.size
         return True
 
-    def _recall(self, marks: list[Mark], history: int) -> tuple[int, list[Page]]:
-        """Where most of a history is remembered: how many tokens of it, and their pages."""
-        tokens, held = self.remembered(marks)
+    def _find_cached(self, blocks: list[BlockGeneration], history: int) -> tuple[int, list[Page]]:
+        """Where most of a history is cached: how many tokens of it, and their pages."""
+        tokens, held = self.cached(blocks)
         if 2 * tokens < history:
             return 0, []
         for page in held.pages:
@@ -137,12 +122,12 @@ class Reading:
         """k, v `[tokens, kv_heads, d]` of a prompt's first tokens, on the layer's device."""
         return self.gather(self.held[slot], layer, 0, tokens)
 
-    def keys(self, held: Held, layer: int, end: int) -> Tensor:
+    def keys(self, held: BufferedPrompt, layer: int, end: int) -> Tensor:
         """`[end, kv_heads, d]` of the first tokens, out of pages in GPU memory."""
         parts = [page.kv[layer][0, : min(end, stop) - begin] for page, begin, stop in held.spans() if begin < end]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def gather(self, held: Held, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def gather(self, held: BufferedPrompt, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         """k, v `[end - start, kv_heads, d]` out of pages, on the layer's device."""
         shape, pages = self.spec.layers[layer], held.pages
         if len(pages) == 1 and pages[0].tier == "gpu":
@@ -162,58 +147,57 @@ class Reading:
                 own[first - start : last - start].copy_(found[first - begin : last - begin], non_blocking=True)
         return out[0], out[1]
 
-    def remembered(self, marks: list[Mark]) -> tuple[int, Held]:
-        """How many first tokens of a sequence with such blocks are remembered, and their pages, as long as nothing is
-        planned."""
-        blocks, pages = self.past.find(marks)
-        return blocks * self.block, Held(blocks, [page for page in pages if page.first < blocks * self.block])
+    def cached(self, blocks: list[BlockGeneration]) -> tuple[int, BufferedPrompt]:
+        """How many first tokens of a sequence with such blocks are cached, and their pages, until the next plan."""
+        count, pages = self.pages.find(blocks)
+        return count * self.block, BufferedPrompt(count, [page for page in pages if page.first < count * self.block])
 
-    def hold(self, marks: list[Mark]) -> Held | None:
-        """The pages of blocks with such marks, where all are remembered; they stay until they are let go."""
-        tokens, held = self.remembered(marks) if marks else (0, Held(0))
-        if not tokens or tokens < len(marks) * self.block:
+    def hold(self, blocks: list[BlockGeneration]) -> BufferedPrompt | None:
+        """The pages of these blocks, where all are cached; they stay until they are given back."""
+        tokens, held = self.cached(blocks) if blocks else (0, BufferedPrompt(0))
+        if not tokens or tokens < len(blocks) * self.block:
             return None
         for page in held.pages:
             page.users += 1
         return held
 
-    def let_go(self, held: Held) -> None:
-        """Whoever held pages does not need them any more."""
-        self._let_go(held.pages)
+    def give_back(self, held: BufferedPrompt) -> None:
+        """The pages that `hold` gave are not needed any more."""
+        self._release(held.pages)
 
     def known(self, slot: int, blocks: int) -> int:
-        """Of the first blocks of a sequence, those that the index has heard of."""
+        """Of the first blocks of a sequence, those that the index follows."""
         return min(blocks, self.held[slot].known) if slot in self.held and not self.spare_room else blocks
 
-    def over(self, slot: int, marks: Sequence[Mark]) -> None:
-        """The prompt is read. marks: of its first blocks; those that lie in its pages are remembered."""
+    def finish(self, slot: int, blocks: Sequence[BlockGeneration]) -> None:
+        """The prompt is read. blocks: its first ones; those that lie in its pages are cached."""
         held = self.held.pop(slot, None)
         if held is None:
             return
-        blocks = min(len(marks), held.room // self.block)
-        if not self.spare_room or not blocks:
-            self._let_go(held.pages)
+        count = min(len(blocks), held.room // self.block)
+        if not self.spare_room or not count:
+            self._release(held.pages)
             return
-        for gone in self.past.add(marks[:blocks], held.pages):
-            self._let_go(gone.pages)
+        for gone in self.pages.add(blocks[:count], held.pages):
+            self._release(gone.pages)
         ledger = self.spec.ledger
-        while (room := ledger.room("gpu")) is not None and room < self.past.bytes:
-            self._forget_oldest()
+        while (room := ledger.room("gpu")) is not None and room < self.pages.bytes:
+            self._drop_oldest()
 
     def end(self, slot: int) -> None:
-        """The prompt is gone, or over and not remembered."""
-        self._let_go(self.held.pop(slot, Held(0)).pages)
+        """The prompt is gone, or over and not cached."""
+        self._release(self.held.pop(slot, BufferedPrompt(0)).pages)
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
         for slot in list(self.held):
             self.end(slot)
-        while self._forget_oldest():
+        while self._drop_oldest():
             pass
         self.spec.ledger.give("host", sum(page.nbytes for page in self._spare))
         self._spare.clear()
 
-    def _let_go(self, pages: list[Page]) -> None:
+    def _release(self, pages: list[Page]) -> None:
         for page in pages:
             page.users -= 1
             if page.users:
@@ -225,22 +209,22 @@ class Reading:
                 self._spare.append(page)
 
     def _make_room(self, nbytes: int) -> bool:
-        """Forgets prompts that are over, the oldest first, until the GPU tier has so much room. False: it has not."""
+        """Drops cached prompts, the oldest first, until the GPU tier has so much room. False: it has not."""
         while (room := self.spec.ledger.room("gpu")) is not None and room < nbytes:
-            if not self._forget_oldest():
+            if not self._drop_oldest():
                 return False
         return True
 
-    def _forget_oldest(self) -> bool:
-        oldest = self.past.oldest()
+    def _drop_oldest(self) -> bool:
+        oldest = self.pages.drop_oldest()
         if oldest is not None:
-            self._let_go(oldest.pages)
+            self._release(oldest.pages)
         return oldest is not None
 
     def _page(self, first: int, wanted: int, grows: bool = True) -> Page | None:
         """As large as what there is already, if the prompt goes on, so that many small chunks do not make many pages;
         None: no spare room."""
-        size = min(PAGE, max(wanted, first) if grows else wanted)
+        size = min(MAX_PAGE_TOKENS, max(wanted, first) if grows else wanted)
         size = -(-size // self.block) * self.block
         nbytes, ledger = size * self.token_bytes, self.spec.ledger
         if self._make_room(nbytes):
@@ -254,7 +238,7 @@ class Reading:
         if self.spare_room:
             return None
         for page in self._spare:
-            if page.size >= min(wanted, PAGE):
+            if page.size >= min(wanted, MAX_PAGE_TOKENS):
                 self._spare.remove(page)
                 page.first = first
                 return page
@@ -263,7 +247,7 @@ class Reading:
         except BudgetError:
             if size <= wanted:
                 raise
-            size = -(-min(PAGE, wanted) // self.block) * self.block
+            size = -(-min(MAX_PAGE_TOKENS, wanted) // self.block) * self.block
             nbytes = size * self.token_bytes
             ledger.take("host", nbytes, WHAT)
         try:

@@ -1,35 +1,37 @@
-"""What lies in the rings of slots that nobody has at the moment, for whoever goes on from the same blocks there."""
+"""What still lies in the windows of empty slots, for a sequence that goes on from the same blocks there."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from coattn.cache.past import Mark
+from coattn.cache.block_table import BlockGeneration
 
 
-class Leftovers:
+class WindowLeftovers:
     """By slot: places in GPU memory, and the blocks in DRAM that they are copies of.
 
-    Owner and writer: the KV cache. A slot that is planned for has none: whatever is written there replaces them.
+    Owner and writer: the layout, when a sequence leaves its slot. Reader: the next sequence there, in `put`. They may
+    be overwritten as soon as a step is planned for the slot, which therefore drops them.
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, dict[int, Mark]] = {}
+        self._left: dict[int, dict[int, BlockGeneration]] = {}
         """The slot that was left last is the last."""
 
-    def leave(self, slot: int, places: dict[int, Mark]) -> None:
+    def leave(self, slot: int, places: dict[int, BlockGeneration]) -> None:
         """A slot was left as it is."""
         self._left.pop(slot, None)
         if places:
             self._left[slot] = places
 
-    def take(self, slot: int) -> dict[int, Mark]:
-        """What is left in a slot that somebody gets now; from here on it is theirs."""
+    def take(self, slot: int) -> dict[int, BlockGeneration]:
+        """What is left in a slot that a sequence gets now; nothing is left afterwards."""
         return self._left.pop(slot, {})
 
-    def find(self, marks: Collection[Mark], slots: Collection[int]) -> int | None:
+    def find(self, blocks: Collection[BlockGeneration], slots: Collection[int]) -> int | None:
         """Of these slots, the one with copies of most of these blocks; None: nothing is left of any."""
-        counts = {slot: len(set(marks).intersection(own.values())) for slot, own in self._left.items() if slot in slots}
+        wanted = set(blocks)
+        counts = {slot: len(wanted.intersection(own.values())) for slot, own in self._left.items() if slot in slots}
         best = max(counts, key=counts.__getitem__, default=None)
         return best if best is not None and counts[best] else None
 

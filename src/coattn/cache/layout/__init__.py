@@ -1,0 +1,1 @@
+"""Where a sequence's tokens lie in GPU memory: four layouts."""

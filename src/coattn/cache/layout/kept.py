@@ -1,0 +1,82 @@
+"""Every token of a prompt while it is read, then what maintenance keeps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.layout.all_blocks import AllBlocks
+from coattn.cache.spec import CacheSpec
+from coattn.types import Step
+from coattn.units import ceil_div
+
+
+class KeptTokens(AllBlocks):
+    """Entries of a sequence in a row: of a prompt all, later what maintenance keeps; what is dropped frees blocks.
+
+    A place says nothing of a position in the text: each KV head may have another token there.
+    """
+
+    numbered = True
+
+    def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None) -> None:
+        super().__init__(block, spec, side)
+        self._followed = False  # entries move: maintenance tells the index itself
+        self._count: dict[int, int] = {}
+
+    def _most(self, width: int) -> int:
+        """One prompt is read while the other sequences have only what stays."""
+        return min(self.spec.seqs * width, self.spec.seqs * self._few(width) + width)
+
+    def _few(self, width: int) -> int:
+        kept = self.spec.plan.kept_entries
+        return ceil_div(kept, self.block) if kept else width
+
+    @property
+    def spare_bytes(self) -> int:
+        stay = self.spec.seqs * self._few(ceil_div(self.spec.tokens or 1, self.block)) + self.spec.padding
+        return max(0, self.memory.capacity - stay) * (self.memory.block_bytes + self.memory.side_bytes)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        wide = self.table.rows.shape[1]
+        return min(wide, ceil_div(self.spec.plan.kept_entries, self.block)) if self.spec.fixed else wide
+
+    def plan(self, step: Step) -> None:
+        for slot, history in zip(step.slots, step.history, strict=True):
+            if not history:
+                self.shrink(slot, 0)
+        wanted = [(s, ceil_div(self.count(s) + n, self.block)) for s, n in zip(step.slots, step.new, strict=True)]
+        self.table.require(wanted)
+        for slot, blocks in wanted:
+            self.table.ensure(slot, blocks)
+
+    def count(self, slot: int) -> int:
+        """Entries that are there."""
+        return self._count.get(slot, 0)
+
+    def stored_tokens(self, slot: int, history: int) -> int:
+        return self.count(slot)
+
+    def block_list(self, slot: int, tokens: int) -> Tensor:
+        return self.table.rows[slot, : max(self.width, ceil_div(tokens, self.block))]
+
+    def commit(self, step: Step) -> None:
+        for slot, n in zip(step.slots, step.new, strict=True):
+            self._count[slot] = self.count(slot) + n
+
+    def crop(self, slot: int, keep: int) -> None:
+        """The first entries count; blocks stay."""
+        self._count[slot] = min(self.count(slot), keep)
+
+    def shrink(self, slot: int, keep: int) -> None:
+        """Only the first entries stay, and their blocks."""
+        self.crop(slot, keep)
+        self.table.shrink(slot, ceil_div(self.count(slot), self.block))
+
+    def truncate(self, slot: int, length: int, keep: int) -> None:
+        self.shrink(slot, keep)
+
+    def release(self) -> None:
+        self._count.clear()
+        super().release()
