@@ -14,6 +14,12 @@ import pytest
 import coattn
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.cache.layout.all_blocks import AllBlocks
+from coattn.cache.layout.base import Layout
+from coattn.cache.layout.kept import KeptTokens
+from coattn.cache.layout.newest import NewestBlocks
+from coattn.cache.layout.recent import RecentTokens
+from coattn.cache.layout.ring import BlockRing
 from coattn.method.registry import PARTS
 from coattn.method.table import METHODS
 from coattn.part import Part
@@ -26,6 +32,7 @@ from coattn.parts.select.base import Select
 from coattn.step.probe import Probe
 
 SOURCE = Path(coattn.__file__).parent
+LAYOUTS = (AllBlocks, BlockRing, KeptTokens, NewestBlocks, RecentTokens)
 PARTS_OF = ("cache", "parts", "auto", "baselines")
 FLOORS = (
     ("errors", "units", "types", "state", "part"),
@@ -150,9 +157,10 @@ def test_no_part_asks_whether_it_is_captured() -> None:
                     assert not words.search(ast.unparse(node.test)), (path.name, node.lineno, ast.unparse(node.test))
 
 
-def test_nobody_asks_for_the_class_of_a_part() -> None:
+def test_nobody_asks_for_the_class_of_a_part_or_of_a_layout() -> None:
     names = {kind.__name__ for axis in AXES for kind in PARTS[axis].values()}
     names |= {kind.__name__ for kind in (Index, Select, Executor, Schedule, Maintenance, CacheConfig)}
+    names |= {kind.__name__ for kind in (Layout, *LAYOUTS)}
     asked = re.compile(rf"isinstance\([^()]*\b({'|'.join(sorted(names))})\b")
     for path in sorted(SOURCE.rglob("*.py")):
         found = asked.search(path.read_text(encoding="utf-8"))

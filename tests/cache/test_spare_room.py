@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cache.test_reading import BLOCK, LAYERS, SHAPE, TOKENS, decode, numbers, read
+from tests.cache.test_prompt_buffer import BLOCK, LAYERS, SHAPE, TOKENS, decode, numbers, read
 from tests.dense import dense
 
 from coattn.cache.ledger import Ledger

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cache.test_reading import BLOCK, LAYERS, TOKENS, numbers, read
+from tests.cache.test_prompt_buffer import BLOCK, LAYERS, TOKENS, numbers, read
 from tests.cache.test_spare_room import PAGE, needed, open_runtime
 from tests.dense import dense
 from tests.engine.rows import options
