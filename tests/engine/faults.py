@@ -29,7 +29,6 @@ from tests.hf.families import tiny
 
 import coattn
 from coattn import native
-from coattn.cache import keep
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.errors import CoattnError
@@ -149,7 +148,8 @@ class Scenario:
     @contextmanager
     def trap(self) -> Iterator[None]:
         """Raises once, at the case's layer, in a step of the case's phase."""
-        attend, import_kv, put = self.runtime.attend, self.runtime.import_kv, keep.put
+        attend, import_kv = self.runtime.attend, self.runtime.import_kv
+        layouts: list[Any] = [group.cache.gpu for group in self.runtime.groups]
         begin, over = self.runtime.begin, (self.runtime.commit, self.runtime.abort)
 
         def around(call: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:
@@ -185,7 +185,8 @@ class Scenario:
         remote = self.case.phase == "remote"
         self.runtime.attend = around(attend, lambda running, layer, *_: not remote and self._due(running, layer))  # type: ignore[method-assign]
         self.runtime.import_kv = around(import_kv, lambda _, layer, *__: remote and layer == self.case.layer)  # type: ignore[method-assign]
-        keep.put = around(put, lambda *_: self.case.layer == PUT and self.armed is not None)
+        for layout in layouts:
+            layout.put = around(layout.put, lambda *_: self.case.layer == PUT and self.armed is not None)
         runner, phase, undo = self.llm.runner, self.case.phase, ExitStack()
 
         def replaces(name: str, due: Callable[..., bool]) -> None:
@@ -208,7 +209,8 @@ class Scenario:
         finally:
             for name in ("attend", "import_kv", "begin", "commit", "abort"):
                 delattr(self.runtime, name)
-            keep.put = put
+            for layout in layouts:
+                del layout.put
 
     def _replays(self) -> bool:
         return self.armed is not None and bool(self.running) and self.running[-1].step.seqs > 1

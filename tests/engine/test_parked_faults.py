@@ -15,9 +15,11 @@ from tests.engine.rows import options
 from tests.engine.small import greedy, prompt, small, tokenizer
 
 import coattn
-from coattn.cache import keep
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.layout.all_blocks import AllBlocks
+from coattn.cache.layout.newest import NewestBlocks
 from coattn.engine.request import RequestOutput
-from coattn.engine.store import blocks, files, parked
+from coattn.engine.store import files, parked
 from coattn.engine.store.files import PRIVATE, FileCache
 from coattn.errors import BudgetError
 
@@ -93,7 +95,7 @@ def test_a_restore_that_fails_holds_no_blocks(method: str, tmp_path: Path) -> No
             session.ask(prompt(40, seed=1), PARAMS)
             session.save()
         give_all_back(llm)
-        with failing(blocks.keep, "fill") as fault:
+        with failing(BlockMemory, "replace") as fault:
             for _ in range(3):
                 with pytest.raises(RuntimeError, match="no memory"):
                     llm.session("talk")
@@ -132,9 +134,10 @@ def undisturbed(method: str) -> tuple[list[Any], list[Any]]:
 
 
 LEAVING = [
-    (parked.keep, "take", {"full", "scout"}),
+    (AllBlocks, "take", {"full"}),
+    (NewestBlocks, "take", {"scout"}),
     (parked, "pack", {"full", "scout"}),
-    (keep, "contents", {"full", "scout"}),
+    (BlockMemory, "contents", {"full", "scout"}),
     (files.sealed, "write", {"full", "scout"}),
     (FileCache, "put_private", {"scout"}),
 ]
@@ -173,7 +176,7 @@ def test_a_request_that_loses_its_slot_and_cannot_wait_reads_again() -> None:
     with coattn.LLM((small(1), tokenizer()), "full", **given) as llm:
         want = [each.token_ids for each in llm.generate(asked, params)]
     with engine("full", gpu_kv=22 * UNIT) as llm:
-        with failing(parked.keep, "take") as fault:
+        with failing(AllBlocks, "take") as fault:
             found = llm.generate(asked, params)
         assert fault.raised
         assert [each.token_ids for each in found] == want
@@ -216,7 +219,7 @@ def test_blocks_that_cannot_be_stored_are_computed(tmp_path: Path) -> None:
         (want,) = llm.generate(OTHERS[0], PARAMS)
         for i in range(3):
             llm.generate(prompt(90, seed=50 + i), PARAMS)
-        with failing(blocks.keep, "fill") as fault, in_time():
+        with failing(BlockMemory, "replace") as fault, in_time():
             found = llm.generate(OTHERS[0], PARAMS)[0]
         assert (found.token_ids, found.cached_tokens) == (want.token_ids, 0)
         assert fault.raised
@@ -245,7 +248,7 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
         fault = {
             "unreadable": (files.sealed, "read"),
             "raising": (FileCache, "_get"),
-            "unfilled": (blocks.keep, "fill"),
+            "unfilled": (BlockMemory, "replace"),
         }.get(how)
         with nullcontext() if fault is None else failing(*fault):
             back = session.ask(MORE, TURN)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from coattn.auto.index import Sketch
-from coattn.cache import keep
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
@@ -267,12 +266,12 @@ def test_scales_follow_blocks_that_come_from_a_file() -> None:
     tier = world.runtime.groups[0].cache.host
     assert tier is not None
     host, ids = tier.memory, list(range(18))
-    files = keep.contents(host, ids)
+    files = host.contents(ids)
     assert host.scales is not None
     kept = [host[1][:18].clone(), host.scales[1][:18].clone()]
     host[1].zero_()
     host.scales[1].zero_()
-    keep.fill(host, ids, files)
+    host.replace(ids, files)
     assert host[1][:18].equal(kept[0])
     assert host.scales[1][:18].equal(kept[1])
     world.step(1)

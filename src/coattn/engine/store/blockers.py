@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from coattn.cache import keep
 from coattn.part import MOST
 from coattn.step.runtime import Runtime
 
@@ -26,7 +25,7 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     for group in runtime.groups:
         if group.maintenance.listens >= MOST:
             return f"maintenance {group.maintenance.name!r}: it goes by all queries of a prompt"
-        reason = keep.unshared(group.cache)
+        reason = group.cache.gpu.unshared
         if reason is not None:
             sliding = group.cache.spec.shape.sliding_window is not None
             return f"{'layers with a sliding window' if sliding else f'cache {group.cache.config.name!r}'}: {reason}"

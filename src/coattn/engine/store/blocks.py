@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from coattn.cache import keep
 from coattn.cache.blocks import BlockMemory
 from coattn.step.runtime import Runtime
 
@@ -19,7 +18,7 @@ class StoredBlocks:
     """The blocks of every group of layers. Between steps, on the engine's thread."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._tables = [keep.table_of(group.cache) for group in runtime.groups]
+        self._tables = [group.cache.gpu.table for group in runtime.groups]
         self.tables = [table for table in self._tables if table is not None]
         self.block_bytes = sum(table.memory.block_bytes for table in self.tables)
         """Of one block in every table, without what indexes keep of it."""
@@ -29,7 +28,7 @@ class StoredBlocks:
         found: dict[str, Tensor] = {}
         for g, own in enumerate(ids):
             for name, memory in self._memories(g).items():
-                found |= {f"{g}.{name}.{layer}": x for layer, x in keep.contents(memory, list(own)).items()}
+                found |= {f"{g}.{name}.{layer}": x for layer, x in memory.contents(own).items()}
         return found
 
     def expected(self, blocks: Sequence[int]) -> dict[str, tuple[list[int], torch.dtype]]:
@@ -52,7 +51,7 @@ class StoredBlocks:
                 taken.append([] if table is None else table.fresh(count))
             for g, ids in enumerate(taken):
                 for name, memory in self._memories(g).items() if ids else ():
-                    keep.fill(memory, ids, {layer: tensors[f"{g}.{name}.{layer}"] for layer in memory.layers})
+                    memory.replace(ids, {layer: tensors[f"{g}.{name}.{layer}"] for layer in memory.layers})
         except BaseException:
             self.drop(taken)
             raise

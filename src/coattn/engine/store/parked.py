@@ -10,7 +10,7 @@ from typing import cast
 
 from torch import Tensor
 
-from coattn.cache import available, keep
+from coattn.cache import available
 from coattn.cache.block_table import BlockTable
 from coattn.cache.ledger import PLACE
 from coattn.engine.store.blocks import StoredBlocks
@@ -63,7 +63,7 @@ class ParkedStore:
         """
         self.close(key)
         try:
-            groups = [keep.take(g.cache, slot, len(tokens), averages_of(g)) for g in self.runtime.groups]
+            groups = [g.cache.gpu.take(slot, len(tokens), averages_of(g)) for g in self.runtime.groups]
         except Exception as error:
             _log_loss(error)
             return

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.cache import keep
-from coattn.cache.keep import Kept
+from coattn.cache.snapshot import Snapshot, blank_unused
 from coattn.engine.store.blocks import StoredBlocks
 from coattn.engine.store.prefix import PrefixNode
 from coattn.errors import InputError
@@ -24,7 +23,7 @@ class ParkedSequence:
     tokens: list[int]
     clean: int
     """The first so many were read, none of them after one that a lossy step had stored."""
-    groups: list[Kept]
+    groups: list[Snapshot]
     nodes: list[PrefixNode] = field(default_factory=list)
     """Of its first blocks."""
     moved: dict[str, Tensor] = field(default_factory=dict)
@@ -52,7 +51,7 @@ def pack(runtime: Runtime, blocks: StoredBlocks, parked: ParkedSequence) -> dict
         if len(kept.ids) * group.cache.block > len(parked.tokens):  # the last block is not full
             for name in [name for name in found if name.startswith(f"{g}.")]:
                 if name.startswith(f"{g}.blocks."):
-                    found[name] = keep.blank(found[name], len(parked.tokens), group.cache.block)
+                    found[name] = blank_unused(found[name], len(parked.tokens), group.cache.block)
                 else:
                     found[name][-1] = 0  # written anew when the block is full
         found |= {f"{g}.{name}": x for name, x in kept.tensors.items()}
@@ -80,7 +79,7 @@ def unpack(
         count = int(each["count"]) if "count" in each and each["count"].numel() == 1 else len(tokens)
         if count < 0:
             raise InputError("its numbers are out of range")
-        number, shapes = keep.shapes(group.cache, len(tokens), count, averages_of(group))
+        number, shapes = group.cache.gpu.shapes(len(tokens), count, averages_of(group))
         counts.append(number)
         model = group.cache.spec.shape.dtype
         wanted |= {f"{g}.{name}": (size, SLOT_DTYPES.get(name.split(".")[0], model)) for name, size in shapes.items()}
@@ -97,7 +96,7 @@ def unpack(
         blocks.drop(ids)
         raise
     slot_only = [{name: x for name, x in each.items() if name.split(".")[0] in SLOT_TENSORS} for each in own]
-    return ParkedSequence(tokens, clean, [Kept(i, x) for i, x in zip(ids, slot_only, strict=True)])
+    return ParkedSequence(tokens, clean, [Snapshot(i, x) for i, x in zip(ids, slot_only, strict=True)])
 
 
 def averages_of(group: LayerGroup) -> dict[int, Any]:

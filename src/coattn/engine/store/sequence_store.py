@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from coattn.cache import keep
-from coattn.cache.layout import AllBlocks
 from coattn.engine.request import Request
 from coattn.engine.store.blockers import resume_blocker, sharing_blocker
 from coattn.engine.store.blocks import StoredBlocks
@@ -56,7 +54,7 @@ class SequenceStore:
         self._slots = SlotAssignment(runtime, self.tables, self.counts)
         self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self._slots, model, blocker, self.counts)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
-        whole = any(isinstance(group.cache.gpu, AllBlocks) for group in runtime.groups)
+        whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
         self._takes_back = not runtime.composed.exact and not whole
         """Whether a session keeps what it had before a turn until that is over."""
         self._sessions: set[int] = set()
@@ -235,8 +233,8 @@ class SequenceStore:
         left = self._common(request, back, own)
         if left < length:
             left -= left % block
-        caches = [group.cache for group in self.runtime.groups]
-        if left < length and not all(map(keep.goes_back, caches, back.groups)):
+        pairs = zip(self.runtime.groups, back.groups, strict=True)
+        if left < length and not all(group.cache.gpu.snapshot_goes_back(snapshot) for group, snapshot in pairs):
             left = 0
         if not left:
             self.parked.drop(back)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 
-from coattn.cache.keep import Kept
+from coattn.cache.snapshot import Snapshot
 from coattn.engine.request import Request
 from coattn.engine.store.blocks import StoredBlocks
 from coattn.engine.store.cursor import PrefixCursor
@@ -99,7 +99,7 @@ class PrefixSharing:
         cursor, tokens = self.cursor(request), len(nodes) * self.block
         self.prefixes.use(nodes)
         cursor.nodes, cursor.clean = nodes, tokens
-        kept = [Kept(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
+        kept = [Snapshot(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
         self._slots.fill(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
         request.stored = tokens
 

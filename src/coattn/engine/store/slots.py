@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from coattn.cache import keep
 from coattn.cache.block_table import BlockTable
-from coattn.cache.keep import Kept
+from coattn.cache.snapshot import Snapshot
 from coattn.engine.store.hit import Hit
 from coattn.engine.store.sequence import averages_of
 from coattn.step.runtime import Runtime
@@ -37,10 +36,10 @@ class SlotAssignment:
         slot = leftovers.find(self._tables[number].generations_of(ids), free) if ids else None
         return leftovers.oldest(free) if slot is None else slot
 
-    def fill(self, slot: int, tokens: int, kept: Sequence[Kept], step: Step | None) -> None:
+    def fill(self, slot: int, tokens: int, kept: Sequence[Snapshot], step: Step | None) -> None:
         """step: what the sequence looks like to maintenance; None: `announce` follows."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            copied = keep.put(group.cache, slot, tokens, own, averages_of(group))
+            copied = group.cache.gpu.put(slot, tokens, own, averages_of(group))
             self._counts["copied_bytes"] += sum(copied)
             self._counts["fetched_bytes"] += copied.far
         if step is not None:

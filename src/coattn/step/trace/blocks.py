@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from coattn.cache.block_table import BlockTable
-from coattn.cache.keep import table_of
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.step.probe import Probe
@@ -80,7 +79,7 @@ def lies(group: LayerGroup, tokens: int) -> str:
 
 def _shared(group: LayerGroup, slot: int, where: str) -> str:
     """`where` with the blocks that lie in one place for several sequences; a window is each sequence's own."""
-    table = table_of(group.cache)
+    table = group.cache.gpu.table
     if table is None:
         return where
     count = table.shared(slot)
